@@ -1,0 +1,1 @@
+//! The test suite lives in `suite/`; this package has no library code.
