@@ -1,1 +1,5 @@
 //! The dcc compiler.
+
+pub mod error;
+
+pub use error::{Error, Result};

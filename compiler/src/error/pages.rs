@@ -1,0 +1,122 @@
+//! The page of each error code: what `dcc explain CODE` prints.
+
+use super::Code;
+
+/// What a code means, why it happens and what to do.
+#[derive(Debug)]
+pub struct Page {
+    pub code: Code,
+    pub title: &'static str,
+    pub text: &'static str,
+}
+
+/// The page of `code`.
+pub fn page(code: Code) -> Option<&'static Page> {
+    PAGES.iter().find(|page| page.code == code)
+}
+
+const fn entry(code: u16, title: &'static str, text: &'static str) -> Page {
+    Page {
+        code: Code(code),
+        title,
+        text,
+    }
+}
+
+/// In the order of their codes.
+pub const PAGES: &[Page] = &[
+    entry(
+        1,
+        "wrong flag or value",
+        "The command line asks for something that does not exist or contradicts itself. `dcc COMMAND --help` lists the \
+         flags of a command with their values.",
+    ),
+    entry(
+        2,
+        "something dcc must know was left open",
+        "A model with symbolic dims (`batch`, `seq`) has no size until the command gives one: `--dim NAME=N` for each, and \
+         `--global-batch-size B` for the batch. The message lists all of them at once.",
+    ),
+    entry(
+        101,
+        "not an ONNX model",
+        "The file is not an ONNX protobuf, or it is cut off or damaged. Compare its size with the original, or export it \
+         again. Git LFS leaves small text files in place of large ones until `git lfs pull`.",
+    ),
+    entry(
+        102,
+        "operator not supported",
+        "The model uses an ONNX operator that dcc does not import. README.md lists those it does. If the node comes from \
+         pre- or post-processing, cut it off at export: only what leads to the loss has to be in the file.",
+    ),
+    entry(
+        103,
+        "opset not supported",
+        "dcc reads opsets 7 and up of the default ONNX domain, and is tested on 17 to 23. An operator also has to exist in \
+         the opset that the file declares. `torch.onnx.export(…, opset_version=20)` chooses one.",
+    ),
+    entry(
+        104,
+        "shapes do not fit",
+        "An operator got operands whose shapes do not fit together. Usually a size was baked in at export (a batch, a head \
+         size) that no longer holds for the dims on the command line.",
+    ),
+    entry(
+        105,
+        "dtypes do not fit",
+        "An operator got operands of different or unsupported dtypes. dcc computes with f32, f64, f16 and bf16, the \
+         integers that index and count, and bool; strings, complex numbers and quantised types are not supported.",
+    ),
+    entry(
+        106,
+        "attribute not supported",
+        "The node sets an attribute that dcc does not honour, so training would silently differ from what the model says. \
+         Nothing is ever accepted and ignored.",
+    ),
+    entry(
+        107,
+        "malformed graph",
+        "ONNX graphs define every value once and before it is read. A model that breaks this was written or edited by a \
+         faulty tool; `onnx.checker.check_model` reports the same.",
+    ),
+    entry(
+        108,
+        "beyond the limits",
+        "A tensor has more elements than can be addressed, or the file nests deeper than any exporter writes. Such a file \
+         is damaged or hostile.",
+    ),
+    entry(
+        109,
+        "damaged tensor",
+        "The bytes of an initializer or constant do not match its dims and dtype.",
+    ),
+    entry(
+        110,
+        "external data",
+        "Tensors may live in files beside the model. Their paths are relative and must stay inside the model's folder, \
+         symbolic links included. Compiling never reads weights, so their files may be absent until the model is run.",
+    ),
+    entry(
+        111,
+        "needed while compiling, known only at run time",
+        "All shapes are static in dcc. A shape, axis, size or index that has to be known while compiling must not depend on \
+         parameters or on inputs. Inputs that only describe shapes can be given as constants.",
+    ),
+    entry(
+        112,
+        "baked batch size",
+        "The file was exported with a fixed batch size. For another one dcc follows the batch dim through the graph and \
+         scales it, constants included; here a constant may be the batch or may only happen to have its value. Export \
+         with a symbolic batch dim (`dynamic_shapes=`), or train with the batch size of the file.",
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_sorted_and_unique() {
+        assert!(PAGES.windows(2).all(|pair| pair[0].code < pair[1].code));
+    }
+}
