@@ -1,1 +1,13 @@
-//! x
+//! The vocabulary that compiler, kernels and runtime share: types on a mesh, kernels, programs.
+//!
+//! Nothing here knows how a program was made or how it is executed.
+
+pub mod factors;
+pub mod kernel;
+pub mod mesh;
+pub mod program;
+pub mod types;
+
+pub use factors::{FactorId, FactorSpec};
+pub use mesh::{AxisId, Coordinates, Extent, Mesh, MeshAxis};
+pub use types::{AxisList, DType, Reduce, Shape, Sharding, TensorType};
