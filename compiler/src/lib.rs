@@ -1,5 +1,6 @@
 //! The dcc compiler.
 
 pub mod error;
+pub mod import;
 
 pub use error::{Error, Result};

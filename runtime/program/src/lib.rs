@@ -2,8 +2,11 @@
 //!
 //! Nothing here knows how a program was made or how it is executed.
 
+pub mod external;
 pub mod factors;
 pub mod kernel;
+#[allow(unsafe_code)]
+pub mod map;
 pub mod mesh;
 pub mod program;
 pub mod types;

@@ -1,0 +1,3 @@
+//! ONNX.
+
+pub mod proto;
