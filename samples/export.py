@@ -1,0 +1,219 @@
+"""Exports the committed ONNX graphs from PyTorch and strips their weights.
+
+Each graph keeps every initializer's name, dtype and shape; parameters point into `weights.bin`, which is not there, so that
+`--init SEED` or `--weights` must fill them. Buffers and constants stay inline. Stack traces and class names are dropped
+from the metadata. Every graph is filled by the init formula, run by onnxruntime (or the ONNX reference evaluator) and
+compared with PyTorch's forward before it is written.
+
+    python samples/export.py [NAME ...]      # all graphs, or the named ones; --ops prints the operators of each
+"""
+
+import contextlib
+import io
+import logging
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+
+import init
+import models
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = dict(vocab=31, length=8, width=16, layers=1, heads=2)
+GPT = dict(vocab=256, length=128, width=256, layers=8, heads=4)
+
+
+def graphs():
+    """{file under the repository root: (make module and inputs, export options)}"""
+    tests = {
+        "mlp": (models.mlp, {}),
+        "mlp_optimized": (models.mlp, dict(optimize=True)),
+        "mlp_legacy": (models.mlp, dict(dynamo=False, opset=17)),
+        "mlp_legacy_dropout": (partial(models.mlp, dropout=0.1), dict(dynamo=False, opset=17)),
+        "two_inputs": (models.two_inputs, dict(outputs=("prediction", "side"), unbatched=("basis",))),
+        "gpt2_tiny": (models.gpt2, dict(opset=23)),
+        "gpt2_tiny_opset20": (models.gpt2, {}),
+        "gpt2_tiny_opset18": (models.gpt2, dict(opset=18)),
+        "gpt2_tiny_optimized": (models.gpt2, dict(opset=23, optimize=True)),
+        "gpt2_tiny_dropout": (partial(models.gpt2, dropout=0.1), {}),
+        "gpt2_50257": (partial(models.gpt2, vocab=50257, width=256), dict(opset=23)),
+        "static_gpt": (partial(models.gpt2, batch=8), dict(opset=23, static=True)),
+        "gpt2_124m": (partial(models.gpt2, vocab=50257, length=1024, width=768, layers=12, heads=12, batch=2),
+                      dict(opset=23, compare=False)),
+        "llama_tiny": (models.llama, dict(opset=23)),
+        "llama_tiny_opset20": (models.llama, {}),
+        "llama_tiny_optimized": (models.llama, dict(opset=23, optimize=True)),
+        "bert_tiny": (models.bert, dict(opset=23)),
+        "bert_tiny_opset20": (models.bert, {}),
+    }
+    for loss in ("sce", "nll"):
+        make = partial(models.mlp, loss=loss)
+        tests[f"mlp_{loss}"] = (make, dict(dynamo=False, opset=17, outputs=("loss",)))
+        tests[f"mlp_{loss}_dynamo"] = (make, dict(outputs=("loss",)))
+    for family in ("gpt2", "llama", "bert"):
+        for attention in ("sdpa", "eager"):
+            make = partial(getattr(models, family), attention=attention, **TINY | ({"kv_heads": 1} if family == "llama" else {}))
+            for opset in (18, 20, 21, 23):
+                tests[f"attention/{family}_{attention}_dynamo{opset}"] = (make, dict(opset=opset))
+            for opset in (17, 20):
+                tests[f"attention/{family}_{attention}_legacy{opset}"] = (make, dict(opset=opset, dynamo=False))
+    for sdpa in (True, False):
+        for dynamo, opset in ((True, 18), (True, 23), (False, 17), (False, 18), (False, 20)):
+            name = f"attention/nanogpt_{'sdpa' if sdpa else 'eager'}_{'dynamo' if dynamo else 'legacy'}{opset}"
+            tests[name] = (partial(models.nanogpt, sdpa), dict(opset=opset, dynamo=dynamo))
+    return {
+        "samples/mlp/model.onnx": (partial(models.mlp, (64, 1024, 1024, 10)), {}),
+        "samples/gpt/model.onnx": (partial(models.gpt2, **GPT), dict(opset=23)),
+    } | {f"tests/models/{name}.onnx": case for name, case in tests.items()}
+
+
+def export(module, inputs, opset=20, dynamo=True, optimize=False, static=False, outputs=("logits",), unbatched=()):
+    """The ONNX model as the exporter writes it, weights inside (dynamo) or as initializers (legacy)."""
+    batched = [] if static else [name for name in inputs if name not in unbatched]
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/model.onnx"
+        if dynamo:
+            batch = torch.export.Dim("batch")
+            shapes = {name: {0: batch} if name in batched else None for name in inputs}
+            torch.onnx.export(module, (), path, kwargs=inputs, dynamo=True, optimize=optimize, opset_version=opset,
+                              output_names=list(outputs), dynamic_shapes=None if static else shapes, external_data=True, verbose=False)
+        else:
+            torch.onnx.export(module, (dict(inputs),) if len(inputs) > 2 else tuple(inputs.values()), path, dynamo=False,
+                              opset_version=opset, do_constant_folding=False, training=torch.onnx.TrainingMode.TRAINING,
+                              input_names=list(inputs), output_names=list(outputs),
+                              dynamic_axes={name: {0: "batch"} for name in [*batched, *outputs] if outputs != ("loss",) or name != "loss"})
+        return onnx.load(path)
+
+
+def clean(model):
+    """Drops what names machines or repeats the source: stack traces, class names, doc strings."""
+    keep = lambda entry: not entry.key.endswith(("stack_trace", "class_hierarchy", "namespace"))
+    for item in [model, model.graph, *model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output,
+                 *model.graph.initializer]:
+        item.ClearField("doc_string")
+        kept = [(e.key, e.value) for e in item.metadata_props if keep(e)]
+        del item.metadata_props[:]
+        for key, text in kept:
+            item.metadata_props.add(key=key, value=text)
+
+
+def strip(model, module):
+    """Replaces the parameters' data by references to an absent weights.bin; returns their names."""
+    buffers, offset, names = {name for name, _ in module.named_buffers()}, 0, []
+    for t in model.graph.initializer:
+        floating = t.data_type in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
+        if not floating or not t.dims or t.name in buffers or t.name.startswith("lifted"):
+            continue
+        length = int(np.prod(t.dims)) * (4 if t.data_type == onnx.TensorProto.FLOAT else 8)
+        for field in ("raw_data", "float_data", "double_data"):
+            t.ClearField(field)
+        del t.external_data[:]
+        t.data_location = onnx.TensorProto.EXTERNAL
+        for key, text in (("location", "weights.bin"), ("offset", offset), ("length", length)):
+            t.external_data.add(key=key, value=str(text))
+        offset += -(-length // 64) * 64
+        names.append(t.name)
+    return names
+
+
+def parameter_of(model, module):
+    """{initializer: torch name}: by name, else (folded or anonymous weights) by equal values, also transposed."""
+    state = {n: p.detach().numpy() for n, p in module.named_parameters(remove_duplicate=False)}
+    found = {}
+    for t in model.graph.initializer:
+        if t.name in state:
+            found[t.name] = t.name
+        elif t.data_type == onnx.TensorProto.FLOAT and t.dims:
+            array = onnx.numpy_helper.to_array(t)
+            for name, p in state.items():
+                if any(q.shape == array.shape and np.array_equal(q, array) for q in (p, p.T)):
+                    found[t.name] = name
+                    break
+    return found
+
+
+def forward(model, inputs):
+    """Outputs by onnxruntime, or by the ONNX reference evaluator where onnxruntime lacks a kernel."""
+    feed = {i.name: inputs[i.name].numpy() for i in model.graph.input}
+    try:
+        import onnxruntime
+        onnxruntime.set_default_logger_severity(4)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        return onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feed), "onnxruntime"
+    except Exception:
+        from onnx.reference import ReferenceEvaluator
+        return ReferenceEvaluator(model).run(None, feed), "reference"
+
+
+def compare(model, module, inputs, names):
+    """Largest difference between the filled graph and PyTorch with the same weights, relative to the largest output."""
+    values = init.model_values(model, 7)
+    filled = onnx.ModelProto()
+    filled.CopyFrom(model)
+    init.fill_onnx(filled, values)
+    init.fill_torch(module, values, names)
+    with torch.no_grad():
+        out = module(**inputs)
+    expected = [out.logits] if hasattr(out, "logits") else list(out) if isinstance(out, tuple) else [out]
+    got, by = forward(filled, inputs)
+    return max(float(np.abs(g - e.numpy()).max() / np.abs(e.numpy()).max()) for g, e in zip(got, expected)), by
+
+
+def make(path, build, options):
+    """Exports, strips, checks and writes one graph; returns the model and a line of report."""
+    torch.manual_seed(1)
+    options = dict(options)
+    check = options.pop("compare", True)
+    module, inputs = build()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        model = export(module, inputs, **options)
+    clean(model)
+    names = parameter_of(model, module)
+    stripped = strip(model, module)
+    anonymous = [n for n in stripped if n not in names]
+    report = f"{len(model.graph.node)} nodes, {len(stripped)} parameters"
+    if anonymous:
+        report += f", no torch parameter for {anonymous}"
+    dropout = any(n.op_type == "Dropout" for n in model.graph.node)
+    if check and not dropout and not anonymous:
+        error, by = compare(model, module, inputs, names)
+        report += f", {error:.1e} from torch by {by}"
+        assert error < 1e-4, report
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(model.SerializeToString(deterministic=True))
+    full = onnx.ModelProto()
+    full.CopyFrom(model)
+    if check:
+        init.fill_onnx(full, init.model_values(model, 7))
+        onnx.checker.check_model(full, full_check=True)
+    return model, f"{report}, {path.stat().st_size // 1000} kB"
+
+
+def main():
+    logging.disable(logging.WARNING)
+    warnings.filterwarnings("ignore")
+    wanted, show_ops = [a for a in sys.argv[1:] if a != "--ops"], "--ops" in sys.argv
+    for file, (build, options) in graphs().items():
+        if wanted and not any(w in (file, Path(file).stem, str(Path(file).with_suffix(""))) for w in wanted):
+            continue
+        try:
+            model, report = make(ROOT / file, build, options)
+        except Exception as error:
+            print(f"{file}: NOT EXPORTED: {type(error).__name__}: {str(error).strip().splitlines()[0][:150] if str(error).strip() else ''}")
+            continue
+        print(f"{file}: opset {model.opset_import[0].version}, {report}", flush=True)
+        if show_ops:
+            ops = Counter(f"{n.domain + '.' if n.domain else ''}{n.op_type}" for n in model.graph.node)
+            print("   ", ", ".join(f"{op} {count}" for op, count in sorted(ops.items())))
+
+
+if __name__ == "__main__":
+    main()

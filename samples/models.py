@@ -1,0 +1,115 @@
+"""The PyTorch models behind the committed ONNX graphs: each function gives a module in training mode and example inputs."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import (BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM)
+
+
+class Mlp(nn.Module):
+    """A ReLU network on `image`; with `loss`, takes `labels` and gives the loss."""
+
+    def __init__(self, widths, dropout=0.0, loss=None):
+        super().__init__()
+        self.fc = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:]))
+        self.dropout, self.loss = nn.Dropout(dropout), loss
+
+    def forward(self, image, labels=None):
+        x = image
+        for layer in self.fc[:-1]:
+            x = self.dropout(F.relu(layer(x)))
+        logits = self.fc[-1](x)
+        if self.loss == "sce":
+            return F.cross_entropy(logits, labels, ignore_index=-100)
+        if self.loss == "nll":
+            return F.nll_loss(F.log_softmax(logits, dim=-1), labels, ignore_index=-100)
+        return logits
+
+
+class TwoInputs(nn.Module):
+    """Two batched inputs, an unbatched one (`basis`), two outputs; only `prediction` reaches the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(12, 24), nn.Linear(5, 24, bias=False)
+        self.norm, self.out, self.side = nn.LayerNorm(24), nn.Linear(24, 3), nn.Linear(24, 2)
+
+    def forward(self, a, b, basis):
+        h = torch.tanh(self.left(a) @ basis) * torch.sigmoid(self.right(b))
+        h = self.norm(h + F.gelu(h @ basis.T))
+        return self.out(h), F.softmax(self.side(h), dim=-1)
+
+
+class Attention(nn.Module):
+    """Causal self-attention written as nanoGPT does, for the exporters that refuse the transformers models."""
+
+    def __init__(self, width, heads, sdpa):
+        super().__init__()
+        self.qkv, self.proj, self.heads, self.sdpa = nn.Linear(width, 3 * width), nn.Linear(width, width), heads, sdpa
+        self.register_buffer("mask", torch.tril(torch.ones(8, 8)).view(1, 1, 8, 8))
+
+    def forward(self, x):
+        b, t, c = x.shape
+        q, k, v = (y.view(b, t, self.heads, c // self.heads).transpose(1, 2) for y in self.qkv(x).split(c, dim=2))
+        if self.sdpa:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            a = (q @ k.transpose(-2, -1)) * (c // self.heads) ** -0.5
+            y = F.softmax(a.masked_fill(self.mask[:, :, :t, :t] == 0, float("-inf")), dim=-1) @ v
+        return self.proj(y.transpose(1, 2).reshape(b, t, c))
+
+
+class NanoGpt(nn.Module):
+    """One block of a GPT in plain torch: embedding, attention, tanh-GELU, untied head."""
+
+    def __init__(self, sdpa, vocab=31, width=16):
+        super().__init__()
+        self.wte, self.ln_1, self.attn = nn.Embedding(vocab, width), nn.LayerNorm(width), Attention(width, 2, sdpa)
+        self.ln_2, self.fc, self.proj = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.ln_f, self.head = nn.LayerNorm(width), nn.Linear(width, vocab, bias=False)
+
+    def forward(self, input_ids):
+        x = self.wte(input_ids)
+        x = x + self.attn(self.ln_1(x))
+        x = x + self.proj(F.gelu(self.fc(self.ln_2(x)), approximate="tanh"))
+        return self.head(self.ln_f(x))
+
+
+def tokens(vocab, batch, length):
+    return {"input_ids": torch.randint(0, vocab, (batch, length))}
+
+
+def mlp(widths=(64, 128, 128, 10), **kw):
+    labels = {"labels": torch.randint(0, widths[-1], (5,))} if kw.get("loss") else {}
+    return Mlp(widths, **kw).train(), {"image": torch.rand(5, widths[0])} | labels
+
+
+def two_inputs():
+    return TwoInputs().train(), {"a": torch.rand(5, 12), "b": torch.rand(5, 5), "basis": torch.rand(24, 24)}
+
+
+def nanogpt(sdpa):
+    return NanoGpt(sdpa).train(), tokens(31, 3, 8)
+
+
+def gpt2(vocab=211, length=16, width=64, layers=4, heads=4, dropout=0.0, attention="sdpa", batch=3):
+    config = GPT2Config(vocab_size=vocab, n_positions=length, n_embd=width, n_layer=layers, n_head=heads, use_cache=False,
+                        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, attn_implementation=attention)
+    return GPT2LMHeadModel(config).train(), tokens(vocab, batch, length)
+
+
+def llama(vocab=211, length=16, width=64, layers=2, heads=4, kv_heads=2, attention="sdpa"):
+    config = LlamaConfig(vocab_size=vocab, max_position_embeddings=length, hidden_size=width, intermediate_size=2 * width,
+                         num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads, use_cache=False,
+                         attention_dropout=0.0, tie_word_embeddings=False, attn_implementation=attention)
+    return LlamaForCausalLM(config).train(), tokens(vocab, 3, length)
+
+
+def bert(vocab=211, length=16, width=64, layers=2, heads=4, attention="sdpa"):
+    config = BertConfig(vocab_size=vocab, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
+                        intermediate_size=2 * width, max_position_embeddings=length, hidden_dropout_prob=0.0,
+                        attention_probs_dropout_prob=0.0, attn_implementation=attention)
+    inputs = tokens(vocab, 3, length)
+    mask = torch.ones_like(inputs["input_ids"])
+    mask[1, 11:] = 0
+    return BertForMaskedLM(config).train(), inputs | {"attention_mask": mask, "token_type_ids": mask * 0}
