@@ -1,8 +1,9 @@
 """Exports the committed ONNX graphs from PyTorch and strips their weights.
 
 Each graph keeps every initializer's name, dtype and shape; parameters point into `weights.bin`, which is not there, so that
-`--init SEED` or `--weights` must fill them. Buffers and constants stay inline. Stack traces and class names are dropped
-from the metadata. Every graph is filled by the init formula, run by onnxruntime (or the ONNX reference evaluator) and
+`--init SEED` or `--weights` must fill them. Buffers and constants (and, in optimized exports,
+what the exporter computed from parameters) stay inline. Stack traces and class names are dropped from the metadata, all
+metadata and value infos from the many graphs of `attention/`. Every graph is filled by the init formula, run by onnxruntime (or the ONNX reference evaluator) and
 compared with PyTorch's forward before it is written.
 
     python samples/export.py [NAME ...]      # all graphs, or the named ones; --ops prints the operators of each
@@ -42,6 +43,8 @@ def graphs():
         "gpt2_tiny_opset20": (models.gpt2, {}),
         "gpt2_tiny_opset18": (models.gpt2, dict(opset=18)),
         "gpt2_tiny_optimized": (models.gpt2, dict(opset=23, optimize=True)),
+        "gpt2_tiny_mask": (partial(models.with_mask, models.gpt2), dict(opset=23)),
+        "gpt2_tiny_legacy": (partial(models.with_mask, models.gpt2), dict(opset=17, dynamo=False)),
         "gpt2_tiny_dropout": (partial(models.gpt2, dropout=0.1), {}),
         "gpt2_50257": (partial(models.gpt2, vocab=50257, width=256), dict(opset=23)),
         "static_gpt": (partial(models.gpt2, batch=8), dict(opset=23, static=True)),
@@ -53,25 +56,31 @@ def graphs():
         "bert_tiny": (models.bert, dict(opset=23)),
         "bert_tiny_opset20": (models.bert, {}),
     }
+    tests["mlp_sce_legacy"] = (partial(models.mlp, loss="sce"), dict(dynamo=False, opset=17, outputs=("loss",)))
     for loss in ("sce", "nll"):
-        make = partial(models.mlp, loss=loss)
-        tests[f"mlp_{loss}"] = (make, dict(dynamo=False, opset=17, outputs=("loss",)))
-        tests[f"mlp_{loss}_dynamo"] = (make, dict(outputs=("loss",)))
-    for family in ("gpt2", "llama", "bert"):
-        for attention in ("sdpa", "eager"):
-            make = partial(getattr(models, family), attention=attention, **TINY | ({"kv_heads": 1} if family == "llama" else {}))
-            for opset in (18, 20, 21, 23):
-                tests[f"attention/{family}_{attention}_dynamo{opset}"] = (make, dict(opset=opset))
-            for opset in (17, 20):
-                tests[f"attention/{family}_{attention}_legacy{opset}"] = (make, dict(opset=opset, dynamo=False))
-    for sdpa in (True, False):
-        for dynamo, opset in ((True, 18), (True, 23), (False, 17), (False, 18), (False, 20)):
-            name = f"attention/nanogpt_{'sdpa' if sdpa else 'eager'}_{'dynamo' if dynamo else 'legacy'}{opset}"
-            tests[name] = (partial(models.nanogpt, sdpa), dict(opset=opset, dynamo=dynamo))
+        tests[f"mlp_{loss}"] = (partial(models.mlp, loss=loss), dict(outputs=("loss",)))
     return {
         "samples/mlp/model.onnx": (partial(models.mlp, (64, 1024, 1024, 10)), {}),
         "samples/gpt/model.onnx": (partial(models.gpt2, **GPT), dict(opset=23)),
-    } | {f"tests/models/{name}.onnx": case for name, case in tests.items()}
+    } | {f"tests/models/{name}.onnx": case for name, case in (tests | attention_graphs()).items()}
+
+
+def attention_graphs():
+    """One layer of each family by each exporter, opset and attention implementation that it can be exported with."""
+    tests = {}
+    for family in ("gpt2", "llama", "bert"):
+        for kind in ("sdpa", "eager"):
+            make = partial(getattr(models, family), attention=kind, **TINY | ({"kv_heads": 1} if family == "llama" else {}))
+            masked = make if family == "bert" else partial(models.with_mask, make)
+            for opset in (18, 20, 21, 23):
+                tests[f"attention/{family}_{kind}_dynamo{opset}"] = (make, dict(opset=opset, bare=True))
+            for opset in (17, 20):
+                tests[f"attention/{family}_{kind}_legacy{opset}"] = (masked, dict(opset=opset, dynamo=False, bare=True))
+    for sdpa in (True, False):
+        for dynamo, opset in ((True, 18), (True, 23), (False, 17), (False, 20)):
+            name = f"attention/nanogpt_{'sdpa' if sdpa else 'eager'}_{'dynamo' if dynamo else 'legacy'}{opset}"
+            tests[name] = (partial(models.nanogpt, sdpa), dict(opset=opset, dynamo=dynamo, bare=True))
+    return tests
 
 
 def export(module, inputs, opset=20, dynamo=True, optimize=False, static=False, outputs=("logits",), unbatched=()):
@@ -85,57 +94,55 @@ def export(module, inputs, opset=20, dynamo=True, optimize=False, static=False, 
             torch.onnx.export(module, (), path, kwargs=inputs, dynamo=True, optimize=optimize, opset_version=opset,
                               output_names=list(outputs), dynamic_shapes=None if static else shapes, external_data=True, verbose=False)
         else:
-            torch.onnx.export(module, (dict(inputs),) if len(inputs) > 2 else tuple(inputs.values()), path, dynamo=False,
+            torch.onnx.export(module, tuple(inputs.values()), path, dynamo=False,
                               opset_version=opset, do_constant_folding=False, training=torch.onnx.TrainingMode.TRAINING,
                               input_names=list(inputs), output_names=list(outputs),
                               dynamic_axes={name: {0: "batch"} for name in [*batched, *outputs] if outputs != ("loss",) or name != "loss"})
         return onnx.load(path)
 
 
-def clean(model):
+def clean(model, bare):
     """Drops what names machines or repeats the source: stack traces, class names, doc strings."""
+    if bare:
+        del model.graph.value_info[:]
     keep = lambda entry: not entry.key.endswith(("stack_trace", "class_hierarchy", "namespace"))
     for item in [model, model.graph, *model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output,
                  *model.graph.initializer]:
         item.ClearField("doc_string")
         kept = [(e.key, e.value) for e in item.metadata_props if keep(e)]
         del item.metadata_props[:]
-        for key, text in kept:
+        for key, text in [] if bare else kept:
             item.metadata_props.add(key=key, value=text)
 
 
-def strip(model, module):
-    """Replaces the parameters' data by references to an absent weights.bin; returns their names."""
-    buffers, offset, names = {name for name, _ in module.named_buffers()}, 0, []
+def strip(model, names):
+    """Replaces the data of the named initializers (float32) by references to an absent weights.bin."""
+    offset = 0
     for t in model.graph.initializer:
-        floating = t.data_type in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
-        if not floating or not t.dims or t.name in buffers or t.name.startswith("lifted"):
+        if t.name not in names:
             continue
-        length = int(np.prod(t.dims)) * (4 if t.data_type == onnx.TensorProto.FLOAT else 8)
-        for field in ("raw_data", "float_data", "double_data"):
-            t.ClearField(field)
+        length = 4 * int(np.prod(t.dims))
+        t.ClearField("raw_data")
+        t.ClearField("float_data")
         del t.external_data[:]
         t.data_location = onnx.TensorProto.EXTERNAL
         for key, text in (("location", "weights.bin"), ("offset", offset), ("length", length)):
             t.external_data.add(key=key, value=str(text))
         offset += -(-length // 64) * 64
-        names.append(t.name)
-    return names
 
 
 def parameter_of(model, module):
-    """{initializer: torch name}: by name, else (folded or anonymous weights) by equal values, also transposed."""
+    """{initializer: (torch name, transposed)}: by name, else (folded or anonymous weights) by equal values."""
     state = {n: p.detach().numpy() for n, p in module.named_parameters(remove_duplicate=False)}
     found = {}
     for t in model.graph.initializer:
         if t.name in state:
-            found[t.name] = t.name
+            found[t.name] = (t.name, False)
         elif t.data_type == onnx.TensorProto.FLOAT and t.dims:
             array = onnx.numpy_helper.to_array(t)
-            for name, p in state.items():
-                if any(q.shape == array.shape and np.array_equal(q, array) for q in (p, p.T)):
-                    found[t.name] = name
-                    break
+            same = [(n, turned) for n, p in state.items() for turned in (False, True)
+                    if np.array_equal(p.T if turned else p, array)]
+            found |= {t.name: same[0]} if same else {}
     return found
 
 
@@ -171,29 +178,21 @@ def make(path, build, options):
     """Exports, strips, checks and writes one graph; returns the model and a line of report."""
     torch.manual_seed(1)
     options = dict(options)
-    check = options.pop("compare", True)
+    check, bare = options.pop("compare", True), options.pop("bare", False)
     module, inputs = build()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         model = export(module, inputs, **options)
-    clean(model)
+    onnx.checker.check_model(model, full_check=True)
+    clean(model, bare)
     names = parameter_of(model, module)
-    stripped = strip(model, module)
-    anonymous = [n for n in stripped if n not in names]
-    report = f"{len(model.graph.node)} nodes, {len(stripped)} parameters"
-    if anonymous:
-        report += f", no torch parameter for {anonymous}"
-    dropout = any(n.op_type == "Dropout" for n in model.graph.node)
-    if check and not dropout and not anonymous:
+    strip(model, names)
+    report = f"{len(model.graph.node)} nodes, {len(names)} parameters"
+    if check and not any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in module.modules()):
         error, by = compare(model, module, inputs, names)
         report += f", {error:.1e} from torch by {by}"
         assert error < 1e-4, report
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(model.SerializeToString(deterministic=True))
-    full = onnx.ModelProto()
-    full.CopyFrom(model)
-    if check:
-        init.fill_onnx(full, init.model_values(model, 7))
-        onnx.checker.check_model(full, full_check=True)
     return model, f"{report}, {path.stat().st_size // 1000} kB"
 
 

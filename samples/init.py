@@ -152,14 +152,13 @@ def fill_onnx(model, values):
 
 
 def fill_torch(module, values, names=None):
-    """Copies the values into a module's parameters. names: {ONNX name: parameter name} where they differ; a parameter
-    whose shape is the transpose of the initializer's gets the transpose."""
+    """Copies the values into a module's parameters. names: {ONNX name: (parameter name, transposed)} where they differ."""
     import torch
     state = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
     with torch.no_grad():
         for name, array in values.items():
-            p, v = state[(names or {}).get(name, name)], torch.from_numpy(np.ascontiguousarray(array))
-            p.copy_(v if p.shape == v.shape else v.T)
+            parameter, transposed = (names or {}).get(name, (name, False))
+            state[parameter].copy_(torch.from_numpy(np.ascontiguousarray(array.T if transposed else array)))
 
 
 def self_check():

@@ -113,3 +113,14 @@ def bert(vocab=211, length=16, width=64, layers=2, heads=4, attention="sdpa"):
     mask = torch.ones_like(inputs["input_ids"])
     mask[1, 11:] = 0
     return BertForMaskedLM(config).train(), inputs | {"attention_mask": mask, "token_type_ids": mask * 0}
+
+
+def with_mask(build):
+    """The same model with `attention_mask` as a second input and bare logits as output: the form that the TorchScript
+    exporter accepts (without a mask, transformers looks for packed sequences by an operator it cannot export)."""
+    module, inputs = build()
+    inner = module.forward
+    module.forward = lambda input_ids, attention_mask: inner(input_ids=input_ids, attention_mask=attention_mask).logits
+    mask = torch.ones_like(inputs["input_ids"])
+    mask[1, -2:] = 0
+    return module, {"input_ids": inputs["input_ids"], "attention_mask": mask}
