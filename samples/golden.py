@@ -1,0 +1,391 @@
+"""Reference numbers from PyTorch: trains each case in float32 and float64 and writes tests/golden/numbers/NAME.json.
+
+A case *is* the dcc command: its flags are parsed here and mean what they mean to dcc. Conventions of the numbers:
+- Parameters start from `init.py`'s float32 values and data from the files' values; float64 widens both.
+- Float32 constants of the ONNX file (epsilons, GELU's coefficients, RoPE's frequencies) are widened, not replaced by better
+  ones; everything computed from them, casts to float32 included, is float64. For models up to 1 M parameters the forward
+  pass in float64 is checked against the ONNX reference evaluator on the graph itself.
+- `controls` are the same runs with one setting changed by 1 %: a comparison that accepts them is too loose.
+- `parameters`: sum and l2 norm over all elements, and up to 16 samples: elements floor(k (n-1) / 15), k = 0..15, of the
+  flattened tensor of n elements (all of it where n <= 16). Elements whose exact gradient is zero hold rounding noise that
+  Adam magnifies: they are listed under `noise` as [start, end) and count as 0 in sums, norms and samples.
+
+    python samples/golden.py [NAME ...]
+"""
+
+import argparse
+import json
+import logging
+import math
+import re
+import sys
+import time
+import warnings
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+from torch.nn import functional as F
+from transformers.activations import NewGELUActivation
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
+
+import export
+import init
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "tests/golden/numbers"
+MLP = "tests/models/mlp.onnx --data tests/models/data/mlp.npz --init-rule *.weight=std:0.1 --global-batch-size 32"
+SAMPLE_MLP = "samples/mlp/model.onnx --data samples/mlp/digits.npz --init-rule *.weight=std:0.04 --global-batch-size 64"
+IGNORE = "--data tests/models/data/mlp_ignore.npz --init-rule *.weight=std:0.1 --global-batch-size 32"
+GPT2 = "--optimizer adamw --lr 3e-3 --betas 0.9,0.98 --weight-decay 0.1 --grad-clip 0.5 --lr-schedule cosine --warmup 4 --min-lr 3e-4"
+TINY = f"--data tests/models/data/gpt2_tiny.npz --global-batch-size 32 {GPT2}"
+TWO = "tests/models/two_inputs.onnx --data tests/models/data/two_inputs.npz" \
+      " --input basis=@tests/models/data/two_inputs_basis.npy --init-rule *t.weight=std:0.3 --global-batch-size 8"
+ADAM = "--optimizer adam --lr 2e-3 --eps 1e-6"
+CASES = {
+    "mlp_momentum": f"{MLP} --optimizer sgd --lr 0.05 --momentum 0.9",
+    "mlp_nesterov": f"{MLP} --optimizer sgd --lr 0.05 --momentum 0.9 --nesterov --weight-decay 0.01 --lr-schedule step:5:0.5",
+    "mlp_adamw": f"{MLP} --optimizer adamw --lr 2e-3 --weight-decay 0.1",
+    "mlp_adam": f"{MLP} {ADAM} --weight-decay 0.01 --lr-schedule linear --warmup 4 --min-lr 1e-4 --grad-clip 1",
+    "mlp_legacy": f"{MLP.replace('mlp.onnx', 'mlp_legacy.onnx')} --optimizer adamw --lr 2e-3 --weight-decay 0.1",
+    "mlp_smoothing": f"tests/models/mlp.onnx {IGNORE} --optimizer adamw --lr 2e-3 --label-smoothing 0.1",
+    "mlp_sce": f"tests/models/mlp_sce.onnx {IGNORE} --optimizer adamw --lr 2e-3 --weight-decay 0.01",
+    "mlp_sce_legacy": f"tests/models/mlp_sce_legacy.onnx {IGNORE} --optimizer adamw --lr 2e-3 --weight-decay 0.01",
+    "mlp_nll": f"tests/models/mlp_nll.onnx {IGNORE} --optimizer sgd --lr 0.05 --momentum 0.9",
+    "sample_mlp_momentum": f"{SAMPLE_MLP} --optimizer sgd --lr 0.05 --momentum 0.9",
+    "sample_mlp_adamw": f"{SAMPLE_MLP} --optimizer adamw --lr 1e-3 --weight-decay 0.01",
+    "two_inputs_mse": f"{TWO} --loss mse {ADAM}",
+    "two_inputs_l1": f"{TWO} --loss l1 {ADAM}",
+    "two_inputs_bce": f"{TWO.replace('inputs.npz', 'inputs_bce.npz')} --loss bce --optimizer sgd --lr 0.05 --momentum 0.9",
+    "two_inputs_steps": "tests/models/two_inputs.onnx --data tests/models/data/two_inputs_steps.npz --layout steps --loss mse"
+                        f" --init-rule *t.weight=std:0.3 {ADAM} --steps 12",
+    "gpt2_tiny": f"tests/models/gpt2_tiny.onnx {TINY}",
+    "gpt2_tiny_opset20": f"tests/models/gpt2_tiny_opset20.onnx {TINY}",
+    "gpt2_tiny_mask": f"tests/models/gpt2_tiny_mask.onnx --input attention_mask=ones {TINY}",
+    "gpt2_tiny_legacy": f"tests/models/gpt2_tiny_legacy.onnx --input attention_mask=ones {TINY}",
+    "gpt2_tiny_next": "tests/models/gpt2_tiny.onnx --data tests/models/data/gpt2_tiny_next.npz --global-batch-size 8"
+                      " --optimizer adamw --lr 3e-3 --weight-decay 0.1 --decay matrices --no-decay *wpe* --freeze *.h.0.ln_1.*",
+    "gpt2_tiny_tokens": f"tests/models/gpt2_tiny.onnx --data tests/models/data/gpt2_tiny_tokens.npy --global-batch-size 16 {GPT2}",
+    "gpt2_50257": f"tests/models/gpt2_50257.onnx --data tests/models/data/gpt2_50257_tokens.npy --global-batch-size 8 {GPT2}",
+    "static_gpt": f"tests/models/static_gpt.onnx --data tests/models/data/gpt2_tiny.npz {GPT2}",
+    "llama_tiny": f"tests/models/llama_tiny.onnx --data tests/models/data/gpt2_tiny.npz --global-batch-size 16 {GPT2}",
+    "bert_tiny": f"tests/models/bert_tiny.onnx --data tests/models/data/bert_tiny.npz --global-batch-size 16 {GPT2}",
+    "sample_gpt": "samples/gpt/model.onnx --data samples/gpt/tokens.npy --global-batch-size 8 --optimizer adamw --lr 1e-3"
+                  " --weight-decay 0.1 --grad-clip 1 --lr-schedule cosine --warmup 10 --min-lr 1e-4 --steps 100",
+}
+COMMON = "--init 1 --order sequential"
+
+
+def parse(flags):
+    """The flags as contract.md defines them, those that the cases use."""
+    p = argparse.ArgumentParser()
+    p.add_argument("model")
+    p.add_argument("--data", required=True)
+    for name, default in (("--optimizer", "adamw"), ("--betas", "0.9,0.999"), ("--lr-schedule", "constant"), ("--loss", "auto"),
+                          ("--layout", "samples"), ("--order", "shuffled"), ("--decay", "all")):
+        p.add_argument(name, default=default)
+    for name, default in (("--lr", 1e-3), ("--momentum", 0.0), ("--eps", 1e-8), ("--weight-decay", 0.0), ("--grad-clip", None),
+                          ("--min-lr", 0.0), ("--label-smoothing", 0.0)):
+        p.add_argument(name, type=float, default=default)
+    for name, default in (("--steps", 20), ("--warmup", 0), ("--init", None), ("--global-batch-size", None)):
+        p.add_argument(name, type=int, default=default)
+    for name in ("--init-rule", "--input", "--no-decay", "--freeze"):
+        p.add_argument(name, action="append", default=[])
+    p.add_argument("--nesterov", action="store_true")
+    o = p.parse_args(flags)
+    o.betas = tuple(float(b) for b in o.betas.split(","))
+    assert o.order == "sequential"
+    return o
+
+
+def batches(o, module_inputs, model):
+    """Step t -> {input: array}, with `labels` or `target`: sequential, wrapping around, an incomplete last batch dropped."""
+    raw = np.load(ROOT / o.data)
+    if isinstance(raw, np.ndarray):
+        length = model.graph.input[0].type.tensor_type.shape.dim[1].dim_value
+        count = (len(raw) - 1) // length
+        window = np.arange(count)[:, None] * length + np.arange(length)
+        data = {model.graph.input[0].name: raw[window], "labels": raw[window + 1]}
+    else:
+        data = dict(raw)
+    count = len(next(iter(data.values())))
+    size = o.global_batch_size or len(next(iter(module_inputs.values())))
+    extra = dict(text.split("=") for text in o.input)
+
+    def batch(t):
+        if o.layout == "steps":
+            return {k: v[t % count] for k, v in data.items()}
+        start = t % (count // size) * size
+        rows = {k: v[start:start + size] for k, v in data.items()}
+        for name, kind in extra.items():
+            rows[name] = np.load(ROOT / kind[1:]) if kind[0] == "@" else np.ones_like(rows["input_ids"])
+        return rows
+
+    return batch
+
+
+def loss_of(o, outputs, rows):
+    """The loss by contract.md's rules, for the kinds that the cases use."""
+    logits = outputs[0]
+    if o.loss in ("mse", "l1", "bce"):
+        return {"mse": F.mse_loss, "l1": F.l1_loss, "bce": F.binary_cross_entropy_with_logits}[o.loss](logits, rows["target"])
+    if logits.ndim == 0:
+        return logits
+    if "labels" not in rows:
+        logits, labels = logits[:, :-1], rows["input_ids"][:, 1:]
+    else:
+        labels = rows["labels"]
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), label_smoothing=o.label_smoothing)
+
+
+def rate(o, t):
+    """The learning rate of step t (from 0)."""
+    if t < o.warmup:
+        return o.lr * (t + 1) / o.warmup
+    kind, p = o.lr_schedule.split(":"), (t - o.warmup) / (o.steps - o.warmup)
+    if kind[0] == "step":
+        return o.lr * float(kind[2]) ** (t // int(kind[1]))
+    return {"constant": o.lr, "linear": o.min_lr + (o.lr - o.min_lr) * (1 - p),
+            "cosine": o.min_lr + (o.lr - o.min_lr) * (1 + math.cos(math.pi * p)) / 2}[kind[0]]
+
+
+class FileGelu(torch.nn.Module):
+    """transformers' tanh GELU with its coefficients as the file has them, in float32."""
+
+    def forward(self, x):
+        a, b = float(np.float32(math.sqrt(2.0 / math.pi))), float(np.float32(0.044715))
+        return 0.5 * x * (1.0 + torch.tanh(a * (x + b * torch.pow(x, 3.0))))
+
+
+def rms_norm(self, x):
+    return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+
+
+def rotary(self, x, position_ids):
+    angle = torch.cat([position_ids[..., None].to(x.dtype) * self.inv_freq] * 2, dim=-1)
+    return angle.cos(), angle.sin()
+
+
+def as_file(module, dtype, change):
+    """Makes the module compute as the ONNX file says, in `dtype`. change: factor for `norm_eps` or `scale`."""
+    for child in module.modules():
+        for name in ("eps", "variance_epsilon"):
+            if hasattr(child, name):
+                setattr(child, name, float(np.float32(getattr(child, name))) * change.get("norm_eps", 1))
+        if hasattr(child, "scaling"):
+            child.scaling *= change.get("scale", 1)
+        if isinstance(child, NewGELUActivation):
+            child.forward = FileGelu().forward
+        elif isinstance(child, LlamaRMSNorm):
+            child.forward = rms_norm.__get__(child)
+        elif isinstance(child, LlamaRotaryEmbedding):
+            child.forward = rotary.__get__(child)
+    return module.to(dtype)
+
+
+def prepare(o, dtype, change=()):
+    """The module with the case's initial values, its example inputs, the ONNX graph, {ONNX name: parameter}."""
+    build, _ = export.graphs()[o.model]
+    torch.manual_seed(1)
+    module, inputs = build()
+    model = onnx.load(ROOT / o.model, load_external_data=False)
+    values = init.model_values(model, o.init, o.init_rule)
+    init.fill_torch(module, values)
+    module = as_file(module, dtype, dict(change))
+    named = dict(module.named_parameters(remove_duplicate=False))
+    return module, inputs, model, {name: named[name] for name in values}
+
+
+def tensors(rows, dtype):
+    """Arrays as torch tensors: floats in `dtype`, integers as int64."""
+    return {k: torch.from_numpy(v).to(dtype if v.dtype.kind == "f" else torch.int64) for k, v in rows.items()}
+
+
+def run_model(module, names, rows):
+    out = module(**{name: rows[name] for name in names})
+    return [out.logits] if hasattr(out, "logits") else list(out) if isinstance(out, tuple) else [out]
+
+
+def optimizer_of(o, parameters):
+    """torch.optim with the groups that the decay flags ask for."""
+    decays = lambda n, p: (o.decay == "all" or p.ndim >= 2) and not any(fnmatchcase(n, g) for g in o.no_decay)
+    groups = [{"params": [p for n, p in parameters.items() if decays(n, p) == on], "weight_decay": o.weight_decay * on}
+              for on in (True, False)]
+    groups = [g for g in groups if g["params"]]
+    if o.optimizer == "sgd":
+        return torch.optim.SGD(groups, o.lr, momentum=o.momentum, nesterov=o.nesterov)
+    return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[o.optimizer](groups, o.lr, betas=o.betas, eps=o.eps)
+
+
+def train(o, dtype, change=(), steps=None):
+    """Per step loss, gradient norm and rate; the ONNX-named parameters after the last step; the names that train."""
+    module, inputs, model, parameters = prepare(o, dtype, change)
+    batch, names, log = batches(o, inputs, model), [i.name for i in model.graph.input], []
+    trained = {n: p for n, p in parameters.items() if not any(fnmatchcase(n, g) for g in o.freeze)}
+    for step in range(steps or o.steps):
+        rows = tensors(batch(step), dtype)
+        loss = loss_of(o, run_model(module, names, rows), rows)
+        module.zero_grad(set_to_none=True)
+        loss.backward()
+        if step == 0:
+            trained = {n: p for n, p in trained.items() if p.grad is not None}
+            optimizer = optimizer_of(o, trained)
+        clip = o.grad_clip or math.inf
+        norm = torch.nn.utils.clip_grad_norm_(trained.values(), clip)
+        for group in optimizer.param_groups:
+            group["lr"] = rate(o, step)
+        optimizer.step()
+        log.append((loss.item(), norm.item(), rate(o, step)))
+    return log, {n: p.detach().numpy() for n, p in parameters.items()}, set(trained)
+
+
+class Gelu(OpRun):
+    """The reference evaluator's own goes through an Erf in float32."""
+
+    op_domain = ""
+    op_schema = onnx.defs.get_schema("Gelu", 20)
+
+    def _run(self, x, approximate="none"):
+        return (F.gelu(torch.from_numpy(x), approximate=approximate).numpy(),)
+
+
+def forward_of_graph(o, module, model, rows):
+    """Largest relative difference, in the first output, of the module in float64 and the graph with all float32 made float64."""
+    double = onnx.ModelProto()
+    double.CopyFrom(model)
+    init.fill_onnx(double, init.model_values(model, o.init, o.init_rule))
+    widen = lambda t: onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(t).astype(np.float64), t.name)
+    for t in double.graph.initializer:
+        if t.data_type == onnx.TensorProto.FLOAT:
+            t.CopyFrom(widen(t))
+    for node in double.graph.node:
+        for a in node.attribute:
+            if a.name == "to" and a.i == onnx.TensorProto.FLOAT:
+                a.i = onnx.TensorProto.DOUBLE
+            elif a.type == onnx.AttributeProto.TENSOR and a.t.data_type == onnx.TensorProto.FLOAT:
+                a.t.CopyFrom(widen(a.t))
+            elif node.op_type == "Constant" and a.name in ("value_float", "value_floats"):
+                a.CopyFrom(onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(
+                    np.array(a.f if a.name == "value_float" else list(a.floats), np.float64))))
+    del double.graph.value_info[:]
+    feed = {i.name: rows[i.name].numpy() for i in model.graph.input}
+    with torch.no_grad():
+        expected = run_model(module, list(feed), rows)[0].numpy()
+    return float(np.abs(ReferenceEvaluator(double, new_ops=[Gelu]).run(None, feed)[0] - expected).max() / np.abs(expected).max())
+
+
+def noise_of(name, shape):
+    """[start, end) of the elements whose exact gradient is zero: attention's key bias (softmax ignores it)."""
+    if name.endswith("attn.c_attn.bias"):
+        return [shape[0] // 3, 2 * shape[0] // 3]
+    return [0, shape[0]] if name.endswith("attention.self.key.bias") else None
+
+
+def number(x):
+    """Shortest text that reads back: of a float32 its own, not that of the float64 it widens to."""
+    return float(str(x)) if isinstance(x, np.float32) else float(x)
+
+
+def summary(name, f32, f64, trained):
+    out = {"shape": list(f32.shape), "trained": name in trained}
+    noise = noise_of(name, f32.shape)
+    if noise:
+        out["noise"] = noise
+        f32, f64 = f32.copy(), f64.copy()
+        f32[noise[0]:noise[1]] = f64[noise[0]:noise[1]] = 0
+    n = f64.size
+    at = [k * (n - 1) // 15 for k in range(16)] if n > 16 else list(range(n))
+    for key, array in (("f32", f32), ("f64", f64)):
+        wide = array.astype(np.float64).ravel()
+        out[key] = {"sum": wide.sum(), "norm": float(np.sqrt((wide * wide).sum())), "samples": [number(array.ravel()[i]) for i in at]}
+    return out
+
+
+def controls(o, module):
+    """(what, changed flags, changes of the module): one setting off by 1 %."""
+    if o.optimizer == "sgd":
+        yield "momentum x 0.99", {"momentum": o.momentum * 0.99}, {}
+    else:
+        yield "eps x 1.01", {"eps": o.eps * 1.01}, {}
+        yield "beta2 x 0.99", {"betas": (o.betas[0], o.betas[1] * 0.99)}, {}
+    if any(hasattr(m, "eps") or hasattr(m, "variance_epsilon") for m in module.modules()):
+        yield "epsilon of the norms x 1.01", {}, {"norm_eps": 1.01}
+    if any(hasattr(m, "scaling") for m in module.modules()):
+        yield "scale of attention x 1.01", {}, {"scale": 1.01}
+
+
+def control(o, change, final64, trained):
+    """One control's record, and how far its parameters end from the case's (relative l2, the largest of all)."""
+    what, changes, inside = change
+    steps = min(o.steps, 20)
+    log, final, _ = train(argparse.Namespace(**vars(o) | changes), torch.float64, inside, steps)
+    text = lambda v: ",".join(repr(x) for x in v) if isinstance(v, tuple) else repr(v)
+    flags = [part for key, v in changes.items() for part in (f"--{key}", text(v))]
+    distance = lambda n: np.linalg.norm(final[n] - final64[n]) / (np.linalg.norm(final64[n]) or 1)
+    moved = max(float(distance(n)) for n in trained if not noise_of(n, final[n].shape)) if steps == o.steps else None
+    return {"changed": what, "flags": flags, "f64": columns(log, torch.float64)}, moved
+
+
+def columns(log, dtype):
+    convert = np.float32 if dtype == torch.float32 else float
+    return {"loss": [number(convert(l)) for l, _, _ in log], "grad_norm": [number(convert(n)) for _, n, _ in log]}
+
+
+def deviation(a, b):
+    return max(abs(x - y) / abs(y) for x, y in zip(a, b))
+
+
+def case(name):
+    """One golden file, and a line that says how well the controls stand out."""
+    flags = f"{CASES[name]} {COMMON}".split()
+    if "--steps" not in flags:
+        flags += ["--steps", "20"]
+    o, start = parse(flags), time.time()
+    module, inputs, model, parameters = prepare(o, torch.float64)
+    checked = None
+    if sum(p.numel() for p in module.parameters()) < 1e6:
+        rows = tensors(batches(o, inputs, model)(0), torch.float64)
+        checked = forward_of_graph(o, module, model, rows)
+        assert checked < 1e-12, (name, checked)
+    log32, final32, _ = train(o, torch.float32)
+    log64, final64, trained = train(o, torch.float64)
+    f32, f64 = columns(log32, torch.float32), columns(log64, torch.float64)
+    off, told = [], []
+    for change in controls(o, module):
+        record, moved = control(o, change, final64, trained)
+        off.append(record)
+        told.append(f"{change[0]}: {deviation(record['f64']['loss'], f64['loss']):.0e}" + (f"/{moved:.0e}" if moved else ""))
+    record = {
+        "script": "samples/golden.py", "torch": torch.__version__.split("+")[0], "flags": flags,
+        "lr": [r for _, _, r in log64], "f32": f32, "f64": f64, "controls": off,
+        "parameters": {n: summary(n, final32[n], final64[n], trained) for n in final64},
+    }
+    OUT.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(record, indent=1)
+    OUT.joinpath(f"{name}.json").write_text(compact(text) + "\n")
+    graph = f", graph in f64 {checked:.0e}" if checked is not None else ""
+    print(f"{name}: loss {f64['loss'][0]:.4f} to {f64['loss'][-1]:.4f}, f32 off by {deviation(f32['loss'], f64['loss']):.0e}{graph}; "
+          f"{', '.join(told)}; {time.time() - start:.0f} s", flush=True)
+
+
+def compact(text):
+    """Puts lists of numbers and strings on one line each."""
+    return re.sub(r"\[[^\[\]{}]*\]", lambda m: re.sub(r"\s*\n\s*", " ", m.group()).replace("[ ", "[").replace(" ]", "]"), text)
+
+
+def main():
+    logging.disable(logging.WARNING)
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    for name in CASES:
+        if len(sys.argv) == 1 or name in sys.argv[1:]:
+            case(name)
+
+
+if __name__ == "__main__":
+    main()
