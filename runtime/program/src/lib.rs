@@ -9,6 +9,7 @@ pub mod kernel;
 pub mod map;
 pub mod mesh;
 pub mod program;
+pub mod text;
 pub mod types;
 
 pub use factors::{FactorId, FactorSpec};
