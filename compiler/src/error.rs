@@ -22,6 +22,7 @@ impl Code {
     pub fn exit(self) -> i32 {
         match self.0 / 100 {
             0 => 2,
+            10 => 1,
             1 | 2 => 3,
             3 | 4 => 4,
             hundreds => i32::from(hundreds),
@@ -66,13 +67,7 @@ impl fmt::Display for Error {
 
 impl Error {
     pub fn new(code: u16, what: impl Into<String>) -> Error {
-        Error {
-            code: Code(code),
-            what: what.into(),
-            at: None,
-            notes: Vec::new(),
-            help: None,
-        }
+        Error { code: Code(code), what: what.into(), at: None, notes: Vec::new(), help: None }
     }
 
     /// Names the place unless an inner caller already did.
@@ -169,6 +164,13 @@ impl Error {
     pub fn baked_batch(what: impl Into<String>) -> Error {
         Error::new(112, what)
     }
+
+    // 10xx: dcc itself.
+
+    /// A pass broke an invariant: a bug in dcc, whatever the input.
+    pub fn internal(what: impl Into<String>) -> Error {
+        Error::new(1001, what).help("this is a bug in dcc; please report it with the model")
+    }
 }
 
 #[cfg(test)]
@@ -177,11 +179,8 @@ mod tests {
 
     #[test]
     fn prints_what_where_and_how() {
-        let error = Error::shape("Reshape cannot turn 6 elements into 8")
-            .at("node 3")
-            .at("graph")
-            .note("6 = 2 × 3")
-            .help("re-export");
+        let error =
+            Error::shape("Reshape cannot turn 6 elements into 8").at("node 3").at("graph").note("6 = 2 × 3").help("re-export");
         assert_eq!(
             error.to_string(),
             "error[DCC0104]: Reshape cannot turn 6 elements into 8\n  at   node 3\n  note 6 = 2 × 3\n  help re-export"

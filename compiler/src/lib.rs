@@ -1,6 +1,10 @@
-//! The dcc compiler.
+//! The dcc compiler: from an ONNX graph to one training program per pipeline stage.
 
 pub mod error;
+pub mod graph;
 pub mod import;
+pub mod ops;
+pub mod plan;
 
 pub use error::{Error, Result};
+pub use graph::{Graph, NodeId};

@@ -16,11 +16,7 @@ pub fn page(code: Code) -> Option<&'static Page> {
 }
 
 const fn entry(code: u16, title: &'static str, text: &'static str) -> Page {
-    Page {
-        code: Code(code),
-        title,
-        text,
-    }
+    Page { code: Code(code), title, text }
 }
 
 /// In the order of their codes.
@@ -85,11 +81,7 @@ pub const PAGES: &[Page] = &[
         "A tensor has more elements than can be addressed, or the file nests deeper than any exporter writes. Such a file \
          is damaged or hostile.",
     ),
-    entry(
-        109,
-        "damaged tensor",
-        "The bytes of an initializer or constant do not match its dims and dtype.",
-    ),
+    entry(109, "damaged tensor", "The bytes of an initializer or constant do not match its dims and dtype."),
     entry(
         110,
         "external data",

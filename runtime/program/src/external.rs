@@ -45,16 +45,9 @@ pub fn resolve(folder: &Path, location: &str) -> Result<PathBuf, ExternalError> 
     check_location(location)?;
     let open = |source: io::Error| match source.kind() {
         io::ErrorKind::NotFound => ExternalError::Missing(location.to_string()),
-        _ => ExternalError::Io {
-            location: location.to_string(),
-            source,
-        },
+        _ => ExternalError::Io { location: location.to_string(), source },
     };
-    let folder = if folder.as_os_str().is_empty() {
-        Path::new(".")
-    } else {
-        folder
-    };
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     let folder = folder.canonicalize().map_err(open)?;
     let path = folder.join(location).canonicalize().map_err(open)?;
     if !path.starts_with(&folder) {
@@ -72,15 +65,7 @@ mod tests {
         for good in ["w.bin", "./w.bin", "a/b.c/d", "h.0.attn.weight"] {
             assert!(check_location(good).is_ok(), "{good}");
         }
-        for bad in [
-            "",
-            "/etc/passwd",
-            "../w",
-            "a/../../w",
-            "..\\w",
-            "C:\\w",
-            "a\0b",
-        ] {
+        for bad in ["", "/etc/passwd", "../w", "a/../../w", "..\\w", "C:\\w", "a\0b"] {
             assert!(check_location(bad).is_err(), "{bad}");
         }
     }

@@ -13,12 +13,27 @@ pub struct FactorId(pub u8);
 /// The factors of one dim, major first; one for a plain dim, none for a dim of size 1 that no factor indexes.
 pub type DimFactors = SmallVec<[FactorId; 1]>;
 
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub struct FactorSpec {
     /// Unique names, in order of first appearance.
     pub names: Vec<String>,
     pub operands: Vec<Vec<DimFactors>>,
     pub result: Vec<DimFactors>,
+}
+
+impl From<FactorSpec> for String {
+    fn from(spec: FactorSpec) -> String {
+        spec.text()
+    }
+}
+
+impl TryFrom<String> for FactorSpec {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<FactorSpec, String> {
+        FactorSpec::parse(&text)
+    }
 }
 
 impl FactorSpec {

@@ -111,7 +111,8 @@ pub enum Expr {
 macro_rules! names {
     ($(#[$doc:meta])* $type:ident { $($variant:ident = $name:literal),+ $(,)? }) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+        #[serde(rename_all = "snake_case")]
         pub enum $type { $($variant),+ }
         impl $type {
             pub const ALL: &'static [$type] = &[$($type::$variant),+];

@@ -26,9 +26,7 @@ mod tests {
     #[test]
     fn maps_what_was_written() {
         let path = std::env::temp_dir().join(format!("dcc-map-{}", std::process::id()));
-        File::create(&path)
-            .and_then(|mut file| file.write_all(b"weights"))
-            .expect("a writable temp dir");
+        File::create(&path).and_then(|mut file| file.write_all(b"weights")).expect("a writable temp dir");
         let bytes = map(&File::open(&path).expect("just written")).expect("maps");
         std::fs::remove_file(&path).expect("just written");
         assert_eq!(&bytes.slice(2..5)[..], b"igh");

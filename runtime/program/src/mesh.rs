@@ -6,7 +6,7 @@
 use smallvec::SmallVec;
 
 /// Index of an axis in `Mesh::axes`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub struct AxisId(pub u8);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

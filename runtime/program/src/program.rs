@@ -64,7 +64,7 @@ pub struct StageGroup {
 }
 
 /// Part of a tensor along one dim: `[start, end)`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Piece {
     pub dim: u8,
     pub start: u64,
@@ -72,7 +72,8 @@ pub struct Piece {
 }
 
 /// What a persistent tensor is to training.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ParamKind {
     /// A weight or constant tensor of the model.
     Weight,
@@ -99,7 +100,8 @@ pub struct Input {
 }
 
 /// Values that the runtime writes before a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ScalarKind {
     /// Learning rate, f32 or f64.
     LearningRate,
@@ -227,7 +229,7 @@ pub enum Library {
 
 /// Scaled dot-product attention. Factors: b batch, h query heads (`g` groups per key head where fewer), t queries, s keys, e
 /// head dim, f value head dim.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Attention {
     /// Q, K, V (, mask) -> O; Lse has O's factors without `f`.
     pub spec: FactorSpec,
@@ -237,7 +239,8 @@ pub struct Attention {
     pub scale: u64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum MaskKind {
     None,
     /// Added to the scores.

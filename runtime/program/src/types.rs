@@ -10,7 +10,8 @@ pub type Shape = SmallVec<[u64; 4]>;
 /// The mesh axes that split one dim, major first.
 pub type AxisList = SmallVec<[AxisId; 2]>;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum DType {
     Bool,
     U8,
@@ -28,7 +29,8 @@ pub enum DType {
 }
 
 /// How the shards of a pending value combine to the whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Reduce {
     Sum,
     Max,

@@ -1,0 +1,1 @@
+//! The text of a graph: one node a line, exact in both directions.

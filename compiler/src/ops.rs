@@ -1,0 +1,114 @@
+//! Everything dcc knows about operators: the list, and what one must say of itself.
+//!
+//! An op is defined once, in the file of its family. The enum `Op` and all dispatch come from the list at the end.
+
+pub mod attention;
+pub mod collective;
+pub mod dot;
+pub mod elementwise;
+pub mod gather;
+pub mod leaf;
+pub mod movement;
+pub mod reduce;
+pub mod rule;
+
+use crate::error::{Error, Result};
+use dcc_program::TensorType;
+use std::fmt::Debug;
+use std::hash::Hash;
+
+pub use attention::{Attention, AttentionGrad};
+pub use collective::{
+    AllGather, AllReduce, AllToAll, DropMicrobatch, GradSum, KeepFirst, ReduceScatter, ResolveMicrobatches, SliceAxis,
+    StageSum, Transfer,
+};
+pub use dot::DotGeneral;
+pub use elementwise::{Binary, Cast, Compare, Select, StopGradient, Unary};
+pub use gather::{Gather, ScatterAdd};
+pub use leaf::{Const, Input, Iota, Param, Scalar, Uniform};
+pub use movement::{BroadcastInDim, Concatenate, Pad, Reshape, Reverse, Slice, Transpose};
+pub use reduce::{Cumsum, Reduce};
+pub use rule::Rule;
+
+/// Everything dcc knows about one operator.
+pub trait OpDef: Clone + Debug + Eq + Ord + Hash {
+    const NAME: &'static str;
+
+    /// Result dtype and global shape from the operands'; never looks at shardings.
+    fn infer(&self, operands: &[&TensorType]) -> Result<TensorType>;
+
+    /// Which dims of operands and result correspond, and which factors may not be sharded.
+    fn rule(&self, operands: &[&TensorType], result: &TensorType) -> Rule {
+        Rule::pointwise(operands.len(), result.rank())
+    }
+
+    /// Sets of operands in which the op is jointly linear while the others are whole: a pending sum on exactly those operands
+    /// passes through to the result.
+    fn linear(&self, operands: usize) -> Vec<Vec<usize>> {
+        let _ = operands;
+        Vec::new()
+    }
+}
+
+/// `operands` as an array of `N`, or an error that the op takes `N`.
+pub(crate) fn exactly<'a, const N: usize>(name: &str, operands: &[&'a TensorType]) -> Result<[&'a TensorType; N]> {
+    operands.try_into().map_err(|_| Error::graph(format!("{name} takes {N} operands, {} given", operands.len())))
+}
+
+macro_rules! ops {
+    ($($op:ident),+ $(,)?) => {
+        /// One operator with its attributes.
+        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Op { $($op($op)),+ }
+
+        $(impl From<$op> for Op {
+            fn from(op: $op) -> Op { Op::$op(op) }
+        })+
+
+        impl Op {
+            pub const NAMES: &'static [&'static str] = &[$($op::NAME),+];
+
+            /// The name in texts.
+            pub fn name(&self) -> &'static str {
+                match self { $(Op::$op(_) => $op::NAME),+ }
+            }
+
+            /// Result dtype and global shape. See [`OpDef::infer`].
+            pub fn infer(&self, operands: &[&TensorType]) -> Result<TensorType> {
+                match self { $(Op::$op(op) => op.infer(operands)),+ }
+            }
+
+            /// See [`OpDef::rule`].
+            pub fn rule(&self, operands: &[&TensorType], result: &TensorType) -> Rule {
+                match self { $(Op::$op(op) => op.rule(operands, result)),+ }
+            }
+
+            /// See [`OpDef::linear`].
+            pub fn linear(&self, operands: usize) -> Vec<Vec<usize>> {
+                match self { $(Op::$op(op) => op.linear(operands)),+ }
+            }
+
+            /// The attributes as one line of JSON.
+            pub fn attributes(&self) -> String {
+                match self { $(Op::$op(op) => serde_json::to_string(op).expect("attributes are plain data")),+ }
+            }
+
+            /// The op of that name with attributes as `attributes` prints them.
+            pub fn parse(name: &str, attributes: &str) -> std::result::Result<Op, String> {
+                match name {
+                    $($op::NAME => serde_json::from_str::<$op>(attributes).map(Op::$op).map_err(|e| format!("{name}: {e}")),)+
+                    _ => Err(format!("unknown op `{name}`")),
+                }
+            }
+        }
+    };
+}
+
+ops! {
+    Input, Param, Scalar, Const, Iota, Uniform,
+    Unary, Binary, Compare, Select, Cast, StopGradient,
+    BroadcastInDim, Reshape, Transpose, Slice, Pad, Concatenate, Reverse,
+    Reduce, Cumsum, DotGeneral, Gather, ScatterAdd, Attention, AttentionGrad,
+    AllReduce, ReduceScatter, AllGather, AllToAll, SliceAxis, KeepFirst, ResolveMicrobatches, DropMicrobatch,
+    GradSum, StageSum, Transfer,
+}
