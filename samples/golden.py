@@ -9,6 +9,10 @@ A case *is* the dcc command: its flags are parsed here and mean what they mean t
 - `parameters`: sum and l2 norm over all elements, and up to 16 samples: elements floor(k (n-1) / 15), k = 0..15, of the
   flattened tensor of n elements (all of it where n <= 16). Elements whose exact gradient is zero hold rounding noise that
   Adam magnifies: they are listed under `noise` as [start, end) and count as 0 in sums, norms and samples.
+- `f32_off`: the largest |f32 - f64| over a parameter's elements. Compare samples with tolerances relative to the tensor's
+  largest element, not to each: repeating a case with its batches' rows reversed moves a float64 parameter by < 1e-12 so
+  measured, but single elements near zero by up to 3e-9 of themselves.
+- `gradient`: the same of the first step's gradient before clipping, in float64.
 
     python samples/golden.py [NAME ...]
 """
@@ -222,7 +226,7 @@ def optimizer_of(o, parameters):
 
 
 def train(o, dtype, change=(), steps=None):
-    """Per step loss, gradient norm and rate; the ONNX-named parameters after the last step; the names that train."""
+    """Per step loss, gradient norm and rate; the parameters after the last step, the trained ones' first gradients, by name."""
     module, inputs, model, parameters = prepare(o, dtype, change)
     batch, names, log = batches(o, inputs, model), [i.name for i in model.graph.input], []
     trained = {n: p for n, p in parameters.items() if not any(fnmatchcase(n, g) for g in o.freeze)}
@@ -234,13 +238,14 @@ def train(o, dtype, change=(), steps=None):
         if step == 0:
             trained = {n: p for n, p in trained.items() if p.grad is not None}
             optimizer = optimizer_of(o, trained)
+            first = {n: p.grad.numpy().copy() for n, p in trained.items()}
         clip = o.grad_clip or math.inf
         norm = torch.nn.utils.clip_grad_norm_(trained.values(), clip)
         for group in optimizer.param_groups:
             group["lr"] = rate(o, step)
         optimizer.step()
         log.append((loss.item(), norm.item(), rate(o, step)))
-    return log, {n: p.detach().numpy() for n, p in parameters.items()}, set(trained)
+    return log, {n: p.detach().numpy() for n, p in parameters.items()}, first
 
 
 class Gelu(OpRun):
@@ -290,18 +295,20 @@ def number(x):
     return float(str(x)) if isinstance(x, np.float32) else float(x)
 
 
-def summary(name, f32, f64, trained):
-    out = {"shape": list(f32.shape), "trained": name in trained}
-    noise = noise_of(name, f32.shape)
+def summary(name, f32, f64, gradient):
+    """One parameter's entry; gradient: None where it does not train."""
+    out = {"shape": list(f32.shape), "trained": gradient is not None}
+    arrays = {"f32": f32.ravel().copy(), "f64": f64.ravel().copy()} | ({} if gradient is None else {"gradient": gradient.ravel()})
+    noise, n = noise_of(name, f32.shape), f64.size
     if noise:
         out["noise"] = noise
-        f32, f64 = f32.copy(), f64.copy()
-        f32[noise[0]:noise[1]] = f64[noise[0]:noise[1]] = 0
-    n = f64.size
-    at = [k * (n - 1) // 15 for k in range(16)] if n > 16 else list(range(n))
-    for key, array in (("f32", f32), ("f64", f64)):
-        wide = array.astype(np.float64).ravel()
-        out[key] = {"sum": wide.sum(), "norm": float(np.sqrt((wide * wide).sum())), "samples": [number(array.ravel()[i]) for i in at]}
+        for array in arrays.values():
+            array[noise[0]:noise[1]] = 0
+    out["f32_off"] = float(np.abs(arrays["f32"] - arrays["f64"]).max())
+    at = [k * (n - 1) // 15 for k in range(16)] if n > 16 else range(n)
+    for key, array in arrays.items():
+        wide = array.astype(np.float64)
+        out[key] = {"sum": float(wide.sum()), "norm": float(np.linalg.norm(wide)), "samples": [number(array[i]) for i in at]}
     return out
 
 
@@ -352,17 +359,17 @@ def case(name):
         checked = forward_of_graph(o, module, model, rows)
         assert checked < 1e-12, (name, checked)
     log32, final32, _ = train(o, torch.float32)
-    log64, final64, trained = train(o, torch.float64)
+    log64, final64, first = train(o, torch.float64)
     f32, f64 = columns(log32, torch.float32), columns(log64, torch.float64)
     off, told = [], []
     for change in controls(o, module):
-        record, moved = control(o, change, final64, trained)
+        record, moved = control(o, change, final64, first)
         off.append(record)
         told.append(f"{change[0]}: {deviation(record['f64']['loss'], f64['loss']):.0e}" + (f"/{moved:.0e}" if moved else ""))
     record = {
         "script": "samples/golden.py", "torch": torch.__version__.split("+")[0], "flags": flags,
         "lr": [r for _, _, r in log64], "f32": f32, "f64": f64, "controls": off,
-        "parameters": {n: summary(n, final32[n], final64[n], trained) for n in final64},
+        "parameters": {n: summary(n, final32[n], final64[n], first.get(n)) for n in final64},
     }
     OUT.mkdir(parents=True, exist_ok=True)
     text = json.dumps(record, indent=1)
