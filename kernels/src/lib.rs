@@ -1,1 +1,12 @@
-//! x
+//! One kernel, from loop nest to machine code.
+//!
+//! `library` holds the kernels that no loop nest generates well (matrix products, attention, scatter, scans) and the vector
+//! primitives that generated kernels call on tiles. `cpu` is the machine: the thread pool and the JIT.
+//! Two invariants hold everywhere: results depend on shapes only, never on the number of threads; and after preparation no call allocates.
+
+#[allow(unsafe_code)]
+pub mod cpu;
+#[allow(unsafe_code)]
+pub mod library;
+
+pub use cpu::pool::Pool;

@@ -1,0 +1,317 @@
+//! A chunk-claiming thread pool: the caller and the workers claim chunk numbers until none is left.
+//!
+//! Before: chunk boundaries are a function of shapes only, and chunks write disjoint memory; then results do not depend on the
+//! number of threads. After: a parallel-for allocates nothing. A worker spins briefly, then parks, so that more ranks than cores work.
+//! The pool also owns the packing buffers that matrix products need: one per thread and one shared.
+
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+
+/// Bytes of packing space of each thread.
+pub const WORKER_BYTES: usize = 3 << 19;
+/// Bytes of packing space that all threads of one call share.
+pub const SHARED_BYTES: usize = 4 << 20;
+/// Spins before a thread parks, about 20 µs.
+const SPINS: u32 = 2000;
+
+/// Work worth fewer nanoseconds than this is done by the caller alone.
+pub const BREAK_EVEN_NS: usize = 5000;
+
+type Body<'a> = dyn Fn(&mut Worker, usize) + Sync + 'a;
+
+/// A thread's private scratch space, handed to each chunk it runs.
+pub struct Worker {
+    scratch: Buffer,
+}
+
+impl Worker {
+    /// `WORKER_BYTES` bytes, 64-byte aligned, with whatever the previous chunk left there.
+    pub fn scratch(&mut self) -> *mut u8 {
+        self.scratch.pointer()
+    }
+}
+
+/// The threads of one rank.
+pub struct Pool {
+    team: Mutex<Team>,
+    threads: usize,
+}
+
+/// Exclusive use of a pool's threads and buffers.
+pub struct Team {
+    shared: Arc<Shared>,
+    caller: Worker,
+    buffer: Buffer,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What the caller publishes. `ticket` holds the job number in its upper half and the next unclaimed chunk in its lower;
+/// a claim is a compare-and-swap on both, so that a late worker can never claim a chunk of a job whose fields it has not read.
+struct Shared {
+    ticket: AtomicU64,
+    body: AtomicPtr<*const Body<'static>>,
+    chunks: AtomicUsize,
+    done: AtomicUsize,
+    stop: AtomicBool,
+    sleepers: AtomicUsize,
+    caller_sleeps: AtomicBool,
+    panicked: AtomicBool,
+    lock: Mutex<()>,
+    wake: Condvar,
+    finished: Condvar,
+}
+
+impl Pool {
+    /// A pool of `threads` threads, the caller included; 1 starts none.
+    pub fn new(threads: usize) -> Pool {
+        let shared = Arc::new(Shared::new());
+        let workers = (1..threads.max(1)).map(|index| spawn(index, Arc::clone(&shared))).collect();
+        let team = Team { shared, caller: Worker { scratch: Buffer::new(WORKER_BYTES) }, buffer: Buffer::new(SHARED_BYTES), threads: workers };
+        Pool { team: Mutex::new(team), threads: threads.max(1) }
+    }
+
+    /// Threads, the caller included.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Bytes that the pool holds for packing, all threads together.
+    pub fn scratch_bytes(&self) -> usize {
+        SHARED_BYTES + self.threads * WORKER_BYTES
+    }
+
+    /// The threads and buffers, until the guard is dropped. A second caller waits.
+    pub fn team(&self) -> MutexGuard<'_, Team> {
+        self.team.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Runs `body` for every chunk below `chunks`, on all threads if `nanoseconds` of work are worth it.
+    pub fn run(&self, chunks: usize, nanoseconds: usize, body: &(dyn Fn(&mut Worker, usize) + Sync)) {
+        self.team().run(chunks, nanoseconds, body);
+    }
+}
+
+impl Team {
+    /// `SHARED_BYTES` bytes, 64-byte aligned.
+    pub fn buffer(&mut self) -> *mut u8 {
+        self.buffer.pointer()
+    }
+
+    /// Runs `body` for every chunk below `chunks` and returns when all are done. `body` must not use the pool.
+    pub fn run(&mut self, chunks: usize, nanoseconds: usize, body: &Body<'_>) {
+        if self.threads.is_empty() || chunks <= 1 || nanoseconds < BREAK_EVEN_NS {
+            (0..chunks).for_each(|chunk| body(&mut self.caller, chunk));
+            return;
+        }
+        assert!(chunks < u32::MAX as usize, "chunk numbers fit the ticket");
+        let mut erased: *const Body<'static> =
+            // SAFETY: only the lifetime changes; `run` outlives every use, since it returns after the last chunk is done.
+            unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(std::ptr::from_ref(body)) };
+        let job = self.shared.publish(&mut erased, chunks);
+        while let Some(chunk) = self.shared.claim(job) {
+            self.shared.execute(&mut self.caller, erased, chunk);
+        }
+        self.shared.wait_for_all(chunks);
+        assert!(!self.shared.panicked.swap(false, Ordering::Relaxed), "a chunk panicked");
+    }
+}
+
+impl Drop for Team {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        drop(self.shared.lock());
+        self.shared.wake.notify_all();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn new() -> Shared {
+        Shared {
+            ticket: AtomicU64::new(0),
+            body: AtomicPtr::new(std::ptr::null_mut()),
+            chunks: AtomicUsize::new(0),
+            done: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            sleepers: AtomicUsize::new(0),
+            caller_sleeps: AtomicBool::new(false),
+            panicked: AtomicBool::new(false),
+            lock: Mutex::new(()),
+            wake: Condvar::new(),
+            finished: Condvar::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// The fields of the previous job are free to change: all its chunks were claimed and done, and a claim needs its number.
+    fn publish(&self, body: *mut *const Body<'static>, chunks: usize) -> u32 {
+        let job = ((self.ticket.load(Ordering::Relaxed) >> 32) as u32).wrapping_add(1);
+        // First an exhausted ticket, so that no late claim of the previous job meets the new fields.
+        self.ticket.store(u64::from(job.wrapping_sub(1)) << 32 | u64::from(u32::MAX), Ordering::SeqCst);
+        self.body.store(body, Ordering::Release);
+        self.chunks.store(chunks, Ordering::Release);
+        self.done.store(0, Ordering::Relaxed);
+        self.ticket.store(u64::from(job) << 32, Ordering::SeqCst);
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            drop(self.lock());
+            self.wake.notify_all();
+        }
+        job
+    }
+
+    fn claim(&self, job: u32) -> Option<usize> {
+        let mut ticket = self.ticket.load(Ordering::Acquire);
+        loop {
+            let next = ticket as u32 as usize;
+            if (ticket >> 32) as u32 != job || next >= self.chunks.load(Ordering::Acquire) {
+                return None;
+            }
+            match self.ticket.compare_exchange_weak(ticket, ticket + 1, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(next),
+                Err(seen) => ticket = seen,
+            }
+        }
+    }
+
+    fn execute(&self, worker: &mut Worker, body: *const Body<'static>, chunk: usize) {
+        // SAFETY: the chunk was claimed under its job's number, so the caller of `run` is still waiting and `body` lives.
+        let body = unsafe { &*body };
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(worker, chunk)));
+        if outcome.is_err() {
+            self.panicked.store(true, Ordering::Relaxed);
+        }
+        let chunks = self.chunks.load(Ordering::Relaxed);
+        if self.done.fetch_add(1, Ordering::SeqCst) + 1 == chunks && self.caller_sleeps.load(Ordering::SeqCst) {
+            drop(self.lock());
+            self.finished.notify_one();
+        }
+    }
+
+    fn wait_for_all(&self, chunks: usize) {
+        for _ in 0..SPINS {
+            if self.done.load(Ordering::Acquire) == chunks {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        self.caller_sleeps.store(true, Ordering::SeqCst);
+        let mut guard = self.lock();
+        while self.done.load(Ordering::SeqCst) != chunks {
+            guard = self.finished.wait(guard).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+        self.caller_sleeps.store(false, Ordering::SeqCst);
+    }
+
+    /// Waits for a job other than `last`; none when the pool stops.
+    fn next_job(&self, last: u32) -> Option<u32> {
+        let fresh = || {
+            let job = (self.ticket.load(Ordering::SeqCst) >> 32) as u32;
+            (job != last).then_some(job)
+        };
+        for _ in 0..SPINS {
+            if let Some(job) = fresh() {
+                return Some(job);
+            }
+            std::hint::spin_loop();
+        }
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let mut guard = self.lock();
+        let job = loop {
+            if self.stop.load(Ordering::SeqCst) {
+                break None;
+            }
+            if let Some(job) = fresh() {
+                break Some(job);
+            }
+            guard = self.wake.wait(guard).unwrap_or_else(|poisoned| poisoned.into_inner());
+        };
+        drop(guard);
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        job
+    }
+}
+
+fn spawn(index: usize, shared: Arc<Shared>) -> JoinHandle<()> {
+    let work = move || {
+        let mut worker = Worker { scratch: Buffer::new(WORKER_BYTES) };
+        let mut last = 0;
+        while let Some(job) = shared.next_job(last) {
+            last = job;
+            let body = shared.body.load(Ordering::Relaxed);
+            while let Some(chunk) = shared.claim(job) {
+                // SAFETY: the claim succeeded under `job`, so the caller waits for this chunk: its `erased` local is alive, and
+                // `body` is that job's, since publishing another one needs this chunk to be done.
+                let body = unsafe { *body };
+                shared.execute(&mut worker, body, chunk);
+            }
+        }
+    };
+    std::thread::Builder::new().name(format!("compute-{index}")).spawn(work).expect("the system starts a compute thread")
+}
+
+/// Bytes with 64-byte alignment.
+struct Buffer(Box<[Line]>);
+
+#[derive(Clone)]
+#[repr(align(64))]
+struct Line(#[allow(dead_code)] [u8; 64]);
+
+impl Buffer {
+    fn new(bytes: usize) -> Buffer {
+        Buffer(vec![Line([0; 64]); bytes / 64].into())
+    }
+
+    fn pointer(&mut self) -> *mut u8 {
+        self.0.as_mut_ptr().cast()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_chunk_runs_once() {
+        for threads in [1, 2, 3, 8] {
+            let pool = Pool::new(threads);
+            for round in 0..300 {
+                let chunks = 1 + (round * 7) % 97;
+                let counts: Vec<AtomicUsize> = (0..chunks).map(|_| AtomicUsize::new(0)).collect();
+                pool.run(chunks, usize::MAX, &|_, chunk| {
+                    counts[chunk].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+            }
+        }
+    }
+
+    #[test]
+    fn a_parked_pool_wakes() {
+        let pool = Pool::new(2);
+        for _ in 0..5 {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            let sum = AtomicUsize::new(0);
+            pool.run(64, usize::MAX, &|_, chunk| {
+                sum.fetch_add(chunk, Ordering::Relaxed);
+            });
+            assert_eq!(sum.into_inner(), 64 * 63 / 2);
+        }
+    }
+
+    #[test]
+    fn a_panic_in_a_chunk_reaches_the_caller() {
+        let pool = Pool::new(2);
+        let run = |bad: usize| {
+            let pool = &pool;
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || pool.run(8, usize::MAX, &|_, chunk| assert_ne!(chunk, bad))))
+        };
+        assert!(run(3).is_err());
+        assert!(run(9).is_ok());
+    }
+}

@@ -1,0 +1,324 @@
+//! `dot_general`: contraction of two strided operands over named factors, planned once and run without allocating.
+//!
+//! A factor that both operands and the result have is a batch dim, one that the result lacks is contracted, the others are rows (of the
+//! left operand) and columns (of the right one). Neighbouring dims that are one dim in memory are merged; what remains becomes panels.
+
+use super::gemm::{Gemm, Operands, PIECE, Panel, Run, Strides};
+use super::simd::Element;
+use crate::cpu::isa::Isa;
+use crate::cpu::pool::Pool;
+
+/// One loop of the contraction: its length and its element stride in each operand that has it. For an uneven shard the length is
+/// the valid one, the strides are those of the stored block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Factor {
+    pub size: usize,
+    pub lhs: Option<usize>,
+    pub rhs: Option<usize>,
+    pub out: Option<usize>,
+}
+
+/// A planned contraction: out = alpha * lhs . rhs + beta * out.
+pub struct DotGeneral<E> {
+    gemm: Gemm<E>,
+    swapped: bool,
+    empty: bool,
+    /// Elements that lhs, rhs and out must have.
+    extents: [usize; 3],
+    flops: usize,
+}
+
+/// A dim of one group: its length and its strides in A, B and C.
+type Dim = (usize, [isize; 3]);
+
+impl<E: Element> DotGeneral<E> {
+    /// Plans for this machine.
+    ///
+    /// # Panics
+    /// If a factor belongs to one operand only.
+    pub fn new(factors: &[Factor]) -> Self {
+        Self::with_isa(factors, Isa::detect())
+    }
+
+    /// Plans for one instruction set, which the machine must have.
+    pub fn with_isa(factors: &[Factor], isa: Isa) -> Self {
+        assert!(isa <= Isa::detect(), "{isa:?} is not on this machine");
+        let kernels = E::kernels(isa);
+        let group = |lhs: bool, rhs: bool, out: bool| -> Vec<Dim> {
+            let has = |f: &&Factor| f.lhs.is_some() == lhs && f.rhs.is_some() == rhs && f.out.is_some() == out;
+            factors.iter().filter(has).map(|f| (f.size, [f.lhs, f.rhs, f.out].map(|s| s.unwrap_or(0) as isize))).collect()
+        };
+        let (mut batch, mut m, mut n, mut k) = (group(true, true, true), group(true, false, true), group(false, true, true), group(true, true, false));
+        assert!(batch.len() + m.len() + n.len() + k.len() == factors.len(), "every factor of a dot_general is in two operands or all");
+        merge(&mut batch, 2);
+        merge(&mut m, 2);
+        merge(&mut n, 2);
+        merge(&mut k, 0);
+        let count = |dims: &[Dim]| dims.iter().map(|dim| dim.0).product::<usize>();
+        let swapped = swap_costs_less(&m, &n, &k);
+        if swapped {
+            std::mem::swap(&mut m, &mut n);
+            [&mut batch, &mut m, &mut n, &mut k].into_iter().for_each(|dims| dims.iter_mut().for_each(|dim| dim.1.swap(0, 1)));
+        }
+        let (inner_m, inner_n, inner_k) = (inner(&m), inner(&n), inner(&k));
+        let strides = Strides {
+            a_row: inner_m.1[0],
+            a_step: inner_k.1[0],
+            b_column: inner_n.1[1],
+            b_step: inner_k.1[1],
+            c_row: inner_m.1[2],
+            c_column: inner_n.1[2],
+        };
+        let rows = panels(&m, 0, kernels.rows, true);
+        let columns = panels(&n, 1, kernels.columns, false);
+        let pieces = pieces(&k);
+        let broken = pieces.iter().any(|runs| runs.len() > 1);
+        let work = count(&m) * count(&n) * count(&k);
+        let gemm = Gemm {
+            kernels,
+            batch: offsets(&batch),
+            pack_a: broken || (strides.a_step != 1 && columns.len() > 1),
+            pack_b: broken || strides.b_column != 1 || rows.len() > 2,
+            by_batch: count(&batch) >= 8 || (count(&batch) > 1 && work < 1 << 20),
+            rows,
+            columns,
+            pieces,
+            strides,
+            work,
+        };
+        let empty = count(&batch) * count(&m) * count(&n) == 0;
+        DotGeneral { gemm, swapped, empty, extents: extents(factors), flops: 2 * count(&batch) * work }
+    }
+
+    /// Multiplications and additions of one run.
+    pub fn flops(&self) -> usize {
+        self.flops
+    }
+
+    /// Computes out = alpha * lhs . rhs + beta * out; with beta 0, out is not read.
+    ///
+    /// # Panics
+    /// If an operand is shorter than its strides reach.
+    pub fn run(&self, pool: &Pool, alpha: E, beta: E, lhs: &[E], rhs: &[E], out: &mut [E]) {
+        let lengths = [lhs.len(), rhs.len(), out.len()];
+        assert!(self.empty || lengths.iter().zip(self.extents).all(|(have, need)| *have >= need), "operands of {lengths:?} elements, need {:?}", self.extents);
+        if self.empty {
+            return;
+        }
+        let (a, b) = if self.swapped { (rhs, lhs) } else { (lhs, rhs) };
+        let operands = Operands { a: a.as_ptr(), b: b.as_ptr(), c: out.as_mut_ptr(), alpha, beta };
+        // SAFETY: the lengths were compared with the largest offsets; `out` is exclusive; factors give each of its elements once.
+        unsafe { self.gemm.run(pool, operands) };
+    }
+}
+
+/// Orders dims by their stride in operand `by`, outermost first, and merges neighbours that are one dim in every operand.
+fn merge(dims: &mut Vec<Dim>, by: usize) {
+    if dims.iter().any(|dim| dim.0 == 0) {
+        dims.truncate(1);
+        dims[0].0 = 0;
+        return;
+    }
+    dims.retain(|dim| dim.0 != 1);
+    dims.sort_by_key(|dim| std::cmp::Reverse(dim.1[by]));
+    let mut merged: Vec<Dim> = Vec::new();
+    for dim in dims.drain(..) {
+        match merged.last_mut() {
+            Some(outer) if (0..3).all(|i| outer.1[i] == dim.1[i] * dim.0 as isize) => *outer = (outer.0 * dim.0, dim.1),
+            _ => merged.push(dim),
+        }
+    }
+    *dims = merged;
+}
+
+/// The dim that panels run along; a group without dims has one step.
+fn inner(dims: &[Dim]) -> Dim {
+    dims.last().copied().unwrap_or((1, [1; 3]))
+}
+
+/// Whether C^T = B^T A^T is cheaper: picoseconds of packing an operand and of writing C against its direction.
+fn swap_costs_less(m: &[Dim], n: &[Dim], k: &[Dim]) -> bool {
+    let count = |dims: &[Dim]| dims.iter().map(|dim| dim.0).product::<usize>();
+    let (depth, inner_k) = (count(k), inner(k));
+    let cost = |rows: &[Dim], columns: &[Dim], a: usize, b: usize| {
+        let pack_rows = if inner_k.1[a] == 1 { 0 } else { 100 };
+        let pack_columns = if inner(columns).1[b] == 1 { 100 } else { 400 };
+        let write = if inner(columns).1[2] == 1 { 0 } else { 500 * depth.div_ceil(PIECE) };
+        // Vectors run along columns: fewer than a vector of them waste the rest.
+        let lanes = if inner(columns).0 < 8 { 200 * depth } else { 0 };
+        count(rows) * depth * pack_rows + count(columns) * depth * pack_columns + count(rows) * count(columns) * (write + lanes)
+    };
+    cost(n, m, 1, 0) < cost(m, n, 0, 1)
+}
+
+/// All offsets of the outer dims, in order.
+fn offsets(dims: &[Dim]) -> Vec<[isize; 3]> {
+    let mut all = vec![[0; 3]];
+    for (size, strides) in dims {
+        all = all.iter().flat_map(|base| (0..*size as isize).map(move |i| [0, 1, 2].map(|o: usize| base[o] + i * strides[o]))).collect();
+    }
+    all
+}
+
+/// Panels of at most `most` rows or columns; none crosses from one inner dim into the next. `even` makes them equally large.
+fn panels(dims: &[Dim], operand: usize, most: usize, even: bool) -> Vec<Panel> {
+    let (size, strides) = inner(dims);
+    let width = if even && size > 0 { size.div_ceil(size.div_ceil(most)) } else { most };
+    let outer = offsets(&dims[..dims.len().saturating_sub(1)]);
+    let mut panels = Vec::with_capacity(outer.len() * size.div_ceil(width));
+    for base in outer {
+        for first in (0..size).step_by(width) {
+            let at = first as isize;
+            panels.push(Panel { source: base[operand] + at * strides[operand], c: base[2] + at * strides[2], size: width.min(size - first) });
+        }
+    }
+    panels
+}
+
+/// Cuts the contracted dims into pieces of equal length, a function of that length only, and these into runs along the inner dim.
+fn pieces(dims: &[Dim]) -> Vec<Vec<Run>> {
+    let (size, strides) = inner(dims);
+    let outer = offsets(&dims[..dims.len().saturating_sub(1)]);
+    let total = outer.len() * size;
+    if total == 0 {
+        return vec![vec![Run { a: 0, b: 0, position: 0, size: 0 }]];
+    }
+    let length = total.div_ceil(total.div_ceil(PIECE));
+    let mut pieces = vec![];
+    for first in (0..total).step_by(length) {
+        let end = total.min(first + length);
+        let (mut runs, mut step) = (vec![], first);
+        while step < end {
+            let (base, at) = (outer[step / size], (step % size) as isize);
+            let count = (end - step).min(size - step % size);
+            runs.push(Run { a: base[0] + at * strides[0], b: base[1] + at * strides[1], position: step - first, size: count });
+            step += count;
+        }
+        pieces.push(runs);
+    }
+    pieces
+}
+
+/// One more than the largest offset in lhs, rhs and out; 0 where an operand is empty.
+fn extents(factors: &[Factor]) -> [usize; 3] {
+    let reach = |stride: fn(&Factor) -> Option<usize>| {
+        let dims = || factors.iter().filter_map(|f| stride(f).map(|s| (f.size, s)));
+        if dims().any(|dim| dim.0 == 0) { 0 } else { 1 + dims().map(|dim| dim.1 * (dim.0 - 1)).sum::<usize>() }
+    };
+    [reach(|f| f.lhs), reach(|f| f.rhs), reach(|f| f.out)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Dense row-major strides of `dims` (letters) with the sizes of `sizes`.
+    fn strides(dims: &str, sizes: &[(char, usize)]) -> Vec<(char, usize)> {
+        let size = |c: char| sizes.iter().find(|s| s.0 == c).expect("a listed dim").1;
+        let mut stride = 1;
+        let mut all = vec![];
+        for c in dims.chars().rev() {
+            all.push((c, stride));
+            stride *= size(c);
+        }
+        all
+    }
+
+    fn factors(spec: &str, sizes: &[(char, usize)]) -> Vec<Factor> {
+        let parts: Vec<Vec<(char, usize)>> = spec.split(' ').map(|dims| strides(dims, sizes)).collect();
+        let of = |part: &[(char, usize)], c| part.iter().find(|s| s.0 == c).map(|s| s.1);
+        sizes.iter().map(|&(c, size)| Factor { size, lhs: of(&parts[0], c), rhs: of(&parts[1], c), out: of(&parts[2], c) }).collect()
+    }
+
+    /// Small integers: every sum is exact in f32.
+    fn values(count: usize, seed: usize) -> Vec<f32> {
+        (0..count).map(|i| ((i * 7919 + seed * 104_729) % 17) as f32 - 8.0).collect()
+    }
+
+    fn naive(factors: &[Factor], lhs: &[f32], rhs: &[f32], out: &mut [f32]) {
+        let mut index = vec![0; factors.len()];
+        if factors.iter().any(|f| f.size == 0) {
+            return;
+        }
+        loop {
+            let at = |stride: fn(&Factor) -> Option<usize>| -> usize { factors.iter().zip(&index).map(|(f, i)| stride(f).unwrap_or(0) * i).sum() };
+            out[at(|f| f.out)] += lhs[at(|f| f.lhs)] * rhs[at(|f| f.rhs)];
+            let Some(d) = (0..index.len()).rev().find(|&d| index[d] + 1 < factors[d].size) else { return };
+            index[d] += 1;
+            index[d + 1..].fill(0);
+        }
+    }
+
+    fn check(spec: &str, sizes: &[(char, usize)]) {
+        let factors = factors(spec, sizes);
+        let [a, b, c] = extents(&factors);
+        let (lhs, rhs) = (values(a, 1), values(b, 2));
+        for beta in [0.0, 1.0, -2.0] {
+            let mut expected: Vec<f32> = if beta == 0.0 { vec![0.0; c] } else { values(c, 3) };
+            expected.iter_mut().for_each(|x| *x *= beta);
+            naive(&factors, &lhs, &rhs, &mut expected);
+            for isa in Isa::available() {
+                for threads in [1, 2, 3] {
+                    let mut out = if beta == 0.0 { vec![f32::NAN; c] } else { values(c, 3) };
+                    DotGeneral::<f32>::with_isa(&factors, isa).run(&Pool::new(threads), 1.0, beta, &lhs, &rhs, &mut out);
+                    assert_eq!(out, expected, "{spec} {sizes:?} {isa:?} {threads} threads, beta {beta}");
+                    let wide = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<f64>>();
+                    let mut out = if beta == 0.0 { vec![f64::NAN; c] } else { wide(&values(c, 3)) };
+                    DotGeneral::<f64>::with_isa(&factors, isa).run(&Pool::new(threads), 1.0, f64::from(beta), &wide(&lhs), &wide(&rhs), &mut out);
+                    assert_eq!(out, wide(&expected), "f64 {spec} {sizes:?} {isa:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn all_layouts_of_a_matrix_product() {
+        for spec in ["mk kn mn", "mk nk mn", "km kn mn", "km nk mn", "mk kn nm", "mk nk nm", "km kn nm", "km nk nm"] {
+            check(spec, &[('m', 37), ('n', 45), ('k', 300)]);
+            check(spec, &[('m', 3), ('n', 129), ('k', 17)]);
+            check(spec, &[('m', 210), ('n', 1), ('k', 5)]);
+            check(spec, &[('m', 1), ('n', 1), ('k', 1)]);
+        }
+    }
+
+    #[test]
+    fn several_dims_in_any_order() {
+        check("bmk bkn bmn", &[('b', 9), ('m', 13), ('n', 18), ('k', 21)]);
+        check("bthe hen btn", &[('b', 2), ('t', 7), ('h', 3), ('e', 4), ('n', 33)]);
+        check("bhte hen btn", &[('b', 2), ('t', 7), ('h', 3), ('e', 4), ('n', 33)]);
+        check("btc che bhte", &[('b', 2), ('t', 15), ('c', 40), ('h', 3), ('e', 6)]);
+        check("bhte bhse bhts", &[('b', 2), ('h', 5), ('t', 9), ('s', 11), ('e', 8)]);
+        check("mbk nbk bmn", &[('b', 3), ('m', 13), ('n', 18), ('k', 21)]);
+        check("btm btn mn", &[('b', 30), ('t', 20), ('m', 18), ('n', 21)]);
+        check("m n mn", &[('m', 20), ('n', 40)]);
+        check("k k ", &[('k', 700)]);
+    }
+
+    #[test]
+    fn empty_dims() {
+        check("mk kn mn", &[('m', 4), ('n', 5), ('k', 0)]);
+        check("mk kn mn", &[('m', 0), ('n', 5), ('k', 3)]);
+        check("bmk bkn bmn", &[('b', 0), ('m', 2), ('n', 5), ('k', 3)]);
+    }
+
+    /// Random reals: instruction sets, threads and batching must agree in every bit.
+    #[test]
+    fn same_bits_for_all_threads_and_instruction_sets() {
+        let sizes = [('m', 300), ('n', 530), ('k', 700)];
+        for spec in ["mk kn mn", "mk nk mn", "km kn mn"] {
+            let factors = factors(spec, &sizes);
+            let real = |count: usize| (0..count).map(|i| ((i as f32) * 0.37).sin()).collect::<Vec<f32>>();
+            let [a, b, c] = extents(&factors);
+            let (lhs, rhs) = (real(a), real(b));
+            let run = |isa, threads| {
+                let mut out = vec![0.0; c];
+                DotGeneral::<f32>::with_isa(&factors, isa).run(&Pool::new(threads), 0.5, 0.0, &lhs, &rhs, &mut out);
+                out
+            };
+            let expected = run(Isa::detect(), 1);
+            for isa in Isa::available().filter(|isa| *isa != Isa::Baseline) {
+                assert!([1, 2, 4].iter().all(|threads| run(isa, *threads) == expected), "{spec} {isa:?}");
+            }
+        }
+    }
+}

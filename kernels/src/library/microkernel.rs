@@ -1,0 +1,158 @@
+//! The innermost block of a matrix product: `rows` x `columns` sums held in registers over `depth` steps.
+//!
+//! A row's factor is broadcast from A (any strides), a column's comes as vectors from B (unit column stride). Every element of C
+//! is a chain of fused multiply-adds in ascending depth, so that all shapes of block and all instruction sets give the same bits.
+
+use super::simd::{Element, Vector};
+
+/// One block: C[rows, columns] = alpha * A[rows, depth] B[depth, columns] + beta * C. Strides in elements; beta 0 never reads C.
+#[derive(Clone, Copy)]
+pub struct Block<E> {
+    pub depth: usize,
+    pub a: *const E,
+    pub a_row: isize,
+    pub a_step: isize,
+    pub b: *const E,
+    pub b_step: isize,
+    pub c: *mut E,
+    pub c_row: isize,
+    pub c_column: isize,
+    pub columns: usize,
+    pub alpha: E,
+    pub beta: E,
+}
+
+type Kernel<E> = unsafe fn(&Block<E>);
+
+/// Most rows of a block, any instruction set.
+pub const MAX_ROWS: usize = 12;
+const MAX_COLUMNS: usize = 32;
+
+/// The blocks of one element type and instruction set.
+#[derive(Clone, Copy)]
+pub struct Kernels<E> {
+    /// Lanes of a vector.
+    pub lanes: usize,
+    /// Most rows of a block.
+    pub rows: usize,
+    /// Most columns of a block: two vectors.
+    pub columns: usize,
+    narrow: [Kernel<E>; MAX_ROWS],
+    wide: [Kernel<E>; MAX_ROWS],
+}
+
+impl<E: Element> Kernels<E> {
+    /// Computes `block` with `rows` rows.
+    ///
+    /// # Safety
+    /// 1 <= rows <= self.rows, 1 <= columns <= self.columns; the block's pointers and strides stay in memory that A and B may read and C
+    /// may write, C apart from A and B; the machine has the instruction set.
+    #[inline(always)]
+    pub unsafe fn run(&self, rows: usize, block: &Block<E>) {
+        let table = if block.columns > self.lanes { &self.wide } else { &self.narrow };
+        // SAFETY: the caller's.
+        unsafe { table[rows - 1](block) }
+    }
+}
+
+/// # Safety
+/// As `Kernels::run`, for ROWS rows and more than (VECTORS - 1) vectors of columns.
+#[inline(always)]
+unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Block<V::E>) {
+    // SAFETY: the caller's.
+    unsafe {
+        let last = t.columns - (VECTORS - 1) * V::LANES;
+        let mut sums = [[V::zero(); VECTORS]; ROWS];
+        let (mut a, mut b) = (t.a, t.b);
+        for _ in 0..t.depth {
+            let mut right = [V::zero(); VECTORS];
+            for (j, vector) in right.iter_mut().enumerate() {
+                let p = b.add(j * V::LANES);
+                *vector = if j + 1 == VECTORS { V::load_first(p, last) } else { V::load(p) };
+            }
+            for (i, row) in sums.iter_mut().enumerate() {
+                let left = V::splat(*a.offset(i as isize * t.a_row));
+                for (sum, vector) in row.iter_mut().zip(right) {
+                    *sum = left.fma(vector, *sum);
+                }
+            }
+            a = a.offset(t.a_step);
+            b = b.offset(t.b_step);
+        }
+        if t.c_column == 1 {
+            write_rows::<V, ROWS, VECTORS>(t, &sums, last);
+        } else {
+            write_scattered::<V, ROWS, VECTORS>(t, &sums, last);
+        }
+    }
+}
+
+/// # Safety
+/// As `block`.
+#[inline(always)]
+unsafe fn write_rows<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Block<V::E>, sums: &[[V; VECTORS]; ROWS], last: usize) {
+    // SAFETY: the caller's.
+    unsafe {
+        let alpha = V::splat(t.alpha);
+        let beta = V::splat(t.beta);
+        for (i, row) in sums.iter().enumerate() {
+            for (j, sum) in row.iter().enumerate() {
+                let p = t.c.offset(i as isize * t.c_row).add(j * V::LANES);
+                let lanes = if j + 1 == VECTORS { last } else { V::LANES };
+                let product = if t.alpha == V::E::ONE { *sum } else { sum.mul(alpha) };
+                let value = if t.beta == V::E::ZERO { product } else { beta.fma(V::load_first(p, lanes), product) };
+                value.store_first(p, lanes);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As `block`.
+#[inline(always)]
+unsafe fn write_scattered<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Block<V::E>, sums: &[[V; VECTORS]; ROWS], last: usize) {
+    let mut buffer = [V::E::ZERO; MAX_ROWS * MAX_COLUMNS];
+    let width = V::LANES * VECTORS;
+    // SAFETY: the buffer holds ROWS x width; the rest is the caller's.
+    unsafe {
+        for (i, row) in sums.iter().enumerate() {
+            for (j, sum) in row.iter().enumerate() {
+                sum.store(buffer.as_mut_ptr().add(i * width + j * V::LANES));
+            }
+        }
+        for j in 0..(VECTORS - 1) * V::LANES + last {
+            for i in 0..ROWS {
+                let p = t.c.offset(i as isize * t.c_row + j as isize * t.c_column);
+                let sum = buffer[i * width + j];
+                let product = if t.alpha == V::E::ONE { sum } else { sum.fma(t.alpha, V::E::ZERO) };
+                *p = if t.beta == V::E::ZERO { product } else { t.beta.fma(*p, product) };
+            }
+        }
+    }
+}
+
+macro_rules! kernels {
+    ($name:ident, $rows:expr, [$($n:literal)*], $(#[$feature:meta])?) => {
+        pub(super) fn $name<V: Vector>() -> Kernels<V::E> {
+            /// # Safety
+            /// As `Kernels::run`.
+            $(#[$feature])?
+            unsafe fn enabled<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Block<V::E>) {
+                // SAFETY: the caller's.
+                unsafe { block::<V, ROWS, VECTORS>(t) }
+            }
+            Kernels {
+                lanes: V::LANES,
+                rows: $rows,
+                columns: 2 * V::LANES,
+                narrow: [$(enabled::<V, $n, 1>),*],
+                wide: [$(enabled::<V, $n, 2>),*],
+            }
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+kernels!(avx512, 12, [1 2 3 4 5 6 7 8 9 10 11 12], #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,fma")]);
+#[cfg(target_arch = "x86_64")]
+kernels!(avx2, 6, [1 2 3 4 5 6 6 6 6 6 6 6], #[target_feature(enable = "avx2,fma")]);
+kernels!(baseline, 4, [1 2 3 4 4 4 4 4 4 4 4 4],);

@@ -1,0 +1,192 @@
+//! Vectors of one element type and one instruction set, as the matrix microkernels see them.
+//!
+//! The methods are inlined into functions that enable the instruction set; calling one elsewhere is undefined.
+
+use crate::cpu::isa::Isa;
+
+/// An element type of the matrix kernels.
+pub trait Element: Copy + Default + PartialEq + Send + Sync + std::fmt::Debug + 'static {
+    const ZERO: Self;
+    const ONE: Self;
+    fn from_f64(x: f64) -> Self;
+    fn to_f64(self) -> f64;
+    fn fma(self, b: Self, c: Self) -> Self;
+    /// The microkernels of `isa`.
+    fn kernels(isa: Isa) -> super::microkernel::Kernels<Self>;
+}
+
+/// A vector of `LANES` elements. `mask` arguments count the leading lanes that take part; the others load zero and store nothing.
+///
+/// # Safety
+/// Every method needs the instruction set that the type is named after, and pointers good for the lanes that take part.
+pub(super) trait Vector: Copy {
+    type E: Element;
+    const LANES: usize;
+    unsafe fn zero() -> Self;
+    unsafe fn splat(x: Self::E) -> Self;
+    unsafe fn load(p: *const Self::E) -> Self;
+    unsafe fn load_first(p: *const Self::E, lanes: usize) -> Self;
+    unsafe fn store(self, p: *mut Self::E);
+    unsafe fn store_first(self, p: *mut Self::E, lanes: usize);
+    /// self * b + c, rounded once.
+    unsafe fn fma(self, b: Self, c: Self) -> Self;
+    unsafe fn mul(self, b: Self) -> Self;
+}
+
+macro_rules! element {
+    ($e:ty, $avx512:ident, $avx2:ident) => {
+        impl Element for $e {
+            const ZERO: Self = 0.0;
+            const ONE: Self = 1.0;
+            fn from_f64(x: f64) -> Self {
+                x as $e
+            }
+            fn to_f64(self) -> f64 {
+                f64::from(self)
+            }
+            #[inline(always)]
+            fn fma(self, b: Self, c: Self) -> Self {
+                self.mul_add(b, c)
+            }
+            fn kernels(isa: Isa) -> super::microkernel::Kernels<Self> {
+                match isa {
+                    #[cfg(target_arch = "x86_64")]
+                    Isa::Avx512 => super::microkernel::avx512::<x86::$avx512>(),
+                    #[cfg(target_arch = "x86_64")]
+                    Isa::Avx2 => super::microkernel::avx2::<x86::$avx2>(),
+                    _ => super::microkernel::baseline::<Single<$e>>(),
+                }
+            }
+        }
+    };
+}
+element!(f32, F32x16, F32x8);
+element!(f64, F64x8, F64x4);
+
+/// One lane: the fallback for machines without AVX2.
+#[derive(Clone, Copy)]
+pub(super) struct Single<E>(E);
+
+impl<E: Element> Vector for Single<E> {
+    type E = E;
+    const LANES: usize = 1;
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        Single(E::ZERO)
+    }
+    #[inline(always)]
+    unsafe fn splat(x: E) -> Self {
+        Single(x)
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const E) -> Self {
+        // SAFETY: the trait's contract.
+        Single(unsafe { *p })
+    }
+    #[inline(always)]
+    unsafe fn load_first(p: *const E, lanes: usize) -> Self {
+        // SAFETY: the trait's contract.
+        if lanes == 0 { Single(E::ZERO) } else { Single(unsafe { *p }) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut E) {
+        // SAFETY: the trait's contract.
+        unsafe { *p = self.0 }
+    }
+    #[inline(always)]
+    unsafe fn store_first(self, p: *mut E, lanes: usize) {
+        if lanes > 0 {
+            // SAFETY: the trait's contract.
+            unsafe { *p = self.0 }
+        }
+    }
+    #[inline(always)]
+    unsafe fn fma(self, b: Self, c: Self) -> Self {
+        Single(self.0.fma(b.0, c.0))
+    }
+    #[inline(always)]
+    unsafe fn mul(self, b: Self) -> Self {
+        Single(self.0.fma(b.0, E::ZERO))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) mod x86 {
+    use super::Vector;
+    use std::arch::x86_64::*;
+
+    /// Lane numbers, to make AVX2 masks.
+    static COUNT32: [i32; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
+    static COUNT64: [i64; 4] = [0, 1, 2, 3];
+
+    macro_rules! vector {
+        ($name:ident, $raw:ty, $e:ty, $lanes:expr, $zero:ident, $splat:ident, $load:ident, $store:ident, $fma:ident, $mul:ident,
+         |$n:ident| $mask:expr, |$p:ident, $m:ident| $load_first:expr, |$q:ident, $k:ident, $v:ident| $store_first:expr) => {
+            #[derive(Clone, Copy)]
+            pub(in crate::library) struct $name(pub $raw);
+            // SAFETY of all blocks: the trait's contract gives the instruction set and good pointers.
+            impl Vector for $name {
+                type E = $e;
+                const LANES: usize = $lanes;
+                #[inline(always)]
+                unsafe fn zero() -> Self {
+                    // SAFETY: see above.
+                    $name(unsafe { $zero() })
+                }
+                #[inline(always)]
+                unsafe fn splat(x: $e) -> Self {
+                    // SAFETY: see above.
+                    $name(unsafe { $splat(x) })
+                }
+                #[inline(always)]
+                unsafe fn load(p: *const $e) -> Self {
+                    // SAFETY: see above.
+                    $name(unsafe { $load(p) })
+                }
+                #[inline(always)]
+                unsafe fn load_first($p: *const $e, $n: usize) -> Self {
+                    // SAFETY: see above.
+                    unsafe {
+                        let $m = $mask;
+                        $name($load_first)
+                    }
+                }
+                #[inline(always)]
+                unsafe fn store(self, p: *mut $e) {
+                    // SAFETY: see above.
+                    unsafe { $store(p, self.0) }
+                }
+                #[inline(always)]
+                unsafe fn store_first(self, $q: *mut $e, $n: usize) {
+                    let $v = self.0;
+                    // SAFETY: see above.
+                    unsafe {
+                        let $k = $mask;
+                        $store_first
+                    }
+                }
+                #[inline(always)]
+                unsafe fn fma(self, b: Self, c: Self) -> Self {
+                    // SAFETY: see above.
+                    $name(unsafe { $fma(self.0, b.0, c.0) })
+                }
+                #[inline(always)]
+                unsafe fn mul(self, b: Self) -> Self {
+                    // SAFETY: see above.
+                    $name(unsafe { $mul(self.0, b.0) })
+                }
+            }
+        };
+    }
+
+    vector!(F32x16, __m512, f32, 16, _mm512_setzero_ps, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_fmadd_ps, _mm512_mul_ps,
+        |n| ((1u32 << n) - 1) as __mmask16, |p, m| _mm512_maskz_loadu_ps(m, p), |q, k, v| _mm512_mask_storeu_ps(q, k, v));
+    vector!(F64x8, __m512d, f64, 8, _mm512_setzero_pd, _mm512_set1_pd, _mm512_loadu_pd, _mm512_storeu_pd, _mm512_fmadd_pd, _mm512_mul_pd,
+        |n| ((1u32 << n) - 1) as __mmask8, |p, m| _mm512_maskz_loadu_pd(m, p), |q, k, v| _mm512_mask_storeu_pd(q, k, v));
+    vector!(F32x8, __m256, f32, 8, _mm256_setzero_ps, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_fmadd_ps, _mm256_mul_ps,
+        |n| _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), _mm256_loadu_si256(COUNT32.as_ptr().cast())),
+        |p, m| _mm256_maskload_ps(p, m), |q, k, v| _mm256_maskstore_ps(q, k, v));
+    vector!(F64x4, __m256d, f64, 4, _mm256_setzero_pd, _mm256_set1_pd, _mm256_loadu_pd, _mm256_storeu_pd, _mm256_fmadd_pd, _mm256_mul_pd,
+        |n| _mm256_cmpgt_epi64(_mm256_set1_epi64x(n as i64), _mm256_loadu_si256(COUNT64.as_ptr().cast())),
+        |p, m| _mm256_maskload_pd(p, m), |q, k, v| _mm256_maskstore_pd(q, k, v));
+}
