@@ -71,7 +71,9 @@ impl Bench {
             ];
             let (a, b, mut c) = (vec![1.0f32; m * k], vec![0.5f32; k * n], vec![0f32; m * n]);
             let dot = DotGeneral::<f32>::new(&factors);
-            self.time(&format!("matmul f32 {m}x{n}x{k} {layout}"), "GF/s", dot.flops() as f64, |pool| dot.run(pool, 1.0, 0.0, &a, &b, &mut c));
+            self.time(&format!("matmul f32 {m}x{n}x{k} {layout}"), "GF/s", dot.flops() as f64, |pool| {
+                dot.run(pool, 1.0, 0.0, &a, &b, &mut c)
+            });
         }
     }
 }

@@ -67,7 +67,12 @@ impl Pool {
     pub fn new(threads: usize) -> Pool {
         let shared = Arc::new(Shared::new());
         let workers = (1..threads.max(1)).map(|index| spawn(index, Arc::clone(&shared))).collect();
-        let team = Team { shared, caller: Worker { scratch: Buffer::new(WORKER_BYTES) }, buffer: Buffer::new(SHARED_BYTES), threads: workers };
+        let team = Team {
+            shared,
+            caller: Worker { scratch: Buffer::new(WORKER_BYTES) },
+            buffer: Buffer::new(SHARED_BYTES),
+            threads: workers,
+        };
         Pool { team: Mutex::new(team), threads: threads.max(1) }
     }
 
@@ -309,7 +314,9 @@ mod tests {
         let pool = Pool::new(2);
         let run = |bad: usize| {
             let pool = &pool;
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || pool.run(8, usize::MAX, &|_, chunk| assert_ne!(chunk, bad))))
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+                pool.run(8, usize::MAX, &|_, chunk| assert_ne!(chunk, bad))
+            }))
         };
         assert!(run(3).is_err());
         assert!(run(9).is_ok());

@@ -173,7 +173,14 @@ impl<E: Element> Gemm<E> {
                     team.run(chunks, elements / 8, &|_: &mut Worker, chunk| {
                         let panels = &columns[chunk * PACK_PANELS..columns.len().min((chunk + 1) * PACK_PANELS)];
                         // SAFETY: the caller's; each chunk fills panels of its own.
-                        unsafe { self.pack_columns(operands.b(), panels, piece, buffer.get().add(chunk * PACK_PANELS * self.panel_elements())) };
+                        unsafe {
+                            self.pack_columns(
+                                operands.b(),
+                                panels,
+                                piece,
+                                buffer.get().add(chunk * PACK_PANELS * self.panel_elements()),
+                            )
+                        };
                     });
                 }
                 team.run(row_tasks * column_tasks, total, &|worker: &mut Worker, chunk| {
@@ -213,7 +220,15 @@ impl<E: Element> Gemm<E> {
     /// # Safety
     /// As `compute`, for one row panel and one column panel.
     #[inline(always)]
-    unsafe fn cell(&self, operands: &Operands<E>, piece: usize, row: (usize, Panel), column: (usize, Panel), packed_a: *const E, packed_b: *const E) {
+    unsafe fn cell(
+        &self,
+        operands: &Operands<E>,
+        piece: usize,
+        row: (usize, Panel),
+        column: (usize, Panel),
+        packed_a: *const E,
+        packed_b: *const E,
+    ) {
         let runs = &self.pieces[piece];
         let last = runs[runs.len() - 1];
         let (i, rows) = row;
@@ -313,7 +328,8 @@ unsafe fn pack<E: Element>(from: *const E, stride: isize, step: isize, to: *mut 
                 12 => pack_contiguous::<E, 12>(from, step, to, width, steps),
                 16 => pack_contiguous::<E, 16>(from, step, to, width, steps),
                 32 => pack_contiguous::<E, 32>(from, step, to, width, steps),
-                _ => (0..steps).for_each(|q| std::ptr::copy_nonoverlapping(from.offset(q as isize * step), to.add(q * width), size)),
+                _ => (0..steps)
+                    .for_each(|q| std::ptr::copy_nonoverlapping(from.offset(q as isize * step), to.add(q * width), size)),
             }
         } else {
             const LINE: usize = 16;

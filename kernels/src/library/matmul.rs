@@ -48,8 +48,12 @@ impl<E: Element> DotGeneral<E> {
             let has = |f: &&Factor| f.lhs.is_some() == lhs && f.rhs.is_some() == rhs && f.out.is_some() == out;
             factors.iter().filter(has).map(|f| (f.size, [f.lhs, f.rhs, f.out].map(|s| s.unwrap_or(0) as isize))).collect()
         };
-        let (mut batch, mut m, mut n, mut k) = (group(true, true, true), group(true, false, true), group(false, true, true), group(true, true, false));
-        assert!(batch.len() + m.len() + n.len() + k.len() == factors.len(), "every factor of a dot_general is in two operands or all");
+        let (mut batch, mut m, mut n, mut k) =
+            (group(true, true, true), group(true, false, true), group(false, true, true), group(true, true, false));
+        assert!(
+            batch.len() + m.len() + n.len() + k.len() == factors.len(),
+            "every factor of a dot_general is in two operands or all"
+        );
         merge(&mut batch, 2);
         merge(&mut m, 2);
         merge(&mut n, 2);
@@ -101,7 +105,11 @@ impl<E: Element> DotGeneral<E> {
     /// If an operand is shorter than its strides reach.
     pub fn run(&self, pool: &Pool, alpha: E, beta: E, lhs: &[E], rhs: &[E], out: &mut [E]) {
         let lengths = [lhs.len(), rhs.len(), out.len()];
-        assert!(self.empty || lengths.iter().zip(self.extents).all(|(have, need)| *have >= need), "operands of {lengths:?} elements, need {:?}", self.extents);
+        assert!(
+            self.empty || lengths.iter().zip(self.extents).all(|(have, need)| *have >= need),
+            "operands of {lengths:?} elements, need {:?}",
+            self.extents
+        );
         if self.empty {
             return;
         }
@@ -155,7 +163,10 @@ fn swap_costs_less(m: &[Dim], n: &[Dim], k: &[Dim]) -> bool {
 fn offsets(dims: &[Dim]) -> Vec<[isize; 3]> {
     let mut all = vec![[0; 3]];
     for (size, strides) in dims {
-        all = all.iter().flat_map(|base| (0..*size as isize).map(move |i| [0, 1, 2].map(|o: usize| base[o] + i * strides[o]))).collect();
+        all = all
+            .iter()
+            .flat_map(|base| (0..*size as isize).map(move |i| [0, 1, 2].map(|o: usize| base[o] + i * strides[o])))
+            .collect();
     }
     all
 }
@@ -169,7 +180,11 @@ fn panels(dims: &[Dim], operand: usize, most: usize, even: bool) -> Vec<Panel> {
     for base in outer {
         for first in (0..size).step_by(width) {
             let at = first as isize;
-            panels.push(Panel { source: base[operand] + at * strides[operand], c: base[2] + at * strides[2], size: width.min(size - first) });
+            panels.push(Panel {
+                source: base[operand] + at * strides[operand],
+                c: base[2] + at * strides[2],
+                size: width.min(size - first),
+            });
         }
     }
     panels
@@ -227,7 +242,10 @@ mod tests {
     fn factors(spec: &str, sizes: &[(char, usize)]) -> Vec<Factor> {
         let parts: Vec<Vec<(char, usize)>> = spec.split(' ').map(|dims| strides(dims, sizes)).collect();
         let of = |part: &[(char, usize)], c| part.iter().find(|s| s.0 == c).map(|s| s.1);
-        sizes.iter().map(|&(c, size)| Factor { size, lhs: of(&parts[0], c), rhs: of(&parts[1], c), out: of(&parts[2], c) }).collect()
+        sizes
+            .iter()
+            .map(|&(c, size)| Factor { size, lhs: of(&parts[0], c), rhs: of(&parts[1], c), out: of(&parts[2], c) })
+            .collect()
     }
 
     /// Small integers: every sum is exact in f32.
@@ -241,7 +259,9 @@ mod tests {
             return;
         }
         loop {
-            let at = |stride: fn(&Factor) -> Option<usize>| -> usize { factors.iter().zip(&index).map(|(f, i)| stride(f).unwrap_or(0) * i).sum() };
+            let at = |stride: fn(&Factor) -> Option<usize>| -> usize {
+                factors.iter().zip(&index).map(|(f, i)| stride(f).unwrap_or(0) * i).sum()
+            };
             out[at(|f| f.out)] += lhs[at(|f| f.lhs)] * rhs[at(|f| f.rhs)];
             let Some(d) = (0..index.len()).rev().find(|&d| index[d] + 1 < factors[d].size) else { return };
             index[d] += 1;
@@ -264,7 +284,14 @@ mod tests {
                     assert_eq!(out, expected, "{spec} {sizes:?} {isa:?} {threads} threads, beta {beta}");
                     let wide = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<f64>>();
                     let mut out = if beta == 0.0 { vec![f64::NAN; c] } else { wide(&values(c, 3)) };
-                    DotGeneral::<f64>::with_isa(&factors, isa).run(&Pool::new(threads), 1.0, f64::from(beta), &wide(&lhs), &wide(&rhs), &mut out);
+                    DotGeneral::<f64>::with_isa(&factors, isa).run(
+                        &Pool::new(threads),
+                        1.0,
+                        f64::from(beta),
+                        &wide(&lhs),
+                        &wide(&rhs),
+                        &mut out,
+                    );
                     assert_eq!(out, wide(&expected), "f64 {spec} {sizes:?} {isa:?}");
                 }
             }

@@ -90,7 +90,11 @@ unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Block<V:
 /// # Safety
 /// As `block`.
 #[inline(always)]
-unsafe fn write_rows<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Block<V::E>, sums: &[[V; VECTORS]; ROWS], last: usize) {
+unsafe fn write_rows<V: Vector, const ROWS: usize, const VECTORS: usize>(
+    t: &Block<V::E>,
+    sums: &[[V; VECTORS]; ROWS],
+    last: usize,
+) {
     // SAFETY: the caller's.
     unsafe {
         let alpha = V::splat(t.alpha);
@@ -110,7 +114,11 @@ unsafe fn write_rows<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Blo
 /// # Safety
 /// As `block`.
 #[inline(always)]
-unsafe fn write_scattered<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Block<V::E>, sums: &[[V; VECTORS]; ROWS], last: usize) {
+unsafe fn write_scattered<V: Vector, const ROWS: usize, const VECTORS: usize>(
+    t: &Block<V::E>,
+    sums: &[[V; VECTORS]; ROWS],
+    last: usize,
+) {
     let mut buffer = [V::E::ZERO; MAX_ROWS * MAX_COLUMNS];
     let width = V::LANES * VECTORS;
     // SAFETY: the buffer holds ROWS x width; the rest is the caller's.

@@ -179,14 +179,64 @@ pub(super) mod x86 {
         };
     }
 
-    vector!(F32x16, __m512, f32, 16, _mm512_setzero_ps, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_fmadd_ps, _mm512_mul_ps,
-        |n| ((1u32 << n) - 1) as __mmask16, |p, m| _mm512_maskz_loadu_ps(m, p), |q, k, v| _mm512_mask_storeu_ps(q, k, v));
-    vector!(F64x8, __m512d, f64, 8, _mm512_setzero_pd, _mm512_set1_pd, _mm512_loadu_pd, _mm512_storeu_pd, _mm512_fmadd_pd, _mm512_mul_pd,
-        |n| ((1u32 << n) - 1) as __mmask8, |p, m| _mm512_maskz_loadu_pd(m, p), |q, k, v| _mm512_mask_storeu_pd(q, k, v));
-    vector!(F32x8, __m256, f32, 8, _mm256_setzero_ps, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_fmadd_ps, _mm256_mul_ps,
+    vector!(
+        F32x16,
+        __m512,
+        f32,
+        16,
+        _mm512_setzero_ps,
+        _mm512_set1_ps,
+        _mm512_loadu_ps,
+        _mm512_storeu_ps,
+        _mm512_fmadd_ps,
+        _mm512_mul_ps,
+        |n| ((1u32 << n) - 1) as __mmask16,
+        |p, m| _mm512_maskz_loadu_ps(m, p),
+        |q, k, v| _mm512_mask_storeu_ps(q, k, v)
+    );
+    vector!(
+        F64x8,
+        __m512d,
+        f64,
+        8,
+        _mm512_setzero_pd,
+        _mm512_set1_pd,
+        _mm512_loadu_pd,
+        _mm512_storeu_pd,
+        _mm512_fmadd_pd,
+        _mm512_mul_pd,
+        |n| ((1u32 << n) - 1) as __mmask8,
+        |p, m| _mm512_maskz_loadu_pd(m, p),
+        |q, k, v| _mm512_mask_storeu_pd(q, k, v)
+    );
+    vector!(
+        F32x8,
+        __m256,
+        f32,
+        8,
+        _mm256_setzero_ps,
+        _mm256_set1_ps,
+        _mm256_loadu_ps,
+        _mm256_storeu_ps,
+        _mm256_fmadd_ps,
+        _mm256_mul_ps,
         |n| _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), _mm256_loadu_si256(COUNT32.as_ptr().cast())),
-        |p, m| _mm256_maskload_ps(p, m), |q, k, v| _mm256_maskstore_ps(q, k, v));
-    vector!(F64x4, __m256d, f64, 4, _mm256_setzero_pd, _mm256_set1_pd, _mm256_loadu_pd, _mm256_storeu_pd, _mm256_fmadd_pd, _mm256_mul_pd,
+        |p, m| _mm256_maskload_ps(p, m),
+        |q, k, v| _mm256_maskstore_ps(q, k, v)
+    );
+    vector!(
+        F64x4,
+        __m256d,
+        f64,
+        4,
+        _mm256_setzero_pd,
+        _mm256_set1_pd,
+        _mm256_loadu_pd,
+        _mm256_storeu_pd,
+        _mm256_fmadd_pd,
+        _mm256_mul_pd,
         |n| _mm256_cmpgt_epi64(_mm256_set1_epi64x(n as i64), _mm256_loadu_si256(COUNT64.as_ptr().cast())),
-        |p, m| _mm256_maskload_pd(p, m), |q, k, v| _mm256_maskstore_pd(q, k, v));
+        |p, m| _mm256_maskload_pd(p, m),
+        |q, k, v| _mm256_maskstore_pd(q, k, v)
+    );
 }
