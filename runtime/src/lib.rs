@@ -1,1 +1,4 @@
-//! x
+//! Runs one rank's program of a dcc artifact: devices, collectives, launch, data, checkpoints.
+
+pub mod comm;
+pub mod error;

@@ -1,0 +1,369 @@
+//! One rank's end of a shared segment: the engine of `local` and `shm`.
+//!
+//! Started transfers queue per channel; only the head of a queue moves. A transfer is *posted* (peers may read its source), for
+//! a large all_reduce *reduced* (peers may read the own chunk of its target), and *done* (this member reads no peer any more);
+//! it is complete once all members are done. Work happens inside waits: each wait serves every queue, then sleeps on the
+//! rank's doorbell, which peers ring after each counter that they advance.
+
+use super::advance::NOT_READ;
+use super::pull::BLOCK;
+use super::segment::Segment;
+use super::shm::{self, Arena};
+use super::{Comm, Hello, Op, Patience, Place, Stop, Token, Transfer};
+use crate::error::{Error, Result};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::time::{Duration, Instant};
+
+/// Looks at the doorbell before sleeping, about 3 µs; none where ranks share cores.
+const SPINS: u32 = 64;
+
+pub struct Peer {
+    pub(super) segment: Arc<Segment>,
+    pub(super) rank: u32,
+    patience: Patience,
+    spins: u32,
+    place: Place,
+    /// The groups, then each ordered pair of ranks.
+    pub(super) channels: Vec<Channel>,
+    /// Channels with started transfers that still need work of this rank.
+    active: Vec<u32>,
+    pub(super) scratch: Box<[u8]>,
+    barriers: u64,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Running,
+    Finished,
+}
+
+#[derive(Debug)]
+pub(super) struct Channel {
+    pub members: Vec<u32>,
+    /// Own position in `members`.
+    pub index: usize,
+    /// Positions that read their peers' memory: all of a group, the second of a pair.
+    pub readers: Range<usize>,
+    pub queue: VecDeque<Pending>,
+    pub started: u64,
+    pub posted: u64,
+    /// Transfers whose work on this rank is over: the sequence number of the queue's head.
+    pub finished: u64,
+    /// What kept the head from moving when it was last looked at.
+    pub need: Option<Need>,
+    /// Result of a small all_reduce until all members have read the sources that it may overwrite.
+    pub held: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pending {
+    pub op: Op,
+    pub place: Place,
+    pub phase: Phase,
+}
+
+/// Next thing to do for the head of a queue. Numbers count the peers already served, starting after the own index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Read(usize),
+    Gather(usize),
+    WriteHeld,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Advance {
+    Moved,
+    /// Nothing to do until this member does something.
+    Needs(Need),
+    Idle,
+}
+
+/// Whom a wait is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Need {
+    pub peer: u32,
+    pub place: Place,
+    pub what: &'static str,
+}
+
+impl Peer {
+    pub fn new(segment: Arc<Segment>, rank: u32, patience: Patience) -> Peer {
+        let layout = &segment.layout;
+        let world = layout.world();
+        let groups = layout.groups.iter().map(|group| Channel::new(group.0.clone(), 0..group.0.len(), rank));
+        let pairs = (0..world).flat_map(|from| (0..world).map(move |to| Channel::new(vec![from, to], 1..2, rank)));
+        let channels = groups.chain(pairs).collect();
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        Peer {
+            rank,
+            patience,
+            spins: if world as usize <= cores { SPINS } else { 0 },
+            place: Place::default(),
+            channels,
+            active: Vec::with_capacity(64),
+            scratch: vec![0; BLOCK].into(),
+            barriers: 0,
+            state: State::Running,
+            segment,
+        }
+    }
+
+    /// This rank's memory, of `Layout::arena_bytes[rank]` bytes or a little more.
+    pub fn arena(&self) -> Arena {
+        Arena::new(self.segment.clone(), self.rank)
+    }
+
+    pub fn segment(&self) -> &Arc<Segment> {
+        &self.segment
+    }
+
+    fn channel_of(&self, transfer: &Transfer) -> Result<u32> {
+        let (rank, layout) = (self.rank, &self.segment.layout);
+        let channel = match *transfer {
+            Transfer::AllReduce { group, .. }
+            | Transfer::AllGather { group, .. }
+            | Transfer::ReduceScatter { group, .. }
+            | Transfer::AllToAll { group, .. } => {
+                layout.groups.get(group.0 as usize).filter(|group| group.0.contains(&rank)).map(|_| group.0)
+            }
+            Transfer::Send { to: other } | Transfer::Recv { from: other } if other == rank || other >= layout.world() => None,
+            Transfer::Send { to } => Some(layout.pair(rank, to)),
+            Transfer::Recv { from } => Some(layout.pair(from, rank)),
+        };
+        channel.ok_or_else(|| {
+            let what = format!("rank {rank} of {} has no such group or peer: {transfer:?}", layout.world());
+            Error::mismatch(what).at(self.place)
+        })
+    }
+
+    /// Serves every queue once; whether anything moved.
+    fn progress(&mut self) -> Result<Advance> {
+        let mut moved = Advance::Idle;
+        let mut next = 0;
+        while next < self.active.len() {
+            let channel = self.active[next];
+            loop {
+                match self.advance(channel)? {
+                    Advance::Moved => moved = Advance::Moved,
+                    Advance::Needs(need) => break self.channels[channel as usize].need = Some(need),
+                    Advance::Idle => break,
+                }
+            }
+            if self.channels[channel as usize].queue.is_empty() {
+                self.active.swap_remove(next);
+            } else {
+                next += 1;
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Serves queues and sleeps until `need` has no answer left.
+    fn block(&mut self, need: impl Fn(&Peer) -> Option<Need>) -> Result<()> {
+        let mut since = None;
+        let mut finished = None;
+        loop {
+            let bell = self.segment.bell(self.rank).load(SeqCst);
+            if let Some(dead) = self.segment.dead() {
+                return Err(self.peer_failed(dead));
+            }
+            let moved = self.progress()?;
+            let Some(need) = need(self) else { return Ok(()) };
+            if let Advance::Moved = moved {
+                continue;
+            }
+            // A finished peer has posted all that it ever will: what is still missing after one more look never comes.
+            if self.segment.is_finished(need.peer) {
+                match finished.replace(need.peer) {
+                    Some(before) if before == need.peer => return Err(self.deserted(&need)),
+                    _ => continue,
+                }
+            }
+            if (0..self.spins).any(|_| {
+                std::hint::spin_loop();
+                self.segment.bell(self.rank).load(SeqCst) != bell
+            }) {
+                continue;
+            }
+            let waited = since.get_or_insert_with(Instant::now).elapsed();
+            if waited >= self.patience.timeout {
+                return Err(self.silent(&need, waited));
+            }
+            self.segment.set_waiting_on(self.rank, Some(need.peer));
+            self.segment.sleeping(self.rank).store(1, SeqCst);
+            shm::sleep(self.segment.bell(self.rank), bell, self.patience.timeout - waited);
+            self.segment.sleeping(self.rank).store(0, SeqCst);
+            self.segment.set_waiting_on(self.rank, None);
+        }
+    }
+
+    fn peer_failed(&self, dead: u32) -> Error {
+        Error::peer(format!("rank {dead} failed, so rank {} cannot go on", self.rank))
+            .at(format!("rank {} at {}", self.rank, self.place))
+    }
+
+    fn deserted(&self, need: &Need) -> Error {
+        Error::mismatch(format!(
+            "rank {} has finished its program but {}, which rank {} waits for",
+            need.peer, need.what, self.rank
+        ))
+        .at(format!("rank {} at {}", self.rank, need.place))
+    }
+
+    /// A wait for a silent peer ends as an error that names it, or the rank that it waits for in turn.
+    fn silent(&self, need: &Need, waited: Duration) -> Error {
+        let culprit = self.segment.culprit(need.peer);
+        let seconds = waited.as_secs_f64();
+        let last = match self.segment.is_finished(culprit) {
+            true => "has finished its program".to_owned(),
+            false => format!("was last at {}", self.segment.place(culprit)),
+        };
+        let via = if culprit == need.peer { String::new() } else { format!(", behind rank {}", need.peer) };
+        Error::hang(format!("rank {culprit} is silent: rank {} waited {seconds:.1} s for it{via}; it {last}", self.rank))
+            .at(format!("rank {}: rank {} {} ({})", self.rank, need.peer, need.what, need.place))
+            .help("if a rank may take that long, raise --timeout")
+    }
+
+    /// Whom the transfer of `token` still needs; `None` once it is complete.
+    fn missing(&self, token: Token) -> Option<Need> {
+        let state = &self.channels[token.channel as usize];
+        if state.finished <= token.sequence {
+            return Some(state.need.expect("an unfinished head that cannot move needs somebody"));
+        }
+        let member = self.undone(token.channel, token.sequence)?;
+        Some(Need { peer: state.members[member], place: self.place, what: NOT_READ })
+    }
+
+    /// A member that still reads transfer `sequence`.
+    pub(super) fn undone(&self, channel: u32, sequence: u64) -> Option<usize> {
+        let mut readers = self.channels[channel as usize].readers.clone();
+        readers.find(|&member| self.segment.slot(channel, member).done().load(Acquire) <= sequence)
+    }
+}
+
+impl Comm for Peer {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn world(&self) -> u32 {
+        self.segment.layout.world()
+    }
+
+    fn mark(&mut self, place: &Place) {
+        self.place = *place;
+        self.segment.mark(self.rank, place);
+    }
+
+    fn start(&mut self, op: &Op) -> Result<Token> {
+        let channel = self.channel_of(&op.transfer)?;
+        let state = &mut self.channels[channel as usize];
+        check_sizes(op, state.members.len(), self.segment.arena(self.rank).bytes())
+            .map_err(|what| Error::mismatch(what).at(format!("rank {} at {}", self.rank, self.place)))?;
+        let token = Token { channel, sequence: state.started };
+        state.queue.push_back(Pending { op: *op, place: self.place, phase: Phase::Read(0) });
+        state.started += 1;
+        if state.queue.len() == 1 {
+            self.active.push(channel);
+        }
+        self.post(channel);
+        Ok(token)
+    }
+
+    fn wait(&mut self, token: Token) -> Result<()> {
+        self.block(|peer| peer.missing(token))
+    }
+
+    fn agree(&mut self, value: u64) -> Result<u64> {
+        let count = self.barriers;
+        self.barriers += 1;
+        self.segment.agreed_value(self.rank, count).store(value, Relaxed);
+        self.segment.agreed(self.rank).store(count + 1, Release);
+        self.segment.ring_all();
+        self.block(|peer| {
+            let late = |&rank: &u32| peer.segment.agreed(rank).load(Acquire) <= count;
+            let rank = (0..peer.segment.layout.world()).find(late)?;
+            Some(Need { peer: rank, place: peer.place, what: "has not come to the step boundary" })
+        })?;
+        let ranks = 0..self.segment.layout.world();
+        Ok(ranks.map(|rank| self.segment.agreed_value(rank, count).load(Relaxed)).max().unwrap_or(value))
+    }
+
+    fn handshake(&mut self, hello: &Hello) -> Result<()> {
+        self.segment.set_hello(self.rank, hello.words());
+        self.agree(0)?;
+        for rank in 1..self.segment.layout.world() {
+            let (ours, theirs) = (self.segment.hello(0), self.segment.hello(rank));
+            if let Some(field) = (0..ours.len()).find(|&field| ours[field] != theirs[field]) {
+                let name = Hello::FIELDS[field];
+                return Err(Error::handshake(format!(
+                    "ranks 0 and {rank} differ in their {name}: {:016x} and {:016x}",
+                    ours[field], theirs[field]
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn stop_requested(&self) -> Stop {
+        self.segment.stop_requested()
+    }
+
+    fn finish(&mut self) {
+        self.state = State::Finished;
+        self.segment.set_finished(self.rank);
+        self.segment.ring_all();
+    }
+}
+
+impl Drop for Peer {
+    /// A rank that ends early, by an error or a panic, ends its peers' waits.
+    fn drop(&mut self) {
+        if self.state == State::Running {
+            self.segment.declare_dead(self.rank);
+        }
+    }
+}
+
+impl Channel {
+    fn new(members: Vec<u32>, readers: Range<usize>, rank: u32) -> Channel {
+        let index = members.iter().position(|&member| member == rank).unwrap_or(0);
+        let queue = VecDeque::new();
+        Channel { members, index, readers, queue, started: 0, posted: 0, finished: 0, need: None, held: Vec::new() }
+    }
+}
+
+/// Regions lie in the arena and have the sizes that the transfer says; the error is for the compiler's author.
+fn check_sizes(op: &Op, members: usize, arena_bytes: usize) -> std::result::Result<(), String> {
+    let (source, target) = match op.transfer {
+        Transfer::AllReduce { dtype, .. } => {
+            let bytes = op.source.bytes;
+            (Some(bytes), Some(if bytes.is_multiple_of(dtype.bytes() as usize) { bytes } else { usize::MAX }))
+        }
+        Transfer::AllGather { rows, .. } => (Some(rows.local_bytes(members)), Some(rows.global_bytes())),
+        Transfer::ReduceScatter { rows, .. } => (Some(rows.global_bytes()), Some(rows.local_bytes(members))),
+        Transfer::AllToAll { exchange, .. } => {
+            let (before, after) = exchange.local_bytes(members);
+            (Some(before), Some(after))
+        }
+        Transfer::Send { .. } => (Some(op.source.bytes), None),
+        Transfer::Recv { .. } => (None, Some(op.target.bytes)),
+    };
+    for (name, region, bytes) in [("source", op.source, source), ("target", op.target, target)] {
+        let Some(bytes) = bytes else { continue };
+        let end = region.offset.checked_add(region.bytes);
+        if region.bytes != bytes || end.is_none_or(|end| end > arena_bytes) {
+            return Err(format!(
+                "{} of a {name} of {} bytes at {} where {bytes} are due in an arena of {arena_bytes}",
+                op.transfer.name(),
+                region.bytes,
+                region.offset
+            ));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,331 @@
+//! What the ranks of one machine share: a control block of counters, and one arena per rank.
+//!
+//! Control block: a header, a block per rank (doorbell, barrier, handshake, where it is), and per channel and member a slot:
+//! three counters of transfers and a ring of descriptions. Counters only grow; each word has one writer, except for doorbells.
+//! An arena is written by its own rank alone; peers read the regions that it posted.
+
+use super::shm::Mapping;
+use super::{Group, Label, Place};
+use crate::error::{Error, Result};
+use std::ops::Range;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+pub const PAGE: usize = 4096;
+/// Arenas start at multiples of a huge page.
+const ARENA_ALIGN: usize = 2 << 20;
+const MAGIC: u64 = u64::from_le_bytes(*b"dcc run1");
+
+/// Transfers of one channel that may be posted before the oldest is complete; later starts are posted as room comes.
+pub const RING: u64 = 16;
+const ENTRY_BYTES: usize = 96;
+const SLOT_BYTES: usize = 64 + RING as usize * ENTRY_BYTES;
+const RANK_BYTES: usize = 512;
+
+/// Where everything lies; equal on all ranks. Untouched pages of a segment cost nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    pub groups: Vec<Group>,
+    /// One per rank.
+    pub arena_bytes: Vec<usize>,
+    /// First slot of each channel: the groups, then each ordered pair of ranks.
+    first_slots: Vec<usize>,
+    slots: usize,
+}
+
+impl Layout {
+    /// `groups`: all groups of the run in one global order, those included that a rank is no member of.
+    pub fn new(groups: Vec<Group>, arena_bytes: Vec<usize>) -> Layout {
+        let world = arena_bytes.len();
+        let mut slots = 0;
+        let sizes = groups.iter().map(|group| group.0.len()).chain((0..world * world).map(|_| 2));
+        let first = |members| {
+            slots += members;
+            slots - members
+        };
+        let first_slots = sizes.map(first).collect();
+        Layout { groups, arena_bytes, first_slots, slots }
+    }
+
+    pub fn world(&self) -> u32 {
+        self.arena_bytes.len() as u32
+    }
+
+    /// The channel on which `from` sends to `to`.
+    pub fn pair(&self, from: u32, to: u32) -> u32 {
+        self.groups.len() as u32 + from * self.world() + to
+    }
+
+    pub fn first_slot(&self, channel: u32) -> usize {
+        self.first_slots[channel as usize]
+    }
+
+    pub fn control_bytes(&self) -> usize {
+        (PAGE + self.arena_bytes.len() * RANK_BYTES + self.slots * SLOT_BYTES).next_multiple_of(PAGE)
+    }
+
+    /// Bytes of `rank`'s arena in the segment's file.
+    pub fn arena_range(&self, rank: u32) -> Range<usize> {
+        let aligned = |bytes: usize| bytes.max(PAGE).next_multiple_of(ARENA_ALIGN);
+        let before: usize = self.arena_bytes[..rank as usize].iter().map(|&bytes| aligned(bytes)).sum();
+        let start = self.control_bytes().next_multiple_of(ARENA_ALIGN) + before;
+        start..start + self.arena_bytes[rank as usize].max(PAGE).next_multiple_of(PAGE)
+    }
+
+    pub fn total_bytes(&self) -> usize {
+        self.arena_range(self.world() - 1).end
+    }
+
+    /// Ranks with another layout would read each other's memory wrongly.
+    pub fn hash(&self) -> u64 {
+        let mut hasher = blake3::Hasher::new();
+        for group in &self.groups {
+            hasher.update(&(group.0.len() as u64).to_le_bytes());
+            group.0.iter().for_each(|rank| {
+                hasher.update(&rank.to_le_bytes());
+            });
+        }
+        for bytes in &self.arena_bytes {
+            hasher.update(&(*bytes as u64).to_le_bytes());
+        }
+        u64::from_le_bytes(hasher.finalize().as_bytes()[..8].try_into().expect("a hash has 32 bytes"))
+    }
+}
+
+/// The shared memory, as one rank (or, with `local`, all of them) maps it.
+#[derive(Debug)]
+pub struct Segment {
+    pub layout: Layout,
+    control: Mapping,
+    arenas: Vec<Mapping>,
+}
+
+/// Words of a rank's block.
+#[derive(Clone, Copy)]
+enum RankWord {
+    Bell = 0,
+    Sleeping = 4,
+    /// Peer + 1 that a sleeping wait needs.
+    WaitingOn = 8,
+    Finished = 12,
+    Agreed = 64,
+    AgreedValues = 72,
+    Hello = 128,
+    Step = 192,
+    Microbatch = 200,
+    Beats = 208,
+    Label = 216,
+}
+
+const DEAD: usize = 16;
+const STOP: usize = 20;
+
+/// One member's side of one channel.
+#[derive(Clone, Copy)]
+pub struct Slot<'a> {
+    control: &'a Mapping,
+    base: usize,
+}
+
+/// What a member posts of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Equal on all members iff they do the same transfer.
+    pub signature: u64,
+    pub source: usize,
+    pub target: usize,
+    pub label: Label,
+}
+
+impl Segment {
+    pub fn new(layout: Layout, control: Mapping, arenas: Vec<Mapping>) -> Segment {
+        Segment { layout, control, arenas }
+    }
+
+    /// The launcher's part, before any rank attaches.
+    pub fn initialize(&self) {
+        self.control.word64(8).store(self.layout.hash(), Relaxed);
+        self.control.word64(0).store(MAGIC, Release);
+    }
+
+    /// Errors: memory of another build or another plan.
+    pub fn verify(&self) -> Result<()> {
+        let (magic, hash) = (self.control.word64(0).load(Acquire), self.control.word64(8).load(Relaxed));
+        if magic != MAGIC {
+            return Err(Error::handshake("the launcher's shared memory is of another build"));
+        }
+        if hash != self.layout.hash() {
+            return Err(Error::handshake(format!(
+                "launcher and rank have different plans: layout {hash:016x} there, {:016x} here",
+                self.layout.hash()
+            )));
+        }
+        Ok(())
+    }
+
+    pub fn arena(&self, rank: u32) -> &Mapping {
+        &self.arenas[rank as usize]
+    }
+
+    pub fn slot(&self, channel: u32, member: usize) -> Slot<'_> {
+        let ranks = PAGE + self.layout.arena_bytes.len() * RANK_BYTES;
+        Slot { control: &self.control, base: ranks + (self.layout.first_slot(channel) + member) * SLOT_BYTES }
+    }
+
+    fn rank32(&self, rank: u32, word: RankWord) -> &AtomicU32 {
+        self.control.word32(PAGE + rank as usize * RANK_BYTES + word as usize)
+    }
+
+    fn rank64(&self, rank: u32, word: RankWord, index: usize) -> &AtomicU64 {
+        self.control.word64(PAGE + rank as usize * RANK_BYTES + word as usize + 8 * index)
+    }
+
+    pub fn bell(&self, rank: u32) -> &AtomicU32 {
+        self.rank32(rank, RankWord::Bell)
+    }
+
+    /// Nonzero while `rank` sleeps, or is about to, on its bell.
+    pub fn sleeping(&self, rank: u32) -> &AtomicU32 {
+        self.rank32(rank, RankWord::Sleeping)
+    }
+
+    /// Tells `rank` that something changed; a system call only if it sleeps.
+    pub fn ring(&self, rank: u32) {
+        self.bell(rank).fetch_add(1, SeqCst);
+        if self.sleeping(rank).load(SeqCst) != 0 {
+            super::shm::wake(self.bell(rank));
+        }
+    }
+
+    pub fn ring_all(&self) {
+        (0..self.layout.world()).for_each(|rank| self.ring(rank));
+    }
+
+    /// The rank that failed first, if any did.
+    pub fn dead(&self) -> Option<u32> {
+        self.control.word32(DEAD).load(Acquire).checked_sub(1)
+    }
+
+    pub fn declare_dead(&self, rank: u32) {
+        let _ = self.control.word32(DEAD).compare_exchange(0, rank + 1, SeqCst, SeqCst);
+        self.ring_all();
+    }
+
+    pub fn stop_requested(&self) -> super::Stop {
+        if self.control.word32(STOP).load(Acquire) == 0 { super::Stop::Continue } else { super::Stop::Requested }
+    }
+
+    pub fn request_stop(&self) {
+        self.control.word32(STOP).store(1, Release);
+    }
+
+    pub fn set_finished(&self, rank: u32) {
+        self.rank32(rank, RankWord::Finished).store(1, Release);
+    }
+
+    pub fn is_finished(&self, rank: u32) -> bool {
+        self.rank32(rank, RankWord::Finished).load(Acquire) != 0
+    }
+
+    pub fn set_waiting_on(&self, rank: u32, peer: Option<u32>) {
+        self.rank32(rank, RankWord::WaitingOn).store(peer.map_or(0, |peer| peer + 1), Relaxed);
+    }
+
+    pub fn waiting_on(&self, rank: u32) -> Option<u32> {
+        self.rank32(rank, RankWord::WaitingOn).load(Relaxed).checked_sub(1)
+    }
+
+    /// The rank that a wait for `peer` is really for: `peer` itself may be waiting for another.
+    pub fn culprit(&self, peer: u32) -> u32 {
+        let mut at = peer;
+        for _ in 0..self.layout.world() {
+            match self.waiting_on(at) {
+                Some(next) if next != at => at = next,
+                _ => return at,
+            }
+        }
+        peer
+    }
+
+    /// Barriers that `rank` has entered.
+    pub fn agreed(&self, rank: u32) -> &AtomicU64 {
+        self.rank64(rank, RankWord::Agreed, 0)
+    }
+
+    /// The value that `rank` brings to its barrier number `count`. Two suffice: nobody enters a barrier before all have read
+    /// the last but one.
+    pub fn agreed_value(&self, rank: u32, count: u64) -> &AtomicU64 {
+        self.rank64(rank, RankWord::AgreedValues, (count % 2) as usize)
+    }
+
+    pub fn set_hello(&self, rank: u32, words: [u64; 4]) {
+        words.iter().enumerate().for_each(|(i, &word)| self.rank64(rank, RankWord::Hello, i).store(word, Relaxed));
+    }
+
+    pub fn hello(&self, rank: u32) -> [u64; 4] {
+        std::array::from_fn(|i| self.rank64(rank, RankWord::Hello, i).load(Relaxed))
+    }
+
+    pub fn mark(&self, rank: u32, place: &Place) {
+        self.rank64(rank, RankWord::Step, 0).store(place.step, Relaxed);
+        self.rank64(rank, RankWord::Microbatch, 0).store(u64::from(place.microbatch), Relaxed);
+        for (i, &word) in place.label.0.iter().enumerate() {
+            self.rank64(rank, RankWord::Label, i).store(word, Relaxed);
+        }
+        let beats = self.rank64(rank, RankWord::Beats, 0);
+        beats.store(beats.load(Relaxed) + 1, Relaxed);
+    }
+
+    /// Where `rank` last said that it is.
+    pub fn place(&self, rank: u32) -> Place {
+        Place {
+            step: self.rank64(rank, RankWord::Step, 0).load(Relaxed),
+            microbatch: self.rank64(rank, RankWord::Microbatch, 0).load(Relaxed) as u32,
+            label: Label(std::array::from_fn(|i| self.rank64(rank, RankWord::Label, i).load(Relaxed))),
+        }
+    }
+
+    /// Grows with every `mark`: a rank whose number stands still, and that waits for nobody, is silent.
+    pub fn beats(&self, rank: u32) -> u64 {
+        self.rank64(rank, RankWord::Beats, 0).load(Relaxed)
+    }
+}
+
+impl<'a> Slot<'a> {
+    /// Transfers whose entry can be read and whose source is ready.
+    pub fn posted(self) -> &'a AtomicU64 {
+        self.control.word64(self.base)
+    }
+
+    /// all_reduces whose own chunk is reduced in the target.
+    pub fn reduced(self) -> &'a AtomicU64 {
+        self.control.word64(self.base + 8)
+    }
+
+    /// Transfers for which this member reads no peer any more.
+    pub fn done(self) -> &'a AtomicU64 {
+        self.control.word64(self.base + 16)
+    }
+
+    fn entry_word(self, sequence: u64, index: usize) -> &'a AtomicU64 {
+        self.control.word64(self.base + 64 + (sequence % RING) as usize * ENTRY_BYTES + 8 * index)
+    }
+
+    pub fn set_entry(self, sequence: u64, entry: &Entry) {
+        self.entry_word(sequence, 0).store(entry.signature, Relaxed);
+        self.entry_word(sequence, 1).store(entry.source as u64, Relaxed);
+        self.entry_word(sequence, 2).store(entry.target as u64, Relaxed);
+        entry.label.0.iter().enumerate().for_each(|(i, &word)| self.entry_word(sequence, 3 + i).store(word, Relaxed));
+    }
+
+    /// Valid once `posted` is beyond `sequence`, until all members are done with it.
+    pub fn entry(self, sequence: u64) -> Entry {
+        let word = |index| self.entry_word(sequence, index).load(Relaxed);
+        Entry {
+            signature: word(0),
+            source: word(1) as usize,
+            target: word(2) as usize,
+            label: Label(std::array::from_fn(|i| word(3 + i))),
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Memory shared between processes, and waiting on it: a memfd mapped by the launcher and every rank, and futexes.
+//!
+//! The one place of `comm` with unsafe code. What makes the safe functions here sound is the protocol above them: a region is
+//! written by one rank only, and read by others only between its posting and their `done`; `check` proves this of the
+//! program's own accesses.
+
+use super::peer::Peer;
+use super::segment::{Layout, Segment};
+use super::{Patience, Region};
+use crate::error::{Error, Result};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::thread::futex;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::time::Duration;
+
+/// Bytes that several threads or processes see. Unmapped when dropped.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    bytes: usize,
+    access: Access,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    Read,
+    Write,
+}
+
+/// A rank's own memory, kept mapped as long as this lives.
+#[derive(Clone, Debug)]
+pub struct Arena {
+    segment: Arc<Segment>,
+    rank: u32,
+}
+
+// SAFETY: a mapping is plain memory, valid in all threads until it is dropped.
+unsafe impl Send for Mapping {}
+// SAFETY: all accesses through a shared reference are atomic, or follow the protocol of the module's header.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Zeros, in this process only; huge pages where the kernel gives them.
+    pub fn anonymous(bytes: usize) -> Result<Mapping> {
+        // SAFETY: a fresh private mapping at an address of the kernel's choice overlaps nothing.
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        };
+        Mapping::own(base, bytes, Access::Write)
+    }
+
+    /// `bytes` of the file from `offset`, a multiple of the page size.
+    pub fn shared(file: impl AsFd, offset: usize, bytes: usize, access: Access) -> Result<Mapping> {
+        let protection = match access {
+            Access::Read => ProtFlags::READ,
+            Access::Write => ProtFlags::READ | ProtFlags::WRITE,
+        };
+        // SAFETY: a fresh mapping overlaps nothing; `create` sealed the file against shrinking, so its pages stay.
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, offset as u64) };
+        Mapping::own(base, bytes, access)
+    }
+
+    fn own(base: rustix::io::Result<*mut std::ffi::c_void>, bytes: usize, access: Access) -> Result<Mapping> {
+        let action = || format!("map {:.1} MiB of memory", bytes as f64 / (1 << 20) as f64);
+        let base = base.map_err(|error| Error::system(&action(), error))?;
+        // SAFETY: the range was just mapped; the advice changes no contents. Kernels without huge pages refuse it: no matter.
+        let _ = unsafe { rustix::mm::madvise(base, bytes, Advice::LinuxHugepage) };
+        let base = NonNull::new(base.cast()).expect("mmap never returns address 0");
+        Ok(Mapping { base, bytes, access })
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn check(&self, offset: usize, bytes: usize, align: usize) {
+        let end = offset.checked_add(bytes).expect("an offset of a mapping fits usize");
+        assert!(end <= self.bytes && offset.is_multiple_of(align), "{offset}+{bytes} of a mapping of {} bytes", self.bytes);
+    }
+
+    pub fn word32(&self, offset: usize) -> &AtomicU32 {
+        self.check(offset, 4, 4);
+        // SAFETY: in bounds and aligned (mappings start at a page); these bytes are only ever accessed as atomics.
+        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) }
+    }
+
+    pub fn word64(&self, offset: usize) -> &AtomicU64 {
+        self.check(offset, 8, 8);
+        // SAFETY: in bounds and aligned (mappings start at a page); these bytes are only ever accessed as atomics.
+        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
+    }
+
+    /// A posted region of a peer, or an own one that no kernel writes meanwhile.
+    pub fn slice(&self, region: Region) -> &[u8] {
+        self.check(region.offset, region.bytes, 1);
+        // SAFETY: in bounds; by the protocol nobody writes a posted region before all members are done with it.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(region.offset), region.bytes) }
+    }
+
+    /// Writes into an own region that nobody else reads meanwhile.
+    pub fn write(&self, offset: usize, from: &[u8]) {
+        self.check(offset, from.len(), 1);
+        assert!(self.access == Access::Write, "a peer's arena is read-only");
+        // SAFETY: in bounds and writable; `copy` allows that `from` lies in this mapping too.
+        unsafe { std::ptr::copy(from.as_ptr(), self.base.as_ptr().add(offset), from.len()) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: this value owns the range; slices of it borrow the value.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+impl Arena {
+    pub fn new(segment: Arc<Segment>, rank: u32) -> Arena {
+        Arena { segment, rank }
+    }
+
+    /// For kernels; valid as long as an `Arena` or `Peer` of this rank lives. Page-aligned.
+    pub fn base(&self) -> NonNull<u8> {
+        self.segment.arena(self.rank).base
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.segment.arena(self.rank).bytes
+    }
+
+    /// Copies `from` to `offset`. Not while a started transfer or a running kernel uses that region.
+    pub fn write(&self, offset: usize, from: &[u8]) {
+        self.segment.arena(self.rank).write(offset, from);
+    }
+
+    /// Copies from `offset` into `into`. Not while a started transfer or a running kernel writes that region.
+    pub fn read(&self, offset: usize, into: &mut [u8]) {
+        into.copy_from_slice(self.segment.arena(self.rank).slice(Region { offset, bytes: into.len() }));
+    }
+}
+
+/// Memory for a run: nameless, so that nothing is left behind however the run ends.
+pub fn create(layout: &Layout) -> Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create("dcc", flags).map_err(|error| Error::system("create shared memory", error))?;
+    rustix::fs::ftruncate(&file, layout.total_bytes() as u64)
+        .and_then(|()| rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL))
+        .map_err(|error| Error::system(&format!("size shared memory to {} bytes", layout.total_bytes()), error))?;
+    control(&file, layout)?.initialize();
+    Ok(file)
+}
+
+/// The control block alone: what the launcher watches.
+pub fn control(file: impl AsFd, layout: &Layout) -> Result<Segment> {
+    let bytes = rustix::fs::fstat(&file).map_err(|error| Error::system("stat shared memory", error))?.st_size;
+    if bytes as usize != layout.total_bytes() {
+        return Err(Error::handshake(format!(
+            "launcher and rank have different plans: {bytes} bytes of shared memory there, {} here",
+            layout.total_bytes()
+        )));
+    }
+    Ok(Segment::new(layout.clone(), Mapping::shared(&file, 0, layout.control_bytes(), Access::Write)?, Vec::new()))
+}
+
+/// Rank `rank`'s end: its own arena writable, its peers' readable.
+pub fn attach(file: impl AsFd, layout: &Layout, rank: u32, patience: Patience) -> Result<Peer> {
+    control(&file, layout)?.verify()?;
+    let arenas = (0..layout.world()).map(|owner| {
+        let range = layout.arena_range(owner);
+        let access = if owner == rank { Access::Write } else { Access::Read };
+        Mapping::shared(&file, range.start, range.len(), access)
+    });
+    let arenas = arenas.collect::<Result<Vec<Mapping>>>()?;
+    let control = Mapping::shared(&file, 0, layout.control_bytes(), Access::Write)?;
+    Ok(Peer::new(Arc::new(Segment::new(layout.clone(), control, arenas)), rank, patience))
+}
+
+/// Sleeps while `word` is `value`, at most `limit`; may return early.
+pub fn sleep(word: &AtomicU32, value: u32, limit: Duration) {
+    let limit = futex::Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
+    // A changed value, a signal and the limit all mean the same to the caller: look again.
+    let _ = futex::wait(word, futex::Flags::empty(), value, Some(&limit));
+}
+
+/// Wakes whoever sleeps on `word`, in any process.
+pub fn wake(word: &AtomicU32) {
+    let _ = futex::wake(word, futex::Flags::empty(), u32::MAX >> 1);
+}
