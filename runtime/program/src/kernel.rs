@@ -9,7 +9,13 @@
 //! own inner dims in a fixed order, `Store` writes every point of its own inner dims. No store reads what another outer point
 //! writes; an output may share its buffer with an input only where every point reads just the element it writes.
 
+mod canonical;
+mod dtypes;
+
 use crate::types::{DType, Reduce};
+
+pub(crate) use canonical::Interner;
+pub use dtypes::Dtypes;
 
 /// Index into `Kernel::dims`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -9,6 +9,7 @@ pub mod kernel;
 pub mod map;
 pub mod mesh;
 pub mod program;
+pub mod simulate;
 pub mod text;
 pub mod types;
 

@@ -23,7 +23,6 @@
 //! A buffer is declared where it is first defined; later definitions write over it in place. Sections of one kind are told
 //! apart by a number (`forward`, `forward.1`). What follows `#` is a comment; after an instruction it is its origin.
 
-mod canonical;
 mod cursor;
 mod instr;
 mod kernel;

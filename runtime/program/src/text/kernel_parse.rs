@@ -1,6 +1,5 @@
 //! Reads kernels: the header line, then one statement or named expression a line.
 
-use super::canonical::Interner;
 use super::cursor::{Cursor, Parsed};
 use crate::kernel::*;
 use crate::types::{DType, Reduce};

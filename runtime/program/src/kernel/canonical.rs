@@ -1,9 +1,9 @@
 //! The canonical form of a kernel: expressions in the order in which its statements first need them, equal ones once, none
 //! unused. What the parser returns, so that the text need not carry the numbering of expressions.
 
-use crate::kernel::{Expr, ExprId, Index, Kernel, Stmt};
+use super::{Expr, ExprId, Index, Kernel, Stmt};
 use crate::program::Program;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 impl Kernel {
     /// The same kernel with its expressions in post-order of first use, equal ones shared.
@@ -14,7 +14,7 @@ impl Kernel {
         let mut new_ids: Vec<Option<ExprId>> = vec![None; self.exprs.len()];
         for stmt in &self.body {
             let root = stmt.value();
-            for id in self.post_order(root, &new_ids) {
+            for id in self.post_order(root, |id| new_ids[id.0 as usize].is_some()) {
                 let mut expr = self.get(id).clone();
                 expr.for_each_operand_mut(|o| *o = new_ids[o.0 as usize].expect("operands precede users"));
                 new_ids[id.0 as usize] = Some(interner.add(&mut out, expr));
@@ -26,15 +26,15 @@ impl Kernel {
         out
     }
 
-    /// What `root` needs and `done` lacks, operands first.
-    fn post_order(&self, root: ExprId, done: &[Option<ExprId>]) -> Vec<ExprId> {
+    /// What `root` needs and is not `done`, operands first.
+    pub fn post_order(&self, root: ExprId, done: impl Fn(ExprId) -> bool) -> Vec<ExprId> {
         let mut out = Vec::new();
-        let mut seen = HashMap::new();
+        let mut seen = HashSet::new();
         let mut stack = vec![(root, false)];
         while let Some((id, operands_done)) = stack.pop() {
             if operands_done {
                 out.push(id);
-            } else if done[id.0 as usize].is_none() && seen.insert(id, ()).is_none() {
+            } else if !done(id) && seen.insert(id) {
                 stack.push((id, true));
                 let operands = self.get(id).operands();
                 assert!(operands.iter().all(|&o| o < id), "operands precede users");
@@ -54,7 +54,7 @@ impl Program {
 
 /// Adds expressions to a kernel, each once.
 #[derive(Default)]
-pub(super) struct Interner {
+pub(crate) struct Interner {
     ids: HashMap<Expr, ExprId>,
 }
 
