@@ -1,3 +1,230 @@
-//! ONNX.
+//! ONNX bytes to the logical forward graph: global static shapes, core ops only.
+//!
+//! `Model::decode` reads the protobuf, `flatten` inlines functions and checks the graph, `ops` builds core ops node by node,
+//! computing what depends on shapes alone on the way. Limits and errors hold for hostile files: no panic, no work beyond
+//! the file's own size and the fold budget.
 
+mod build;
+mod contract;
+mod flatten;
+mod fold;
+mod gains;
+mod inputs;
+mod known;
+mod model;
+mod node;
+mod ops;
+mod parameters;
 pub mod proto;
+mod schema;
+mod shape;
+mod sort;
+mod tensor;
+mod value;
+mod widen;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use dcc_program::{DType, Shape};
+
+use crate::error::{Error, Result};
+use crate::graph::Graph;
+use crate::ops::Input;
+use build::Build;
+use flatten::{Flat, flatten};
+use node::Node;
+use ops::Call;
+use parameters::{Classifier, Origin};
+use value::Value;
+
+pub use inputs::InputInfo;
+pub use model::Model;
+pub use ops::supported;
+pub use parameters::Parameter;
+pub use tensor::{Tensor, TensorData};
+
+/// What to do about the model's Dropout nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Dropout {
+    #[default]
+    AsExported,
+    /// All of them drop this share.
+    Rate(f64),
+    Off,
+}
+
+/// What the command line says about the model's shapes.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Sizes of symbolic dims.
+    pub dims: BTreeMap<String, u64>,
+    /// Samples of one optimizer step.
+    pub global_batch: Option<u64>,
+    /// The dim of an input that counts samples, where it is not dim 0; `None` for an input that does not.
+    pub batch_dims: BTreeMap<String, Option<u8>>,
+    /// Inputs whose value is part of the program.
+    pub constants: BTreeMap<String, Tensor>,
+    pub dropout: Dropout,
+}
+
+/// An output of the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutputInfo {
+    pub name: String,
+    pub dtype: DType,
+    pub shape: Shape,
+    /// Computed by one of ONNX's loss operators.
+    pub is_loss: bool,
+}
+
+/// A model as the compiler sees it.
+#[derive(Clone, Debug)]
+pub struct Imported {
+    /// The forward graph; its outputs are the model's, by name.
+    pub graph: Graph,
+    pub inputs: Vec<InputInfo>,
+    pub outputs: Vec<OutputInfo>,
+    /// Those that some output depends on.
+    pub parameters: Vec<Parameter>,
+    /// Samples of one optimizer step; `None` if no input counts samples.
+    pub batch: Option<u64>,
+    pub opset: i64,
+    pub warnings: Vec<String>,
+}
+
+/// Builds the forward graph of `model`. Errors: DCC00xx where the command line leaves a size open, DCC01xx for what is wrong
+/// with the model or not supported, at the node.
+pub fn onnx(model: &Model, options: &Options) -> Result<Imported> {
+    let flat = flatten(model)?;
+    let bound = inputs::bind(&flat, options)?;
+    let classifier = Classifier::new(model, gains::gains(model, &flat));
+    let mut importer = Importer { model, flat: &flat, classifier, build: Build::new(options.dropout), values: Vec::new() };
+    importer.values.resize(flat.values.len(), None);
+    importer.build.warnings = importer.classifier.warnings();
+    let live = importer.live();
+    importer.sources(&bound, options, &live)?;
+    for node in flat.nodes.iter().filter(|node| node.outputs.iter().flatten().any(|id| live[id.0 as usize])) {
+        importer.node(node, &live)?;
+    }
+    importer.finish(bound)
+}
+
+struct Importer<'f, 'm> {
+    model: &'m Model,
+    flat: &'f Flat<'m>,
+    classifier: Classifier,
+    build: Build,
+    values: Vec<Option<Value>>,
+}
+
+impl Importer<'_, '_> {
+    /// The values that outputs depend on.
+    fn live(&self) -> Vec<bool> {
+        let mut live = vec![false; self.flat.values.len()];
+        for (_, id) in &self.flat.outputs {
+            live[id.0 as usize] = true;
+        }
+        for node in self.flat.nodes.iter().rev() {
+            if node.outputs.iter().flatten().any(|id| live[id.0 as usize]) {
+                for id in node.inputs.iter().flatten() {
+                    live[id.0 as usize] = true;
+                }
+            }
+        }
+        live
+    }
+
+    /// Initializers and inputs.
+    fn sources(&mut self, bound: &inputs::Bound, options: &Options, live: &[bool]) -> Result<()> {
+        for (id, tensor) in self.flat.initializers.iter().filter(|(id, _)| live[id.0 as usize]) {
+            self.build.graph.set_origin(&tensor.name);
+            let value = self.classifier.value(&mut self.build, self.model, tensor.clone(), Origin::Initializer)?;
+            self.values[id.0 as usize] = Some(value);
+        }
+        for (id, input) in &bound.inputs {
+            let value = match options.constants.get(&input.name) {
+                Some(tensor) => known::Known::read(tensor, &tensor.bytes(self.model)?)?.into(),
+                None => {
+                    self.build.graph.set_origin(&input.name);
+                    let InputInfo { name, dtype, shape, batch_dim, .. } = input.clone();
+                    self.build.graph.add(Input { name, dtype, shape, batch_dim }, &[])?.into()
+                }
+            };
+            self.values[id.0 as usize] = Some(value);
+        }
+        Ok(())
+    }
+
+    fn node(&mut self, node: &Node, live: &[bool]) -> Result<()> {
+        let place = node.place();
+        self.build.graph.set_origin(&place);
+        let inputs: Vec<Option<Value>> =
+            node.inputs.iter().map(|id| id.and_then(|id| self.values[id.0 as usize].clone())).collect();
+        let results = self.import(node, &inputs).map_err(|error| {
+            let types: Vec<String> = inputs.iter().flatten().map(|value| describe(&self.build, value)).collect();
+            error.at(format!("{place}: {}", types.join(", ")))
+        })?;
+        for (position, id) in node.outputs.iter().enumerate() {
+            let Some(id) = id.filter(|id| live[id.0 as usize]) else { continue };
+            let Some(result) = results.get(position) else {
+                return Err(Error::attribute(format!("output {position} of {} is not supported", node.op)).at(place));
+            };
+            self.values[id.0 as usize] = Some(result.clone());
+        }
+        Ok(())
+    }
+
+    fn import(&mut self, node: &Node, inputs: &[Option<Value>]) -> Result<Vec<Value>> {
+        let Some(import) = ops::find(node.op) else {
+            return Err(Error::unsupported_op(format!("the operator {} of opset {} is not supported", node.op, node.opset))
+                .help("README.md lists the operators that dcc imports"));
+        };
+        let output = node.outputs.iter().flatten().next().map_or("", |id| self.flat.values[id.0 as usize].as_str());
+        let call = Call { node, inputs, model: self.model, classifier: &self.classifier, output };
+        let results = import(&mut self.build, &call)?;
+        match node.unread().next() {
+            Some(name) => Err(Error::attribute(format!("attribute `{name}` of {} is not supported", node.op))),
+            None => Ok(results),
+        }
+    }
+
+    fn finish(mut self, bound: inputs::Bound) -> Result<Imported> {
+        let losses = ["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"];
+        let losses: BTreeSet<_> =
+            self.flat.nodes.iter().filter(|node| losses.contains(&node.op)).map(|node| node.outputs[0]).collect();
+        let mut outputs = Vec::with_capacity(self.flat.outputs.len());
+        for (name, id) in &self.flat.outputs {
+            let value = self.values[id.0 as usize].clone().expect("flatten ordered definitions before uses");
+            let node = self.build.node(&value).map_err(|error| error.at(format!("output `{name}`")))?;
+            self.build.graph.outputs.push(((*name).to_owned(), node));
+            let ty = self.build.graph.ty(node);
+            let is_loss = losses.contains(&Some(*id));
+            outputs.push(OutputInfo { name: (*name).to_owned(), dtype: ty.dtype, shape: ty.shape.clone(), is_loss });
+        }
+        let built = &self.build.graph;
+        let graph = built.map(|graph, _, node, operands| Ok(graph.add_typed(node.op.clone(), operands, node.ty.clone())))?;
+        parameters::settle(&graph, &mut self.build.parameters);
+        let used: BTreeSet<String> = graph
+            .nodes
+            .iter()
+            .filter_map(|node| match &node.op {
+                crate::ops::Op::Input(input) => Some(input.name.clone()),
+                _ => None,
+            })
+            .collect();
+        let inputs =
+            bound.inputs.into_iter().map(|(_, input)| InputInfo { used: used.contains(&input.name), ..input }).collect();
+        let Build { parameters, warnings, .. } = self.build;
+        Ok(Imported { graph, inputs, outputs, parameters, batch: bound.batch, opset: self.model.opset(), warnings })
+    }
+}
+
+/// A type, or a short known value, for messages.
+fn describe(build: &Build, value: &Value) -> String {
+    let (Ok(dtype), Ok(shape)) = (value.dtype(build), value.shape(build)) else { return "a sequence".to_owned() };
+    let ty = format!("{}{:?}", dtype.name(), shape.as_slice());
+    match value.known().and_then(known::Known::to_ints).filter(|ints| ints.len() <= 8) {
+        Some(ints) => format!("{ty} = {ints:?}"),
+        None => ty,
+    }
+}

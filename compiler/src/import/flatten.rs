@@ -1,0 +1,229 @@
+//! The model's graph with its functions inlined: nodes in topological order over numbered values.
+//!
+//! After: every value is defined once and before it is read, every operator exists in its opset with a fitting number of
+//! inputs and outputs, every tensor's dims, dtype and data length agree. Errors name the node; hostile files get errors too.
+
+use std::collections::HashMap;
+
+use super::model::{Model, default_opset, is_default_domain};
+use super::node::{Attribute, Node, ValueId};
+use super::proto::{AttributeProto, FunctionProto, NodeProto, ValueInfoProto};
+use super::schema::{self, Known};
+use super::sort::sort;
+use super::tensor::Tensor;
+use crate::error::{Error, Result};
+
+/// Functions may call functions this deep.
+const DEPTH_LIMIT: usize = 32;
+/// Nodes after inlining; GPT-3's 96 layers are about 40,000.
+const NODE_LIMIT: usize = 4_000_000;
+
+/// A model's graph without functions.
+#[derive(Clone, Debug, Default)]
+pub struct Flat<'m> {
+    pub nodes: Vec<Node<'m>>,
+    /// The name of each value.
+    pub values: Vec<String>,
+    pub initializers: Vec<(ValueId, Tensor)>,
+    /// The inputs that no initializer gives a value to.
+    pub inputs: Vec<(ValueId, &'m ValueInfoProto)>,
+    pub outputs: Vec<(&'m str, ValueId)>,
+}
+
+/// Names in one graph or function body; an omitted function input is there, but `None`.
+type Scope<'m> = HashMap<&'m str, Option<ValueId>>;
+
+/// Where a body's nodes come from.
+#[derive(Clone, Copy)]
+struct Call<'c, 'm> {
+    /// Position of the outermost call in the file.
+    index: Option<usize>,
+    prefix: &'c str,
+    opset: i64,
+    attributes: &'c [Attribute<'m>],
+    defaults: &'m [AttributeProto],
+    depth: usize,
+}
+
+struct Flattener<'m> {
+    functions: HashMap<(&'m str, &'m str, &'m str), &'m FunctionProto>,
+    flat: Flat<'m>,
+}
+
+/// Inlines and checks the graph of `model`.
+pub fn flatten(model: &Model) -> Result<Flat<'_>> {
+    let graph = model.graph();
+    let functions = model.proto.functions.iter();
+    let functions = functions.map(|function| ((function.domain(), function.name(), function.overload()), function)).collect();
+    let mut flattener = Flattener { functions, flat: Flat::default() };
+    let mut scope = Scope::new();
+    if let Some(sparse) = graph.sparse_initializer.first() {
+        let name = sparse.values.as_ref().map_or("", |values| values.name());
+        return Err(Error::tensor("sparse initializers are not supported").at(format!("tensor `{name}`")));
+    }
+    for proto in &graph.initializer {
+        let tensor = Tensor::new(model, proto.name(), proto)?;
+        let id = flattener.define(&mut scope, proto.name(), proto.name()).map_err(|e| e.at("the initializers"))?;
+        flattener.flat.initializers.push((id, tensor));
+    }
+    for input in graph.input.iter().filter(|input| !graph.initializer.iter().any(|tensor| tensor.name() == input.name())) {
+        let id = flattener.define(&mut scope, input.name(), input.name()).map_err(|e| e.at("the graph's inputs"))?;
+        flattener.flat.inputs.push((id, input));
+    }
+    let call = Call { index: None, prefix: "", opset: model.opset(), attributes: &[], defaults: &[], depth: 0 };
+    flattener.body(&graph.node, &mut scope, call)?;
+    for output in &graph.output {
+        let id = scope.get(output.name()).copied().flatten();
+        let undefined = || Error::graph(format!("no node computes the graph output `{}`", output.name()));
+        flattener.flat.outputs.push((output.name(), id.ok_or_else(undefined)?));
+    }
+    Ok(flattener.flat)
+}
+
+impl<'m> Flattener<'m> {
+    fn define(&mut self, scope: &mut Scope<'m>, name: &'m str, full_name: &str) -> Result<ValueId> {
+        let id = ValueId(self.flat.values.len() as u32);
+        if scope.insert(name, Some(id)).is_some() {
+            return Err(Error::graph(format!("`{name}` is defined twice")));
+        }
+        self.flat.values.push(full_name.to_owned());
+        Ok(id)
+    }
+
+    /// Adds the nodes of a graph or a function body.
+    fn body(&mut self, nodes: &'m [NodeProto], scope: &mut Scope<'m>, call: Call<'_, 'm>) -> Result<()> {
+        for (position, proto) in sort(nodes, scope)? {
+            let mut node = self.head(proto, position, call)?;
+            let place = node.place();
+            for name in &proto.input {
+                node.inputs.push(match name.as_str() {
+                    "" => None,
+                    name => *scope.get(name).expect("sort checked that every input is defined"),
+                });
+            }
+            let function = self.functions.get(&(proto.domain(), proto.op_type(), proto.overload())).copied();
+            if let Some(function) = function {
+                self.inline(function, proto, node, scope, call.depth + 1).map_err(|error| error.at(place))?;
+                continue;
+            }
+            check_schema(&node, proto).map_err(|error| error.at(&place))?;
+            for name in &proto.output {
+                let id = match name.as_str() {
+                    "" => None,
+                    name => Some(self.define(scope, name, &format!("{}{name}", call.prefix)).map_err(|e| e.at(&place))?),
+                };
+                node.outputs.push(id);
+            }
+            self.flat.nodes.push(node);
+            if self.flat.nodes.len() > NODE_LIMIT {
+                return Err(Error::limit(format!("the model has more than {NODE_LIMIT} nodes")).at(place));
+            }
+        }
+        Ok(())
+    }
+
+    /// The node without inputs and outputs; references to attributes of the function are resolved.
+    fn head(&self, proto: &'m NodeProto, position: usize, call: Call<'_, 'm>) -> Result<Node<'m>> {
+        let mut attributes = Vec::new();
+        for attribute in &proto.attribute {
+            let reference = attribute.ref_attr_name();
+            if reference.is_empty() {
+                attributes.push(Attribute::new(attribute.name(), attribute));
+                continue;
+            }
+            let given = call.attributes.iter().find(|given| given.name == reference).map(|given| given.proto);
+            let default = || call.defaults.iter().find(|default| default.name() == reference);
+            attributes.extend(given.or_else(default).map(|proto| Attribute::new(attribute.name(), proto)));
+        }
+        let domain = if is_default_domain(proto.domain()) { "" } else { proto.domain() };
+        Ok(Node {
+            index: call.index.unwrap_or(position),
+            name: format!("{}{}", call.prefix, proto.name()),
+            op: proto.op_type(),
+            domain,
+            opset: call.opset,
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            attributes,
+        })
+    }
+
+    /// Adds the body of `function` in place of the node `call`.
+    fn inline(
+        &mut self,
+        function: &'m FunctionProto,
+        proto: &'m NodeProto,
+        node: Node<'m>,
+        outer: &mut Scope<'m>,
+        depth: usize,
+    ) -> Result<()> {
+        if depth > DEPTH_LIMIT {
+            return Err(Error::limit(format!("functions call each other more than {DEPTH_LIMIT} deep")));
+        }
+        if node.inputs.len() > function.input.len() || proto.output.len() > function.output.len() {
+            return Err(Error::graph(format!("the call does not fit function `{}`", function.name())));
+        }
+        let mut scope = Scope::new();
+        for (position, name) in function.input.iter().enumerate() {
+            if scope.insert(name, node.inputs.get(position).copied().flatten()).is_some() {
+                return Err(Error::graph(format!("function `{}` has two inputs `{name}`", function.name())));
+            }
+        }
+        let prefix = if node.name.is_empty() {
+            format!("{}_{}/", function.name(), self.flat.nodes.len())
+        } else {
+            format!("{}/", node.name)
+        };
+        let opset = default_opset(&function.opset_import).unwrap_or(node.opset);
+        let body = Call {
+            index: Some(node.index),
+            prefix: &prefix,
+            opset,
+            attributes: &node.attributes,
+            defaults: &function.attribute_proto,
+            depth,
+        };
+        self.body(&function.node, &mut scope, body)?;
+        for (name, formal) in proto.output.iter().zip(&function.output).filter(|(name, _)| !name.is_empty()) {
+            let result = scope.get(formal.as_str()).copied().flatten();
+            let undefined = || Error::graph(format!("function `{}` does not compute its output `{formal}`", function.name()));
+            let result = result.ok_or_else(undefined)?;
+            if outer.insert(name, Some(result)).is_some() {
+                return Err(Error::graph(format!("`{name}` is defined twice")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The operator exists in its opset and takes as many inputs and outputs as the node has.
+fn check_schema(node: &Node, proto: &NodeProto) -> Result<()> {
+    if !node.domain.is_empty() {
+        return Err(Error::unsupported_op(format!("operators of domain `{}` are not supported", node.domain))
+            .help("export with standard ONNX operators only"));
+    }
+    let arity = match schema::lookup(node.op, node.opset) {
+        Known::Yes(arity) => arity,
+        Known::Since(since) => {
+            return Err(Error::opset(format!("opset {} has no operator {}: it came with opset {since}", node.opset, node.op))
+                .help(format!("export with `opset_version={since}`")));
+        }
+        Known::No => return Err(Error::opset(format!("ONNX has no operator `{}`", node.op))),
+    };
+    let fits = |count: usize, (min, max): (u8, u8)| count >= min.into() && (max == u8::MAX || count <= max.into());
+    if !fits(node.inputs.len(), arity.inputs) {
+        return Err(Error::graph(format!("{} inputs, {} takes {}", node.inputs.len(), node.op, bounds(arity.inputs))));
+    }
+    if !fits(proto.output.len(), arity.outputs) {
+        return Err(Error::graph(format!("{} outputs, {} has {}", proto.output.len(), node.op, bounds(arity.outputs))));
+    }
+    Ok(())
+}
+
+fn bounds((min, max): (u8, u8)) -> String {
+    match max {
+        u8::MAX => format!("at least {min}"),
+        max if max == min => min.to_string(),
+        max => format!("{min} to {max}"),
+    }
+}

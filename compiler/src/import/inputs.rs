@@ -1,0 +1,176 @@
+//! The model's inputs with all sizes bound: symbolic dims from the command line, the batch from the global batch size.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use dcc_program::{DType, Shape};
+
+use super::Options;
+use super::flatten::Flat;
+use super::node::ValueId;
+use super::proto::ValueInfoProto;
+use super::proto::tensor_shape_proto::dimension::Value as Dim;
+use super::proto::type_proto::Value as Type;
+use super::tensor::dtype;
+use crate::error::{Error, Result};
+
+/// An input of the model, of static shape.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InputInfo {
+    pub name: String,
+    pub dtype: DType,
+    pub shape: Shape,
+    /// The dim that counts samples.
+    pub batch_dim: Option<u8>,
+    /// Whether an output depends on it.
+    pub used: bool,
+}
+
+/// A dim as the file has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Size {
+    Fixed(u64),
+    Symbol(String),
+}
+
+struct Declared {
+    name: String,
+    dtype: DType,
+    dims: Vec<Size>,
+    batch_dim: Option<usize>,
+}
+
+/// Inputs of the graph in order, and the global batch size if any input counts samples.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Bound {
+    pub inputs: Vec<(ValueId, InputInfo)>,
+    pub batch: Option<u64>,
+}
+
+pub(super) fn bind(flat: &Flat, options: &Options) -> Result<Bound> {
+    let mut declared = flat.inputs.iter().map(|&(id, info)| Ok((id, declare(info)?))).collect::<Result<Vec<_>>>()?;
+    for name in options.batch_dims.keys().chain(options.constants.keys()) {
+        if !declared.iter().any(|(_, input)| input.name == *name) {
+            let names: Vec<&str> = declared.iter().map(|(_, input)| input.name.as_str()).collect();
+            return Err(
+                Error::usage(format!("the model has no input `{name}`")).note(format!("its inputs: {}", names.join(", ")))
+            );
+        }
+    }
+    let symbol = choose_batch(&mut declared, options)?;
+    let baked = match &symbol {
+        Some(_) => None,
+        None => baked_batch(&declared)?,
+    };
+    let mut sizes = options.dims.clone();
+    if let (Some(symbol), Some(batch)) = (&symbol, options.global_batch) {
+        let given = *sizes.entry(symbol.clone()).or_insert(batch);
+        if given != batch {
+            return Err(Error::usage(format!("--dim {symbol}={given} contradicts the global batch size {batch}"))
+                .help(format!("`{symbol}` is the model's batch dim; give one of the two")));
+        }
+    }
+    if let (Some(baked), Some(batch)) = (baked, options.global_batch.filter(|&batch| Some(batch) != baked)) {
+        return Err(Error::baked_batch(format!("the export has a batch of {baked} in its shapes, {batch} is asked for"))
+            .help(format!("use --global-batch-size {baked}, or export with a symbolic batch dim")));
+    }
+    check_unbound(&declared, &sizes, symbol.as_deref())?;
+    let batch = symbol.as_ref().map(|symbol| sizes[symbol]).or(baked);
+    let size = |dim: &Size| match dim {
+        Size::Fixed(size) => *size,
+        Size::Symbol(name) => sizes[name],
+    };
+    let inputs = declared.iter().map(|(id, input)| {
+        let shape: Vec<i64> = input.dims.iter().map(|dim| size(dim) as i64).collect();
+        let shape = super::tensor::dims(&shape).map_err(|error| error.at(format!("input `{}`", input.name)))?;
+        let batch_dim = input.batch_dim.map(|dim| dim as u8);
+        Ok((*id, InputInfo { name: input.name.clone(), dtype: input.dtype, shape, batch_dim, used: true }))
+    });
+    Ok(Bound { inputs: inputs.collect::<Result<_>>()?, batch })
+}
+
+fn declare(info: &ValueInfoProto) -> Result<Declared> {
+    let name = info.name().to_owned();
+    let place = format!("input `{name}`");
+    let Some(Type::TensorType(tensor)) = info.r#type.as_ref().and_then(|ty| ty.value.as_ref()) else {
+        return Err(Error::dtype("an input that is not a tensor").at(place));
+    };
+    let dtype = dtype(tensor.elem_type()).map_err(|error| error.at(&place))?;
+    let Some(shape) = &tensor.shape else {
+        return Err(Error::shape("an input of unknown rank").at(place).help("export with static or named dims"));
+    };
+    let mut dims = Vec::with_capacity(shape.dim.len());
+    for (position, dim) in shape.dim.iter().enumerate() {
+        dims.push(match &dim.value {
+            Some(Dim::DimValue(size)) => Size::Fixed(super::tensor::dims(&[*size]).map_err(|error| error.at(&place))?[0]),
+            Some(Dim::DimParam(symbol)) if !symbol.is_empty() => Size::Symbol(symbol.clone()),
+            _ => Size::Symbol(format!("{name}.{position}")),
+        });
+    }
+    Ok(Declared { name, dtype, dims, batch_dim: None })
+}
+
+/// Sets each input's batch dim; gives the symbol that they share, if it is one.
+fn choose_batch(declared: &mut [(ValueId, Declared)], options: &Options) -> Result<Option<String>> {
+    let mut symbols: BTreeSet<String> = BTreeSet::new();
+    for (_, input) in declared.iter() {
+        let dim = options.batch_dims.get(&input.name).copied().unwrap_or(Some(0));
+        if let Some(Size::Symbol(symbol)) = dim.and_then(|dim| input.dims.get(usize::from(dim))) {
+            symbols.insert(symbol.clone());
+        }
+    }
+    if symbols.len() > 1 {
+        let names: Vec<&str> = symbols.iter().map(String::as_str).collect();
+        return Err(Error::unbound(format!("more than one symbol could be the batch: {}", names.join(", ")))
+            .help("say which inputs count samples in which dim: `--batch-dim INPUT=D`, or `=none`"));
+    }
+    let symbol = symbols.pop_first();
+    for (_, input) in declared.iter_mut() {
+        input.batch_dim = match (options.batch_dims.get(&input.name), &symbol) {
+            (Some(None), _) => None,
+            (Some(&Some(dim)), _) if usize::from(dim) >= input.dims.len() => {
+                return Err(Error::usage(format!("--batch-dim {}={dim}: the input has {} dims", input.name, input.dims.len())));
+            }
+            (Some(&Some(dim)), _) => Some(usize::from(dim)),
+            (None, Some(symbol)) => (input.dims.first() == Some(&Size::Symbol(symbol.clone()))).then_some(0),
+            (None, None) => (!input.dims.is_empty()).then_some(0),
+        };
+    }
+    Ok(symbol)
+}
+
+/// The size that the batch dims of all inputs have.
+fn baked_batch(declared: &[(ValueId, Declared)]) -> Result<Option<u64>> {
+    let mut batch = None;
+    for (_, input) in declared {
+        let Some(Size::Fixed(size)) = input.batch_dim.map(|dim| &input.dims[dim]) else { continue };
+        let first = batch.get_or_insert((size, &input.name));
+        if first.0 != size {
+            let what =
+                format!("dim 0 of `{}` is {}, of `{}` {size}: which inputs count samples?", first.1, first.0, input.name);
+            return Err(Error::unbound(what).help(format!("mark those that do not: `--batch-dim {}=none`", input.name)));
+        }
+    }
+    Ok(batch.map(|(size, _)| *size))
+}
+
+fn check_unbound(declared: &[(ValueId, Declared)], sizes: &BTreeMap<String, u64>, batch: Option<&str>) -> Result<()> {
+    let mut open: BTreeMap<&str, String> = BTreeMap::new();
+    for (_, input) in declared {
+        for (position, dim) in input.dims.iter().enumerate() {
+            if let Size::Symbol(symbol) = dim
+                && !sizes.contains_key(symbol)
+            {
+                open.entry(symbol).or_insert_with(|| format!("`{symbol}` (dim {position} of {})", input.name));
+            }
+        }
+    }
+    if open.is_empty() {
+        return Ok(());
+    }
+    let flag =
+        |symbol: &&str| if Some(*symbol) == batch { "--global-batch-size B".to_owned() } else { format!("--dim {symbol}=N") };
+    let flags: Vec<String> = open.keys().map(flag).collect();
+    let listed: Vec<String> = open.into_values().collect();
+    Err(Error::unbound(format!("the model leaves open the size of {}", listed.join(", ")))
+        .help(format!("add {}", flags.join(" "))))
+}

@@ -1,0 +1,124 @@
+//! An ONNX model as bytes: decoded without copying tensor data, nothing opened, nothing read.
+//!
+//! The caller does the I/O: it maps the model file, and, where it wants constants that live beside the model to be known
+//! while compiling, the files that `external_locations` names. Weights need not be there.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use prost::Message;
+
+use super::proto::{AttributeProto, GraphProto, ModelProto, TensorProto, tensor_proto::DataLocation};
+use super::schema::{NEWEST_OPSET, OLDEST_OPSET};
+use crate::error::{Error, Result};
+
+/// A decoded model. Its tensors are slices of `bytes`.
+#[derive(Clone, Debug)]
+pub struct Model {
+    pub proto: ModelProto,
+    bytes: Bytes,
+    files: BTreeMap<String, Bytes>,
+}
+
+impl Model {
+    /// Decodes the bytes of an ONNX file. Errors: DCC0101 where they are none, DCC0103 for an opset that dcc does not read.
+    pub fn decode(bytes: Bytes) -> Result<Model> {
+        if bytes.starts_with(b"version https://git-lfs") {
+            return Err(
+                Error::not_onnx("the file is a Git LFS pointer, not the model").help("fetch the model with `git lfs pull`")
+            );
+        }
+        let size = bytes.len();
+        let proto = ModelProto::decode(bytes.clone()).map_err(|error| {
+            Error::not_onnx(format!("the {size} bytes are not an ONNX model: {error}"))
+                .help("compare the file's size with the original: a truncated or damaged file looks like this")
+        })?;
+        if proto.graph.is_none() {
+            return Err(Error::not_onnx(format!("the {size} bytes hold no ONNX graph")).help("pass an .onnx file"));
+        }
+        let model = Model { proto, bytes, files: BTreeMap::new() };
+        model.check_opset()?;
+        Ok(model)
+    }
+
+    /// Adds the bytes of an external data file, named as the model names it.
+    pub fn with_file(mut self, location: impl Into<String>, bytes: Bytes) -> Model {
+        self.files.insert(location.into(), bytes);
+        self
+    }
+
+    pub fn file(&self, location: &str) -> Option<&Bytes> {
+        self.files.get(location)
+    }
+
+    /// The bytes of the model file.
+    pub fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    pub fn graph(&self) -> &GraphProto {
+        self.proto.graph.as_ref().expect("decode checked that there is a graph")
+    }
+
+    /// The version of the default operator set.
+    pub fn opset(&self) -> i64 {
+        default_opset(&self.proto.opset_import).unwrap_or(1)
+    }
+
+    /// The value of a metadata property of the graph or the model.
+    pub fn metadata(&self, key: &str) -> Option<&str> {
+        let entries = self.graph().metadata_props.iter().chain(&self.proto.metadata_props);
+        entries.into_iter().find(|entry| entry.key() == key).map(|entry| entry.value())
+    }
+
+    /// All files that tensors of the model refer to, in the model's own words.
+    pub fn external_locations(&self) -> BTreeSet<String> {
+        let mut found = BTreeSet::new();
+        collect_locations(self.graph(), &mut found);
+        for function in &self.proto.functions {
+            collect_attributes(function.node.iter().flat_map(|node| &node.attribute), &mut found);
+        }
+        found
+    }
+
+    fn check_opset(&self) -> Result<()> {
+        let Some(opset) = default_opset(&self.proto.opset_import) else {
+            return Err(Error::opset("the model does not say which opset of the default domain it uses"));
+        };
+        if !(OLDEST_OPSET..=NEWEST_OPSET).contains(&opset) {
+            return Err(Error::opset(format!("opset {opset} is not supported, {OLDEST_OPSET} to {NEWEST_OPSET} are"))
+                .help("export with `opset_version=20`, or convert with `onnx.version_converter`"));
+        }
+        Ok(())
+    }
+}
+
+/// The version of the default domain among `imports`.
+pub(super) fn default_opset(imports: &[super::proto::OperatorSetIdProto]) -> Option<i64> {
+    imports.iter().find(|import| is_default_domain(import.domain())).map(|import| import.version())
+}
+
+/// ONNX writes its own domain as `` or `ai.onnx`.
+pub(super) fn is_default_domain(domain: &str) -> bool {
+    domain.is_empty() || domain == "ai.onnx"
+}
+
+fn collect_locations(graph: &GraphProto, found: &mut BTreeSet<String>) {
+    graph.initializer.iter().for_each(|tensor| collect_tensor(tensor, found));
+    collect_attributes(graph.node.iter().flat_map(|node| &node.attribute), found);
+}
+
+fn collect_attributes<'m>(attributes: impl Iterator<Item = &'m AttributeProto>, found: &mut BTreeSet<String>) {
+    for attribute in attributes {
+        attribute.t.iter().chain(&attribute.tensors).for_each(|tensor| collect_tensor(tensor, found));
+        attribute.g.iter().chain(&attribute.graphs).for_each(|graph| collect_locations(graph, found));
+    }
+}
+
+fn collect_tensor(tensor: &TensorProto, found: &mut BTreeSet<String>) {
+    if tensor.data_location() == DataLocation::External {
+        found.extend(
+            tensor.external_data.iter().filter(|entry| entry.key() == "location").map(|entry| entry.value().to_owned()),
+        );
+    }
+}

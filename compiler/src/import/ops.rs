@@ -1,0 +1,140 @@
+//! The ONNX operators that dcc imports: one table per family, each entry an operator and the function that builds it.
+//!
+//! Importers only build core ops; gradient, sharding and kernels follow from these.
+
+mod attention;
+mod compare;
+mod constant;
+mod elementwise;
+mod index;
+mod loss;
+mod matmul;
+mod movement;
+mod norm;
+mod random;
+mod reduce;
+mod sequence;
+mod shape;
+
+use dcc_program::Shape;
+
+use super::build::Build;
+use super::known::Known;
+use super::model::Model;
+use super::node::Node;
+use super::parameters::Classifier;
+use super::value::{Value, axis};
+use crate::error::{Error, Result};
+
+/// Builds one node; gives its results in ONNX's order. Fewer than the node has means that the others are not supported.
+pub type Import = fn(&mut Build, &Call) -> Result<Vec<Value>>;
+
+const FAMILIES: &[&[(&str, Import)]] = &[
+    attention::ONNX,
+    compare::ONNX,
+    constant::ONNX,
+    elementwise::ONNX,
+    index::ONNX,
+    loss::ONNX,
+    matmul::ONNX,
+    movement::ONNX,
+    norm::ONNX,
+    random::ONNX,
+    reduce::ONNX,
+    sequence::ONNX,
+    shape::ONNX,
+];
+
+/// The importer of an operator of the default domain.
+pub fn find(op: &str) -> Option<Import> {
+    FAMILIES.iter().flat_map(|family| family.iter()).find(|(name, _)| *name == op).map(|&(_, import)| import)
+}
+
+/// All operators that dcc imports, sorted.
+pub fn supported() -> Vec<&'static str> {
+    let mut names: Vec<&str> = FAMILIES.iter().flat_map(|family| family.iter()).map(|&(name, _)| name).collect();
+    names.sort_unstable();
+    names
+}
+
+/// One node with the meaning of its inputs.
+pub struct Call<'a, 'm> {
+    pub node: &'a Node<'m>,
+    pub inputs: &'a [Option<Value>],
+    pub model: &'m Model,
+    pub classifier: &'a Classifier,
+    /// The name of the first output.
+    pub output: &'a str,
+}
+
+impl Call<'_, '_> {
+    pub fn opset(&self) -> i64 {
+        self.node.opset
+    }
+
+    pub fn input(&self, position: usize) -> Result<&Value> {
+        self.optional(position).ok_or_else(|| Error::graph(format!("input {position} of {} is missing", self.node.op)))
+    }
+
+    pub fn optional(&self, position: usize) -> Option<&Value> {
+        self.inputs.get(position)?.as_ref()
+    }
+
+    pub fn wants(&self, output: usize) -> bool {
+        self.node.outputs.get(output).is_some_and(Option::is_some)
+    }
+
+    /// An input that has to be known. Errors: DCC0111.
+    pub fn known(&self, position: usize) -> Result<&Known> {
+        self.input(position)?.known().ok_or_else(|| {
+            let what = format!(
+                "input {position} of {} has to be known while compiling, but depends on parameters or data",
+                self.node.op
+            );
+            Error::data_dependent(what)
+                .help("export with static shapes for it, or give the input that it depends on as a constant")
+        })
+    }
+
+    pub fn known_ints(&self, position: usize) -> Result<Vec<i64>> {
+        let ints = self.known(position)?.to_ints();
+        ints.ok_or_else(|| Error::dtype(format!("input {position} of {} is not a list of integers", self.node.op)))
+    }
+
+    pub fn known_number(&self, position: usize) -> Result<f64> {
+        let number = self.known(position)?.uniform();
+        number.ok_or_else(|| Error::shape(format!("input {position} of {} is not one number", self.node.op)))
+    }
+
+    /// A list that older opsets have as attribute `name` and newer ones as an input.
+    pub fn ints_either(&self, name: &str, position: usize) -> Result<Option<Vec<i64>>> {
+        if let Some(ints) = self.node.ints(name)? {
+            return Ok(Some(ints.to_vec()));
+        }
+        self.optional(position).map(|_| self.known_ints(position)).transpose()
+    }
+
+    /// The attribute `axis`, counted from the front.
+    pub fn axis(&self, default: i64, rank: usize) -> Result<usize> {
+        axis(self.node.int_or("axis", default)?, rank)
+    }
+}
+
+/// Axes counted from the front, sorted, each once.
+fn axes(given: &[i64], rank: usize) -> Result<Vec<usize>> {
+    let mut axes = given.iter().map(|&one| axis(one, rank)).collect::<Result<Vec<usize>>>()?;
+    axes.sort_unstable();
+    if axes.windows(2).any(|pair| pair[0] == pair[1]) {
+        return Err(Error::shape(format!("axes {given:?} repeat one of {rank} dims")));
+    }
+    Ok(axes)
+}
+
+/// Checked sizes from known integers. Errors: DCC0108.
+fn sizes(ints: &[i64]) -> Result<Shape> {
+    super::tensor::dims(ints)
+}
+
+fn attribute_value(name: &str, value: impl std::fmt::Display) -> Error {
+    Error::attribute(format!("{name} = {value} is not supported"))
+}

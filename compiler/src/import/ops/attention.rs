@@ -1,0 +1,228 @@
+//! Attention and rotary positions.
+
+use dcc_program::kernel::{BinaryOp, CompareOp};
+use dcc_program::program::{Attention as Attributes, MaskKind};
+use dcc_program::{DType, FactorSpec};
+
+use super::{Call, Import, attribute_value};
+use crate::error::{Error, Result};
+use crate::graph::{Graph, NodeId};
+use crate::import::build::Build;
+use crate::import::value::Value;
+use crate::ops::{Attention, Op};
+
+pub const ONNX: &[(&str, Import)] = &[("Attention", attention), ("RotaryEmbedding", rotary_embedding)];
+
+/// `[batch, heads, tokens, size]` from that or from `[batch, tokens, heads * size]`.
+fn with_heads(build: &mut Build, x: &Value, heads: Option<i64>) -> Result<Value> {
+    let shape = x.shape(build)?;
+    match (shape.as_slice(), heads) {
+        ([_, _, _, _], _) => Ok(x.clone()),
+        (&[batch, tokens, width], Some(heads @ 1..)) if width.is_multiple_of(heads as u64) => {
+            let split = build.reshape(x, &[batch, tokens, heads as u64, width / heads as u64])?;
+            build.transpose(&split, &[0, 2, 1, 3])
+        }
+        (other, heads) => Err(Error::shape(format!("{other:?} with {heads:?} heads"))),
+    }
+}
+
+/// softmax(Q Kᵀ scale + mask) V with fewer key heads than query heads where they divide.
+fn attention(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    for (position, name) in [(4, "past_key"), (5, "past_value"), (6, "nonpad_kv_seqlen")] {
+        if call.optional(position).is_some() {
+            return Err(Error::attribute(format!("Attention with {name} is not supported")));
+        }
+    }
+    check_attributes(call)?;
+    let flat = call.input(0)?.rank(build)? == 3;
+    let (q_heads, kv_heads) = (call.node.int("q_num_heads")?, call.node.int("kv_num_heads")?);
+    let q = with_heads(build, call.input(0)?, q_heads)?;
+    let k = with_heads(build, call.input(1)?, kv_heads)?;
+    let v = with_heads(build, call.input(2)?, kv_heads)?;
+    let (q_shape, k_shape, v_shape) = (q.shape(build)?, k.shape(build)?, v.shape(build)?);
+    let (heads, key_heads) = (q_shape[1], k_shape[1]);
+    if key_heads == 0 || !heads.is_multiple_of(key_heads) || v_shape[1] != key_heads {
+        return Err(Error::shape(format!("{heads} query heads, {key_heads} key heads, {} value heads", v_shape[1])));
+    }
+    let groups = heads / key_heads;
+    let scale = call.node.float("scale")?.unwrap_or(1.0 / (q_shape[3] as f64).sqrt());
+    let causal = call.node.flag("is_causal", false)?;
+    let scores = [q_shape[0], heads, q_shape[2], k_shape[2]];
+    let mask = match call.optional(3) {
+        Some(mask) => Mask::read(build, mask, &scores)?,
+        None => Mask::default(),
+    };
+    let (q, head_names) = match groups {
+        1 => (q, "h"),
+        _ => (build.reshape(&q, &[q_shape[0], key_heads, groups, q_shape[2], q_shape[3]])?, "h g"),
+    };
+    let (mask_value, mask_names) = mask.for_groups(build, groups)?;
+    let mut operands = vec![build.node(&q)?, build.node(&k)?, build.node(&v)?];
+    let mut spec = format!("b {head_names} t e, b h s e, b h s f");
+    let mut kind = MaskKind::None;
+    if let Some(value) = mask_value {
+        spec = format!("{spec}, {mask_names}");
+        kind = if value.dtype(build)? == DType::Bool { MaskKind::Boolean } else { MaskKind::Additive };
+        operands.push(build.node(&value)?);
+    }
+    let spec = FactorSpec::parse(&format!("{spec} -> b {head_names} t f")).expect("names are identifiers");
+    let attributes = Attributes { spec, causal: causal || mask.causal, mask: kind, scale: scale.to_bits() };
+    let y = build.graph.add(Attention { attributes, out: 0 }, &operands)?;
+    let mut y = build.reshape(&y.into(), &[q_shape[0], heads, q_shape[2], v_shape[3]])?;
+    if flat {
+        y = build.transpose(&y, &[0, 2, 1, 3])?;
+        y = build.reshape(&y, &[q_shape[0], q_shape[2], heads * v_shape[3]])?;
+    }
+    Ok(vec![y])
+}
+
+/// What there is no core attention for.
+fn check_attributes(call: &Call) -> Result<()> {
+    let softcap = call.node.float_or("softcap", 0.0)?;
+    if softcap != 0.0 {
+        return Err(attribute_value("softcap", softcap));
+    }
+    let mode = call.node.int_or("qk_matmul_output_mode", 0)?;
+    if mode != 0 || call.wants(3) {
+        return Err(attribute_value("qk_matmul_output_mode", mode));
+    }
+    match call.node.int("softmax_precision")? {
+        None | Some(1 | 11) => Ok(()),
+        Some(other) => Err(attribute_value("softmax_precision", other)),
+    }
+}
+
+/// The mask of an attention without the dims along which it repeats.
+#[derive(Default)]
+struct Mask {
+    value: Option<Value>,
+    /// Which of `b h t s` it has.
+    dims: Vec<usize>,
+    /// It is the causal mask, and no tensor.
+    causal: bool,
+}
+
+impl Mask {
+    fn read(build: &mut Build, mask: &Value, scores: &[u64; 4]) -> Result<Mask> {
+        let rank = mask.rank(build)?;
+        if rank > 4 {
+            return Err(Error::shape(format!("an attention mask of rank {rank}")));
+        }
+        let wide = build.broadcast(mask, scores)?;
+        if mask.dtype(build)? == DType::Bool && wide.uniform() == Some(1.0) {
+            return Ok(Mask::default());
+        }
+        let id = build.node(&wide)?;
+        if is_causal(&build.graph, id, 4) && scores[2] == scores[3] {
+            return Ok(Mask { causal: true, ..Mask::default() });
+        }
+        let dims = match &build.graph[id].op {
+            Op::BroadcastInDim(op) => op.dims.iter().map(|&dim| usize::from(dim)).collect(),
+            _ => vec![0, 1, 2, 3],
+        };
+        let value = if dims.len() == 4 { id } else { build.graph[id].operands[0] };
+        Ok(Mask { value: Some(value.into()), dims, causal: false })
+    }
+
+    /// The mask and its factors, heads split into groups where the queries' are.
+    fn for_groups(&self, build: &mut Build, groups: u64) -> Result<(Option<Value>, String)> {
+        let Some(value) = &self.value else { return Ok((None, String::new())) };
+        let head_names = if groups == 1 { "h" } else { "h g" };
+        let names: Vec<&str> = self.dims.iter().map(|&dim| ["b", head_names, "t", "s"][dim]).collect();
+        let mut value = value.clone();
+        if let Some(at) = self.dims.iter().position(|&dim| dim == 1).filter(|_| groups != 1) {
+            let mut shape = value.shape(build)?;
+            shape[at] /= groups;
+            shape.insert(at + 1, groups);
+            value = build.reshape(&value, &shape)?;
+        }
+        Ok((Some(value), names.join(" ")))
+    }
+}
+
+/// Whether the value is `key position <= query position`, keys in the last dim of `rank` and queries in the one before.
+pub(in crate::import) fn is_causal(graph: &Graph, id: NodeId, rank: usize) -> bool {
+    let (id, dims) = under_broadcast(graph, id, (0..rank).collect());
+    let node = &graph[id];
+    let (columns, rows) = match &node.op {
+        Op::Compare(op) if op.op == CompareOp::Le => (node.operands[0], node.operands[1]),
+        Op::Compare(op) if op.op == CompareOp::Ge => (node.operands[1], node.operands[0]),
+        _ => return false,
+    };
+    let counts = |id: NodeId, dim: usize| {
+        let (id, dims) = under_broadcast(graph, id, dims.clone());
+        matches!(&graph[id].op, Op::Iota(iota) if dims.get(usize::from(iota.dim)) == Some(&dim))
+    };
+    counts(columns, rank - 1) && counts(rows, rank - 2)
+}
+
+/// The value under broadcasts, and which of the outer dims its dims are.
+fn under_broadcast(graph: &Graph, mut id: NodeId, mut dims: Vec<usize>) -> (NodeId, Vec<usize>) {
+    while let Op::BroadcastInDim(op) = &graph[id].op {
+        dims = op.dims.iter().map(|&dim| dims[usize::from(dim)]).collect();
+        id = graph[id].operands[0];
+    }
+    (id, dims)
+}
+
+/// Rotates pairs of the first `rotary_embedding_dim` elements of each head by the angle of their position. Su et al. 2021,
+/// arXiv 2104.09864. Pairs are halves apart, or neighbours if `interleaved`.
+fn rotary_embedding(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let x = call.input(0)?;
+    let shape = x.shape(build)?;
+    let flat = shape.len() == 3;
+    let heads = call.node.int_or("num_heads", 0)?;
+    let x = with_heads(build, x, Some(heads))?;
+    let split = x.shape(build)?;
+    let (size, interleaved) = (split[3], call.node.flag("interleaved", false)?);
+    let rotated = match call.node.int_or("rotary_embedding_dim", 0)? {
+        0 => size,
+        dim => {
+            u64::try_from(dim).ok().filter(|&dim| dim <= size).ok_or_else(|| attribute_value("rotary_embedding_dim", dim))?
+        }
+    };
+    let half = rotated / 2;
+    let mut angles = Vec::with_capacity(2);
+    for position in [1, 2] {
+        let mut table = call.input(position)?.clone();
+        if let Some(ids) = call.optional(3) {
+            let (table_id, ids) = (build.node(&table)?, build.node(ids)?);
+            table = build.gather(&FactorSpec::parse("v e, b t -> b t e").expect("a spec of ours"), table_id, ids)?;
+        }
+        let dims = table.shape(build)?;
+        if dims.len() != 3 || dims[2] != half {
+            return Err(Error::shape(format!("cosines {:?} for {half} pairs", dims.as_slice())));
+        }
+        angles.push(build.reshape(&table, &[dims[0], 1, dims[1], half])?);
+    }
+    let kept = build.narrow(&x, 3, rotated, size - rotated)?;
+    let part = build.narrow(&x, 3, 0, rotated)?;
+    let pairs = [split[0], split[1], split[2], half];
+    let pick = |build: &mut Build, which: u64| -> Result<Value> {
+        match interleaved {
+            false => build.narrow(&part, 3, which * half, half),
+            true => build.slice(&part, &[0, 0, 0, which as i64], &[1, 1, 1, 2], &pairs),
+        }
+    };
+    let (first, second) = (pick(build, 0)?, pick(build, 1)?);
+    let mut turned = Vec::with_capacity(2);
+    for (op, a, b) in [(BinaryOp::Sub, &angles[0], &angles[1]), (BinaryOp::Add, &angles[1], &angles[0])] {
+        let (left, right) = (build.binary(BinaryOp::Mul, &first, a)?, build.binary(BinaryOp::Mul, &second, b)?);
+        turned.push(build.binary(op, &left, &right)?);
+    }
+    let mut y = match interleaved {
+        false => build.concatenate(&turned, 3)?,
+        true => {
+            let column = [split[0], split[1], split[2], half, 1];
+            let columns = turned.iter().map(|part| build.reshape(part, &column)).collect::<Result<Vec<Value>>>()?;
+            let stacked = build.concatenate(&columns, 4)?;
+            build.reshape(&stacked, &[split[0], split[1], split[2], rotated])?
+        }
+    };
+    y = build.concatenate(&[y, kept], 3)?;
+    if flat {
+        y = build.transpose(&y, &[0, 2, 1, 3])?;
+        y = build.reshape(&y, &shape)?;
+    }
+    Ok(vec![y])
+}

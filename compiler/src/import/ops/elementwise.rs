@@ -1,0 +1,226 @@
+//! Pointwise arithmetic and activations.
+
+use dcc_program::kernel::{BinaryOp, CompareOp, UnaryOp};
+
+use super::{Call, Import, attribute_value};
+use crate::error::Result;
+use crate::import::build::Build;
+use crate::import::known::Known;
+use crate::import::value::Value;
+
+pub const ONNX: &[(&str, Import)] = &[
+    ("Abs", |b, c| unary(b, c, UnaryOp::Abs)),
+    ("Acos", |b, c| unary(b, c, UnaryOp::Acos)),
+    ("Acosh", |b, c| unary(b, c, UnaryOp::Acosh)),
+    ("Add", |b, c| binary(b, c, BinaryOp::Add)),
+    ("Asin", |b, c| unary(b, c, UnaryOp::Asin)),
+    ("Asinh", |b, c| unary(b, c, UnaryOp::Asinh)),
+    ("Atan", |b, c| unary(b, c, UnaryOp::Atan)),
+    ("Atanh", |b, c| unary(b, c, UnaryOp::Atanh)),
+    ("Ceil", |b, c| unary(b, c, UnaryOp::Ceil)),
+    ("Clip", clip),
+    ("Cos", |b, c| unary(b, c, UnaryOp::Cos)),
+    ("Cosh", |b, c| unary(b, c, UnaryOp::Cosh)),
+    ("Div", |b, c| binary(b, c, BinaryOp::Div)),
+    ("Elu", elu),
+    ("Erf", |b, c| unary(b, c, UnaryOp::Erf)),
+    ("Exp", |b, c| unary(b, c, UnaryOp::Exp)),
+    ("Floor", |b, c| unary(b, c, UnaryOp::Floor)),
+    ("Gelu", gelu),
+    ("HardSigmoid", hard_sigmoid),
+    ("HardSwish", hard_swish),
+    ("LeakyRelu", leaky_relu),
+    ("Log", |b, c| unary(b, c, UnaryOp::Log)),
+    ("Max", |b, c| variadic(b, c, BinaryOp::Max)),
+    ("Mean", mean),
+    ("Min", |b, c| variadic(b, c, BinaryOp::Min)),
+    ("Mod", modulo),
+    ("Mul", |b, c| binary(b, c, BinaryOp::Mul)),
+    ("Neg", |b, c| unary(b, c, UnaryOp::Neg)),
+    ("Pow", pow),
+    ("Reciprocal", reciprocal),
+    ("Relu", relu),
+    ("Round", |b, c| unary(b, c, UnaryOp::RoundEven)),
+    ("Sigmoid", |b, c| unary(b, c, UnaryOp::Logistic)),
+    ("Sign", |b, c| unary(b, c, UnaryOp::Sign)),
+    ("Sin", |b, c| unary(b, c, UnaryOp::Sin)),
+    ("Sinh", |b, c| unary(b, c, UnaryOp::Sinh)),
+    ("Softplus", softplus),
+    ("Sqrt", |b, c| unary(b, c, UnaryOp::Sqrt)),
+    ("Sub", |b, c| binary(b, c, BinaryOp::Sub)),
+    ("Sum", |b, c| variadic(b, c, BinaryOp::Add)),
+    ("Swish", swish),
+    ("Tan", |b, c| unary(b, c, UnaryOp::Tan)),
+    ("Tanh", |b, c| unary(b, c, UnaryOp::Tanh)),
+];
+
+fn unary(build: &mut Build, call: &Call, op: UnaryOp) -> Result<Vec<Value>> {
+    Ok(vec![build.unary(op, call.input(0)?)?])
+}
+
+fn binary(build: &mut Build, call: &Call, op: BinaryOp) -> Result<Vec<Value>> {
+    Ok(vec![build.binary(op, call.input(0)?, call.input(1)?)?])
+}
+
+fn variadic(build: &mut Build, call: &Call, op: BinaryOp) -> Result<Vec<Value>> {
+    Ok(vec![fold(build, call, op)?])
+}
+
+fn fold(build: &mut Build, call: &Call, op: BinaryOp) -> Result<Value> {
+    let mut result = call.input(0)?.clone();
+    for position in 1..call.inputs.len() {
+        result = build.binary(op, &result, call.input(position)?)?;
+    }
+    Ok(result)
+}
+
+fn mean(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let sum = fold(build, call, BinaryOp::Add)?;
+    Ok(vec![build.binary_scalar(BinaryOp::Mul, &sum, 1.0 / call.inputs.len() as f64)?])
+}
+
+/// The exponent may have a dtype of its own. Small integer powers are products: exact, and cheap to differentiate.
+fn pow(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let x = call.input(0)?;
+    let dtype = x.dtype(build)?;
+    let exponent = build.cast(call.input(1)?, dtype)?;
+    let square = |build: &mut Build| build.binary(BinaryOp::Mul, x, x);
+    let shape = crate::import::value::broadcast_shape(&x.shape(build)?, &exponent.shape(build)?)?;
+    let power = match exponent.uniform() {
+        Some(1.0) => x.clone(),
+        Some(2.0) => square(build)?,
+        Some(3.0) => {
+            let square = square(build)?;
+            build.binary(BinaryOp::Mul, &square, x)?
+        }
+        Some(0.5) if dtype.is_float() => build.unary(UnaryOp::Sqrt, x)?,
+        Some(-0.5) if dtype.is_float() => build.unary(UnaryOp::Rsqrt, x)?,
+        _ => build.binary(BinaryOp::Pow, x, &exponent)?,
+    };
+    Ok(vec![build.broadcast(&power, &shape)?])
+}
+
+fn reciprocal(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let x = call.input(0)?;
+    let one = Known::scalar(x.dtype(build)?, 1.0).into();
+    Ok(vec![build.binary(BinaryOp::Div, &one, x)?])
+}
+
+/// With `fmod` the result has the dividend's sign, else the divisor's.
+fn modulo(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let (x, divisor) = (call.input(0)?, call.input(1)?);
+    let rest = build.binary(BinaryOp::Rem, x, divisor)?;
+    if call.node.flag("fmod", false)? {
+        return Ok(vec![rest]);
+    }
+    let zero: Value = Known::scalar(rest.dtype(build)?, 0.0).into();
+    let nonzero = build.compare(CompareOp::Ne, &rest, &zero)?;
+    let (rest_negative, divisor_negative) =
+        (build.compare(CompareOp::Lt, &rest, &zero)?, build.compare(CompareOp::Lt, divisor, &zero)?);
+    let differ = build.binary(BinaryOp::Xor, &rest_negative, &divisor_negative)?;
+    let wrong = build.binary(BinaryOp::And, &nonzero, &differ)?;
+    let fixed = build.binary(BinaryOp::Add, &rest, divisor)?;
+    Ok(vec![build.select(&wrong, &fixed, &rest)?])
+}
+
+/// Bounds are attributes up to opset 6 and optional inputs from 11 on.
+fn clip(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let mut x = call.input(0)?.clone();
+    for (position, name, op) in [(1, "min", BinaryOp::Max), (2, "max", BinaryOp::Min)] {
+        if let Some(bound) = call.node.float(name)? {
+            x = build.binary_scalar(op, &x, bound)?;
+        } else if let Some(bound) = call.optional(position) {
+            x = build.binary(op, &x, bound)?;
+        }
+    }
+    Ok(vec![x])
+}
+
+fn relu(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    Ok(vec![build.binary_scalar(BinaryOp::Max, call.input(0)?, 0.0)?])
+}
+
+/// `x` where it is at least 0, else `negative`.
+fn above_zero(build: &mut Build, x: &Value, negative: &Value) -> Result<Value> {
+    let zero = Known::scalar(x.dtype(build)?, 0.0).into();
+    let positive = build.compare(CompareOp::Ge, x, &zero)?;
+    build.select(&positive, x, negative)
+}
+
+fn leaky_relu(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let x = call.input(0)?;
+    let negative = build.binary_scalar(BinaryOp::Mul, x, call.node.float_or("alpha", 0.01)?)?;
+    Ok(vec![above_zero(build, x, &negative)?])
+}
+
+/// `alpha * expm1(min(x, 0))` below zero: the minimum keeps the unused branch, and its gradient, finite.
+fn elu(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let x = call.input(0)?;
+    let low = build.binary_scalar(BinaryOp::Min, x, 0.0)?;
+    let low = build.unary(UnaryOp::Expm1, &low)?;
+    let low = build.binary_scalar(BinaryOp::Mul, &low, call.node.float_or("alpha", 1.0)?)?;
+    Ok(vec![above_zero(build, x, &low)?])
+}
+
+/// `max(0, min(1, alpha x + beta))`.
+fn hard_sigmoid_of(build: &mut Build, x: &Value, alpha: f64, beta: f64) -> Result<Value> {
+    let line = build.binary_scalar(BinaryOp::Mul, x, alpha)?;
+    let line = build.binary_scalar(BinaryOp::Add, &line, beta)?;
+    let line = build.binary_scalar(BinaryOp::Min, &line, 1.0)?;
+    build.binary_scalar(BinaryOp::Max, &line, 0.0)
+}
+
+fn hard_sigmoid(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let (alpha, beta) = (call.node.float_or("alpha", 0.2)?, call.node.float_or("beta", 0.5)?);
+    Ok(vec![hard_sigmoid_of(build, call.input(0)?, alpha, beta)?])
+}
+
+fn hard_swish(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let x = call.input(0)?;
+    let gate = hard_sigmoid_of(build, x, 1.0 / 6.0, 0.5)?;
+    Ok(vec![build.binary(BinaryOp::Mul, x, &gate)?])
+}
+
+/// `max(x, 0) + log1p(exp(-|x|))`.
+fn softplus(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let x = call.input(0)?;
+    let size = build.unary(UnaryOp::Abs, x)?;
+    let tail = build.unary(UnaryOp::Neg, &size)?;
+    let tail = build.unary(UnaryOp::Exp, &tail)?;
+    let tail = build.unary(UnaryOp::Log1p, &tail)?;
+    let high = build.binary_scalar(BinaryOp::Max, x, 0.0)?;
+    Ok(vec![build.binary(BinaryOp::Add, &high, &tail)?])
+}
+
+fn swish(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let x = call.input(0)?;
+    let gate = match call.node.float_or("alpha", 1.0)? {
+        1.0 => x.clone(),
+        alpha => build.binary_scalar(BinaryOp::Mul, x, alpha)?,
+    };
+    let gate = build.unary(UnaryOp::Logistic, &gate)?;
+    Ok(vec![build.binary(BinaryOp::Mul, x, &gate)?])
+}
+
+/// `x/2 (1 + erf(x/√2))`, or with tanh `x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))`. Hendrycks and Gimpel 2016, arXiv 1606.08415.
+fn gelu(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let x = call.input(0)?;
+    let inner = match call.node.string_or("approximate", "none")? {
+        "none" => {
+            let scaled = build.binary_scalar(BinaryOp::Mul, x, std::f64::consts::FRAC_1_SQRT_2)?;
+            build.unary(UnaryOp::Erf, &scaled)?
+        }
+        "tanh" => {
+            let square = build.binary(BinaryOp::Mul, x, x)?;
+            let cube = build.binary(BinaryOp::Mul, &square, x)?;
+            let cube = build.binary_scalar(BinaryOp::Mul, &cube, 0.044715)?;
+            let sum = build.binary(BinaryOp::Add, x, &cube)?;
+            let scaled = build.binary_scalar(BinaryOp::Mul, &sum, (2.0 / std::f64::consts::PI).sqrt())?;
+            build.unary(UnaryOp::Tanh, &scaled)?
+        }
+        other => return Err(attribute_value("approximate", format!("`{other}`"))),
+    };
+    let gate = build.binary_scalar(BinaryOp::Add, &inner, 1.0)?;
+    let half = build.binary_scalar(BinaryOp::Mul, x, 0.5)?;
+    Ok(vec![build.binary(BinaryOp::Mul, &half, &gate)?])
+}

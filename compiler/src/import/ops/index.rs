@@ -1,0 +1,217 @@
+//! Selection by index.
+
+use dcc_program::kernel::{BinaryOp, CompareOp};
+use dcc_program::{DType, FactorSpec, Shape};
+
+use super::{Call, Import, attribute_value};
+use crate::error::{Error, Result};
+use crate::graph::NodeId;
+use crate::import::build::Build;
+use crate::import::known::Known;
+use crate::import::value::{Value, axis};
+use crate::ops::{Gather, Op};
+
+pub const ONNX: &[(&str, Import)] =
+    &[("Gather", gather), ("GatherElements", gather_elements), ("GatherND", gather_nd), ("OneHot", one_hot)];
+
+impl Build {
+    pub fn gather(&mut self, spec: &FactorSpec, data: NodeId, indices: NodeId) -> Result<Value> {
+        Ok(self.graph.add(Gather { spec: spec.clone() }, &[data, indices])?.into())
+    }
+
+    /// Indices with those below 0 counted from the end of a dim of `size`. Errors: DCC0104 for known ones that lie outside.
+    fn from_front(&mut self, indices: &Value, size: u64) -> Result<Value> {
+        let dtype = indices.dtype(self)?;
+        if dtype.is_float() || dtype == DType::Bool {
+            return Err(Error::dtype(format!("indices of {}", dtype.name())));
+        }
+        let indices = if dtype == DType::I32 { indices.clone() } else { self.cast(indices, DType::I64)? };
+        let negative = match &indices {
+            Value::Known(known) => {
+                let outside = known.numbers().find(|&at| at < -(size as f64) || at >= size as f64);
+                if let Some(at) = outside {
+                    return Err(Error::shape(format!("index {at} into a dim of {size}")));
+                }
+                known.numbers().any(|at| at < 0.0)
+            }
+            Value::Node(id) => !self.never_negative(*id),
+            Value::List(_) => return Err(crate::import::value::not_a_tensor()),
+        };
+        if !negative {
+            return Ok(indices);
+        }
+        let zero = Known::int(indices.dtype(self)?, 0).into();
+        let below = self.compare(CompareOp::Lt, &indices, &zero)?;
+        let moved = self.binary_scalar(BinaryOp::Add, &indices, size as f64)?;
+        self.select(&below, &moved, &indices)
+    }
+
+    /// Whether the value is made of inputs (whose range is checked when data are loaded) and positions only by steps that
+    /// keep it at least 0.
+    fn never_negative(&self, id: NodeId) -> bool {
+        let node = &self.graph[id];
+        let all = || node.operands.iter().all(|&operand| self.never_negative(operand));
+        match &node.op {
+            Op::Input(_) | Op::Iota(_) | Op::Compare(_) => true,
+            Op::Const(number) => number.value() >= 0.0,
+            Op::Cast(_) | Op::Reshape(_) | Op::BroadcastInDim(_) | Op::Transpose(_) | Op::Slice(_) | Op::Concatenate(_) => {
+                all()
+            }
+            Op::Cumsum(_) => all(),
+            Op::Binary(op) => matches!(op.op, BinaryOp::Add | BinaryOp::Mul | BinaryOp::Max | BinaryOp::Min) && all(),
+            Op::Select(_) => node.operands[1..].iter().all(|&operand| self.never_negative(operand)),
+            _ => false,
+        }
+    }
+}
+
+/// Slices along one axis; an embedding lookup where data is a matrix.
+fn gather(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let data = call.input(0)?;
+    let shape = data.shape(build)?;
+    let dim = call.axis(0, shape.len())?;
+    let indices = build.from_front(call.input(1)?, shape[dim])?;
+    let inner = indices.shape(build)?;
+    if let (Some(data), Some(indices)) = (data.known(), indices.known())
+        && let Some(known) = data.gather(dim, indices)
+    {
+        return Ok(vec![known.into()]);
+    }
+    let joined: Shape = shape[..dim].iter().chain(&inner).chain(&shape[dim + 1..]).copied().collect();
+    if let Some(at) = indices.uniform().filter(|_| inner.iter().product::<u64>() == 1) {
+        let row = build.narrow(data, dim, at as u64, 1)?;
+        return Ok(vec![build.reshape(&row, &joined)?]);
+    }
+    let names = |letter: char, count: usize| (0..count).map(|i| format!("{letter}{i}")).collect::<Vec<String>>();
+    let (outer, index, tail) = (names('a', dim), names('i', inner.len()), names('e', shape.len() - dim - 1));
+    let text = format!("{0} v {2}, {1} -> {0} {1} {2}", outer.join(" "), index.join(" "), tail.join(" "));
+    let (data, indices) = (build.node(data)?, build.node(&indices)?);
+    Ok(vec![build.gather(&FactorSpec::parse(&text).expect("names are identifiers"), data, indices)?])
+}
+
+/// Elements along one axis, one index per element of the result.
+fn gather_elements(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let mut data = call.input(0)?.clone();
+    let shape = data.shape(build)?;
+    let dim = call.axis(0, shape.len())?;
+    let indices = build.from_front(call.input(1)?, shape[dim])?;
+    let wanted = indices.shape(build)?;
+    if wanted.len() != shape.len() {
+        return Err(Error::shape(format!("indices {:?} into {:?}", wanted.as_slice(), shape.as_slice())));
+    }
+    for other in (0..shape.len()).filter(|&other| other != dim) {
+        data = build.narrow(&data, other, 0, wanted[other])?;
+    }
+    let names = |own: &str| -> String {
+        let name = |d: usize| if d == dim { own.to_owned() } else { format!("d{d}") };
+        (0..shape.len()).map(name).collect::<Vec<_>>().join(" ")
+    };
+    let text = format!("{}, {} -> {}", names("v"), names("i"), names("i"));
+    let (data, indices) = (build.node(&data)?, build.node(&indices)?);
+    Ok(vec![build.gather(&FactorSpec::parse(&text).expect("names are identifiers"), data, indices)?])
+}
+
+/// Elements (or slices) at index tuples: a slice where the indices are a grid of positions, else one gather of the tuples'
+/// offsets.
+fn gather_nd(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let (data, indices) = (call.input(0)?, call.input(1)?);
+    let batch = call.node.int_or("batch_dims", 0)?;
+    if batch != 0 {
+        return Err(attribute_value("batch_dims", batch));
+    }
+    let (shape, index_shape) = (data.shape(build)?, indices.shape(build)?);
+    let depth = index_shape.last().copied().unwrap_or(0) as usize;
+    if depth == 0 || depth > shape.len() {
+        return Err(Error::shape(format!("index tuples {:?} into {:?}", index_shape.as_slice(), shape.as_slice())));
+    }
+    let outer = index_shape.len() - 1;
+    let mut parts = Vec::with_capacity(depth);
+    for (dim, &size) in shape[..depth].iter().enumerate() {
+        let part = build.narrow(indices, outer, dim as u64, 1)?;
+        let part = build.reshape(&part, &index_shape[..outer])?;
+        parts.push(build.from_front(&part, size)?);
+    }
+    if let (Some(data), Some(indices)) = (data.known(), indices.known())
+        && let Some(known) = data.gather_nd(indices)
+    {
+        return Ok(vec![known.into()]);
+    }
+    let joined: Vec<u64> = index_shape[..outer].iter().chain(&shape[depth..]).copied().collect();
+    if let Some(value) = grid(build, data, &parts, &joined)? {
+        return Ok(vec![value]);
+    }
+    let mut offset: Option<Value> = None;
+    for (part, &size) in parts.iter().zip(&shape) {
+        let part = build.cast(part, DType::I64)?;
+        offset = Some(match offset {
+            None => part,
+            Some(offset) => {
+                let row = build.binary_scalar(BinaryOp::Mul, &offset, size as f64)?;
+                build.binary(BinaryOp::Add, &row, &part)?
+            }
+        });
+    }
+    let offset = offset.expect("depth is at least 1");
+    let rows: u64 = shape[..depth].iter().product();
+    let flat: Vec<u64> = std::iter::once(rows).chain(shape[depth..].iter().copied()).collect();
+    let data = build.reshape(data, &flat)?;
+    let names = |letter: char, count: usize| (0..count).map(|i| format!("{letter}{i}")).collect::<Vec<_>>().join(" ");
+    let (index, tail) = (names('i', outer), names('e', shape.len() - depth));
+    let spec = FactorSpec::parse(&format!("v {tail}, {index} -> {index} {tail}")).expect("names are identifiers");
+    let (data, offset) = (build.node(&data)?, build.node(&offset)?);
+    Ok(vec![build.gather(&spec, data, offset)?])
+}
+
+/// Where each index is one number or counts up along a result dim of its own: the part of data that they span, its dims
+/// moved to those and repeated along the others.
+fn grid(build: &mut Build, data: &Value, parts: &[Value], joined: &[u64]) -> Result<Option<Value>> {
+    let (shape, outer) = (data.shape(build)?, joined.len() + parts.len() - data.rank(build)?);
+    let mut part = data.clone();
+    let mut targets = Vec::with_capacity(shape.len());
+    for (dim, index) in parts.iter().enumerate() {
+        let Some(line) = index.known().and_then(Known::line) else { return Ok(None) };
+        let varying = index.known().map(Known::varying).unwrap_or_default();
+        if line.is_empty() || line.windows(2).any(|pair| pair[1] - pair[0] != 1.0) {
+            return Ok(None);
+        }
+        let target = varying.first().copied();
+        if target.is_some() && targets.contains(&target) {
+            return Ok(None);
+        }
+        part = build.narrow(&part, dim, line[0] as u64, line.len() as u64)?;
+        targets.push(target);
+    }
+    targets.extend((outer..joined.len()).map(Some));
+    let fixed: Vec<u64> = (0..shape.len()).filter(|&d| targets[d].is_some()).map(|d| joined[targets[d].unwrap_or(0)]).collect();
+    let moved: Vec<usize> = targets.iter().flatten().copied().collect();
+    part = build.reshape(&part, &fixed)?;
+    let mut order: Vec<usize> = (0..moved.len()).collect();
+    order.sort_unstable_by_key(|&at| moved[at]);
+    part = build.transpose(&part, &order)?;
+    let wide: Vec<u64> = (0..joined.len()).map(|dim| if moved.contains(&dim) { joined[dim] } else { 1 }).collect();
+    part = build.reshape(&part, &wide)?;
+    Ok(Some(build.broadcast(&part, joined)?))
+}
+
+/// `values[1]` where the index along a new axis is the element, `values[0]` elsewhere.
+fn one_hot(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let depth = call.known_number(1)?;
+    if !(1.0..=1e12).contains(&depth) {
+        return Err(Error::limit(format!("one-hot vectors of {depth} elements")));
+    }
+    let depth = depth as u64;
+    let indices = build.cast(call.input(0)?, DType::I64)?;
+    let indices = build.from_front(&indices, depth)?;
+    let mut shape = indices.shape(build)?;
+    let dim = axis(call.node.int_or("axis", -1)?, shape.len() + 1)?;
+    shape.insert(dim, 1);
+    let indices = build.reshape(&indices, &shape)?;
+    let line: Vec<u64> = (0..shape.len()).map(|d| if d == dim { depth } else { 1 }).collect();
+    let classes = Known::range(DType::I64, 0.0, 1.0, depth).and_then(|line_values| line_values.reshape(&line));
+    let classes = classes.ok_or_else(|| Error::limit(format!("one-hot vectors of {depth} elements")))?;
+    let hit = build.compare(CompareOp::Eq, &indices, &classes.into())?;
+    let values = call.input(2)?;
+    let (off, on) = (build.narrow(values, 0, 0, 1)?, build.narrow(values, 0, 1, 1)?);
+    let (off, on) = (build.reshape(&off, &[])?, build.reshape(&on, &[])?);
+    Ok(vec![build.select(&hit, &on, &off)?])
+}

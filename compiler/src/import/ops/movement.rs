@@ -1,0 +1,177 @@
+//! Movement of elements: transpose, join, cut, repeat, cast.
+
+use dcc_program::kernel::{BinaryOp, UnaryOp};
+use dcc_program::{DType, Shape};
+
+use super::{Call, Import, attribute_value, axes, sizes};
+use crate::error::{Error, Result};
+use crate::import::build::Build;
+use crate::import::known::Known;
+use crate::import::tensor::dtype;
+use crate::import::value::{Value, broadcast_shape};
+
+pub const ONNX: &[(&str, Import)] = &[
+    ("Cast", cast),
+    ("CastLike", cast_like),
+    ("Concat", concat),
+    ("Expand", expand),
+    ("Identity", identity),
+    ("Pad", pad),
+    ("Slice", slice),
+    ("Tile", tile),
+    ("Transpose", transpose),
+    ("Trilu", trilu),
+];
+
+fn identity(_: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    Ok(vec![call.input(0)?.clone()])
+}
+
+fn cast(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    // Both concern the 8-bit floats only, which `dtype` refuses.
+    call.node.ignore("saturate");
+    call.node.ignore("round_mode");
+    let to = call.node.int("to")?.ok_or_else(|| Error::attribute("Cast without `to`"))?;
+    let to = dtype(i32::try_from(to).unwrap_or(0))?;
+    Ok(vec![build.cast(call.input(0)?, to)?])
+}
+
+fn cast_like(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    call.node.ignore("saturate");
+    call.node.ignore("round_mode");
+    let to = call.input(1)?.dtype(build)?;
+    Ok(vec![build.cast(call.input(0)?, to)?])
+}
+
+fn transpose(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let x = call.input(0)?;
+    let rank = x.rank(build)?;
+    let perm = match call.node.ints("perm")? {
+        None => (0..rank).rev().collect(),
+        Some(perm) => {
+            let dims: Option<Vec<usize>> = perm.iter().map(|&dim| usize::try_from(dim).ok()).collect();
+            let dims = dims.filter(|dims| dims.len() == rank && (0..rank).all(|dim| dims.contains(&dim)));
+            dims.ok_or_else(|| Error::shape(format!("perm {perm:?} is no permutation of {rank} dims")))?
+        }
+    };
+    Ok(vec![build.transpose(x, &perm)?])
+}
+
+fn concat(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let parts = (0..call.inputs.len()).map(|position| call.input(position).cloned()).collect::<Result<Vec<Value>>>()?;
+    let rank = parts[0].rank(build)?;
+    let dim = call.axis(0, rank)?;
+    Ok(vec![build.concatenate(&parts, dim)?])
+}
+
+/// Both ways: dims of size 1 in the wanted shape keep the operand's.
+fn expand(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let x = call.input(0)?;
+    let wanted = sizes(&call.known_ints(1)?)?;
+    let shape = broadcast_shape(&x.shape(build)?, &wanted)?;
+    Ok(vec![build.broadcast(x, &shape)?])
+}
+
+/// Starts, ends, axes and steps are attributes up to opset 9, inputs from 10 on.
+fn slice(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let x = call.input(0)?;
+    let mut shape = x.shape(build)?;
+    let rank = shape.len();
+    let missing = || Error::graph("Slice without starts or ends");
+    let starts = call.ints_either("starts", 1)?.ok_or_else(missing)?;
+    let ends = call.ints_either("ends", 2)?.ok_or_else(missing)?;
+    let along = call.ints_either("axes", 3)?.unwrap_or_else(|| (0..starts.len() as i64).collect());
+    let steps = call.optional(4).map(|_| call.known_ints(4)).transpose()?.unwrap_or_else(|| vec![1; starts.len()]);
+    if [ends.len(), along.len(), steps.len()] != [starts.len(); 3] {
+        return Err(Error::shape("starts, ends, axes and steps have different lengths"));
+    }
+    axes(&along, rank)?;
+    let (mut first, mut stride) = (vec![0; rank], vec![1; rank]);
+    for (position, &dim) in along.iter().enumerate() {
+        let dim = crate::import::value::axis(dim, rank)?;
+        let size = shape[dim] as i64;
+        let step = steps[position];
+        if step == 0 {
+            return Err(attribute_value("steps", 0));
+        }
+        let from_front = |at: i64| if at < 0 { at.saturating_add(size) } else { at };
+        let (low, high) = if step > 0 { (0, size) } else { (-1, size - 1) };
+        let start = from_front(starts[position]).clamp(low.max(0), high.max(0));
+        let end = from_front(ends[position]).clamp(low, high.max(low));
+        let count = if step > 0 { (end - start).max(0) } else { (start - end).max(0) };
+        shape[dim] = (count as u64).div_ceil(step.unsigned_abs()).min(size as u64);
+        (first[dim], stride[dim]) = (start, step);
+    }
+    Ok(vec![build.slice(x, &first, &stride, &shape)?])
+}
+
+/// Constant mode. Negative pads cut.
+fn pad(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let mode = call.node.string_or("mode", "constant")?;
+    if mode != "constant" {
+        return Err(attribute_value("mode", format!("`{mode}`")));
+    }
+    let mut x = call.input(0)?.clone();
+    let rank = x.rank(build)?;
+    let pads = call.ints_either("pads", 1)?.ok_or_else(|| Error::graph("Pad without pads"))?;
+    let value = match call.node.float("value")? {
+        Some(value) => value,
+        None => call.optional(2).map_or(Ok(0.0), |_| call.known_number(2))?,
+    };
+    let along = match call.optional(3) {
+        Some(_) => call.known_ints(3)?,
+        None => (0..rank as i64).collect(),
+    };
+    if pads.len() != 2 * along.len() {
+        return Err(Error::shape(format!("{} pads for {} axes", pads.len(), along.len())));
+    }
+    sizes(&pads.iter().map(|pad| pad.saturating_abs()).collect::<Vec<i64>>())?;
+    for (position, &dim) in along.iter().enumerate() {
+        let dim = crate::import::value::axis(dim, rank)?;
+        let (low, high) = (pads[position], pads[position + along.len()]);
+        let size = x.shape(build)?[dim];
+        let (cut_low, cut_high) = (low.min(0).unsigned_abs(), high.min(0).unsigned_abs());
+        let left = size.checked_sub(cut_low).and_then(|left| left.checked_sub(cut_high));
+        let left = left.ok_or_else(|| Error::shape(format!("pads {low} and {high} of a dim of {size}")))?;
+        x = build.narrow(&x, dim, cut_low, left)?;
+        x = build.pad(&x, dim, low.max(0) as u64, high.max(0) as u64, value)?;
+    }
+    Ok(vec![x])
+}
+
+fn tile(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let x = call.input(0)?;
+    let shape = x.shape(build)?;
+    let repeats = sizes(&call.known_ints(1)?)?;
+    if repeats.len() != shape.len() {
+        return Err(Error::shape(format!("{} repeats for {} dims", repeats.len(), shape.len())));
+    }
+    let pairs = |repeats: &Shape| -> Vec<u64> { repeats.iter().zip(&shape).flat_map(|(&r, &size)| [r, size]).collect() };
+    let wide = build.reshape(x, &pairs(&Shape::from_elem(1, shape.len())))?;
+    let wide = build.broadcast(&wide, &pairs(&repeats))?;
+    let tiled: Option<Vec<u64>> = repeats.iter().zip(&shape).map(|(&r, &size)| r.checked_mul(size)).collect();
+    let tiled = tiled.ok_or_else(|| Error::limit(format!("{:?} repeated {:?} times", shape.as_slice(), repeats.as_slice())))?;
+    Ok(vec![build.reshape(&wide, &tiled)?])
+}
+
+/// The lower (or upper) triangle of the last two dims, moved by k; 0 elsewhere.
+fn trilu(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let x = call.input(0)?;
+    let shape = x.shape(build)?;
+    let rank = shape.len();
+    if rank < 2 {
+        return Err(Error::shape(format!("Trilu of rank {rank}")));
+    }
+    let offset = call.optional(1).map_or(Ok(0.0), |_| call.known_number(1))? as i64;
+    let kept = if call.node.flag("upper", true)? {
+        let below = build.lower_triangle(&shape, rank - 2, rank - 1, offset.saturating_sub(1))?;
+        build.unary(UnaryOp::Not, &below)?
+    } else {
+        build.lower_triangle(&shape, rank - 2, rank - 1, offset)?
+    };
+    let dtype = x.dtype(build)?;
+    if dtype == DType::Bool {
+        return Ok(vec![build.binary(BinaryOp::And, &kept, x)?]);
+    }
+    Ok(vec![build.select(&kept, x, &Known::scalar(dtype, 0.0).into())?])
+}

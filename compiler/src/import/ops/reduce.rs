@@ -1,0 +1,112 @@
+//! Reductions, running sums, index of the maximum.
+
+use dcc_program::kernel::{BinaryOp, CompareOp, UnaryOp};
+use dcc_program::{DType, Reduce};
+
+use super::{Call, Import, attribute_value, axes};
+use crate::error::Result;
+use crate::import::build::Build;
+use crate::import::known::Known;
+use crate::import::value::{Value, axis};
+
+pub const ONNX: &[(&str, Import)] = &[
+    ("ArgMax", |b, c| arg_extreme(b, c, Reduce::Max)),
+    ("ArgMin", |b, c| arg_extreme(b, c, Reduce::Min)),
+    ("CumSum", cumsum),
+    ("ReduceL1", reduce_l1),
+    ("ReduceL2", reduce_l2),
+    ("ReduceLogSum", reduce_log_sum),
+    ("ReduceLogSumExp", reduce_log_sum_exp),
+    ("ReduceMax", |b, c| plain(b, c, Reduce::Max)),
+    ("ReduceMean", reduce_mean),
+    ("ReduceMin", |b, c| plain(b, c, Reduce::Min)),
+    ("ReduceProd", |b, c| plain(b, c, Reduce::Prod)),
+    ("ReduceSum", |b, c| plain(b, c, Reduce::Sum)),
+    ("ReduceSumSquare", reduce_sum_square),
+];
+
+/// The dims to reduce, and whether they stay with size 1. Axes are an attribute at first and an input later; without any,
+/// all dims are reduced unless `noop_with_empty_axes`.
+fn dims(build: &Build, call: &Call) -> Result<(Vec<usize>, bool)> {
+    let rank = call.input(0)?.rank(build)?;
+    let keep = call.node.flag("keepdims", true)?;
+    let noop = call.node.flag("noop_with_empty_axes", false)?;
+    let given = call.ints_either("axes", 1)?.filter(|axes| !axes.is_empty());
+    Ok(match given {
+        Some(given) => (axes(&given, rank)?, keep),
+        None if noop => (Vec::new(), keep),
+        None => ((0..rank).collect(), keep),
+    })
+}
+
+fn plain(build: &mut Build, call: &Call, op: Reduce) -> Result<Vec<Value>> {
+    let (dims, keep) = dims(build, call)?;
+    Ok(vec![build.reduce(op, call.input(0)?, &dims, keep)?])
+}
+
+fn reduce_mean(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let (dims, keep) = dims(build, call)?;
+    Ok(vec![build.mean(call.input(0)?, &dims, keep)?])
+}
+
+fn reduce_l1(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let (dims, keep) = dims(build, call)?;
+    let size = build.unary(UnaryOp::Abs, call.input(0)?)?;
+    Ok(vec![build.reduce(Reduce::Sum, &size, &dims, keep)?])
+}
+
+fn reduce_sum_square(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let (dims, keep) = dims(build, call)?;
+    let square = build.binary(BinaryOp::Mul, call.input(0)?, call.input(0)?)?;
+    Ok(vec![build.reduce(Reduce::Sum, &square, &dims, keep)?])
+}
+
+fn reduce_l2(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let sum = reduce_sum_square(build, call)?;
+    Ok(vec![build.unary(UnaryOp::Sqrt, &sum[0])?])
+}
+
+fn reduce_log_sum(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let sum = plain(build, call, Reduce::Sum)?;
+    Ok(vec![build.unary(UnaryOp::Log, &sum[0])?])
+}
+
+/// `max + log Σ exp(x - max)`, without gradient through the maximum: its two contributions cancel.
+fn reduce_log_sum_exp(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let (dims, keep) = dims(build, call)?;
+    let x = call.input(0)?;
+    let top = build.reduce(Reduce::Max, x, &dims, true)?;
+    let top = build.stop_gradient(&top)?;
+    let shifted = build.binary(BinaryOp::Sub, x, &top)?;
+    let exp = build.unary(UnaryOp::Exp, &shifted)?;
+    let sum = build.reduce(Reduce::Sum, &exp, &dims, keep)?;
+    let log = build.unary(UnaryOp::Log, &sum)?;
+    let shape = log.shape(build)?;
+    let top = build.reshape(&top, &shape)?;
+    Ok(vec![build.binary(BinaryOp::Add, &top, &log)?])
+}
+
+fn cumsum(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let x = call.input(0)?;
+    let dim = axis(call.known_number(1)? as i64, x.rank(build)?)?;
+    let (exclusive, reverse) = (call.node.flag("exclusive", false)?, call.node.flag("reverse", false)?);
+    Ok(vec![build.cumsum(x, dim, exclusive, reverse)?])
+}
+
+/// The first index whose element equals the extreme: the least of the indices where it does.
+fn arg_extreme(build: &mut Build, call: &Call, op: Reduce) -> Result<Vec<Value>> {
+    let x = call.input(0)?;
+    let shape = x.shape(build)?;
+    let dim = call.axis(0, shape.len())?;
+    if call.node.flag("select_last_index", false)? {
+        return Err(attribute_value("select_last_index", 1));
+    }
+    let extreme = build.reduce(op, x, &[dim], true)?;
+    let hit = build.compare(CompareOp::Eq, x, &extreme)?;
+    let column: Vec<u64> = (0..shape.len()).map(|d| if d == dim { shape[dim] } else { 1 }).collect();
+    let index = Known::range(DType::I64, 0.0, 1.0, shape[dim]).and_then(|index| index.reshape(&column));
+    let index = index.ok_or_else(|| crate::error::Error::limit(format!("{} positions", shape[dim])))?;
+    let none = Known::int(DType::I64, shape[dim] as i64);
+    let index = build.select(&hit, &index.into(), &none.into())?;
+    Ok(vec![build.reduce(Reduce::Min, &index, &[dim], call.node.flag("keepdims", true)?)?])
+}

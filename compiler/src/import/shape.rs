@@ -1,0 +1,226 @@
+//! Movement of values: reshape, transpose, slice, concatenate, pad.
+//!
+//! Reshapes and transposes compose as they are added: exporters split and merge dims around every operator, and what comes
+//! back to the shape it had vanishes here.
+
+use std::ops::Range;
+
+use dcc_program::{DType, Shape};
+
+use super::build::Build;
+use super::known::Known;
+use super::value::Value;
+use crate::error::{Error, Result};
+use crate::graph::NodeId;
+use crate::ops::{Concatenate, Op, Reverse, Slice};
+
+impl Build {
+    /// The same elements under another shape.
+    pub fn reshape(&mut self, x: &Value, shape: &[u64]) -> Result<Value> {
+        let from = x.shape(self)?;
+        if from.iter().product::<u64>() != shape.iter().product::<u64>() {
+            return Err(Error::shape(format!(
+                "cannot reshape {:?} with {} elements to {shape:?} with {}",
+                from.as_slice(),
+                from.iter().product::<u64>(),
+                shape.iter().product::<u64>()
+            )));
+        }
+        if let Some(known) = x.known().and_then(|known| known.reshape(shape)) {
+            return Ok(known.into());
+        }
+        let mut id = self.node(x)?;
+        if let Op::Reshape(_) = self.graph[id].op {
+            id = self.graph[id].operands[0];
+        }
+        if let Some(id) = self.reshape_of_broadcast(id, shape)? {
+            return Ok(id.into());
+        }
+        Ok(self.graph.reshape(id, shape)?.into())
+    }
+
+    /// A broadcast whose reshape only adds or drops dims of size 1 is another broadcast of the same value.
+    fn reshape_of_broadcast(&mut self, id: NodeId, shape: &[u64]) -> Result<Option<NodeId>> {
+        let Op::BroadcastInDim(op) = &self.graph[id].op else { return Ok(None) };
+        let from = self.graph.ty(id).shape.clone();
+        let big = |shape: &[u64]| (0..shape.len()).filter(|&dim| shape[dim] != 1).collect::<Vec<_>>();
+        let (old, new) = (big(&from), big(shape));
+        if !old.iter().map(|&dim| from[dim]).eq(new.iter().map(|&dim| shape[dim])) {
+            return Ok(None);
+        }
+        let dims: Vec<usize> = op.dims.iter().map(|&dim| usize::from(dim)).filter(|&dim| from[dim] != 1).collect();
+        let dims: Vec<usize> = dims.iter().filter_map(|dim| old.iter().position(|d| d == dim)).map(|at| new[at]).collect();
+        let inner = self.graph[id].operands[0];
+        let dense: Vec<u64> = dims.iter().map(|&dim| shape[dim]).collect();
+        let inner = self.graph.reshape(inner, &dense)?;
+        Ok(Some(self.graph.broadcast(inner, shape, &dims)?))
+    }
+
+    /// Result dim i is dim `perm[i]`.
+    pub fn transpose(&mut self, x: &Value, perm: &[usize]) -> Result<Value> {
+        if let Some(known) = x.known().and_then(|known| known.transpose(perm)) {
+            return Ok(known.into());
+        }
+        let id = self.node(x)?;
+        let node = &self.graph[id];
+        match &node.op {
+            Op::Transpose(inner) => {
+                let perm: Vec<usize> = perm.iter().map(|&dim| usize::from(inner.perm[dim])).collect();
+                let source = node.operands[0];
+                Ok(self.graph.transpose(source, &perm)?.into())
+            }
+            Op::Reshape(_) => {
+                let source = node.operands[0];
+                let (from, to) = (self.graph.ty(source).shape.clone(), node.ty.shape.clone());
+                let Some(groups) = merged(&from, &to) else { return Ok(self.graph.transpose(id, perm)?.into()) };
+                let fine: Vec<usize> = perm.iter().flat_map(|&dim| groups[dim].clone()).collect();
+                let moved = self.graph.transpose(source, &fine)?;
+                let shape: Vec<u64> = perm.iter().map(|&dim| to[dim]).collect();
+                self.reshape(&moved.into(), &shape)
+            }
+            _ => Ok(self.graph.transpose(id, perm)?.into()),
+        }
+    }
+
+    /// Element i of dim d is element `start[d] + i * step[d]`; `shape` is that of the result, all of it inside.
+    pub fn slice(&mut self, x: &Value, start: &[i64], step: &[i64], shape: &[u64]) -> Result<Value> {
+        let from = x.shape(self)?;
+        if from.as_slice() == shape && step.iter().all(|&step| step == 1) {
+            return Ok(x.clone());
+        }
+        if let Some(known) = x.known().and_then(|known| known.slice(start, step, shape)) {
+            return Ok(known.into());
+        }
+        let mut id = self.node(x)?;
+        let back: Vec<usize> = (0..from.len()).filter(|&dim| step[dim] < 0 && from[dim] > 0).collect();
+        if !back.is_empty() {
+            id = self.graph.add(Reverse { dims: back.iter().map(|&dim| dim as u8).collect() }, &[id])?;
+        }
+        let first = |dim: usize| if back.contains(&dim) { from[dim] as i64 - 1 - start[dim] } else { start[dim] };
+        let starts: Shape = (0..from.len()).map(|dim| first(dim).max(0) as u64).collect();
+        let stride: Shape = step.iter().map(|step| step.unsigned_abs()).collect();
+        let limit = |dim: usize| starts[dim] + shape[dim].checked_sub(1).map_or(0, |last| last * stride[dim] + 1);
+        let op = Slice { limit: (0..from.len()).map(limit).collect(), start: starts.clone(), stride: stride.clone() };
+        Ok(self.graph.add(op, &[id])?.into())
+    }
+
+    /// `size` elements from `start` of one dim.
+    pub fn narrow(&mut self, x: &Value, dim: usize, start: u64, size: u64) -> Result<Value> {
+        let mut shape = x.shape(self)?;
+        let mut starts = vec![0; shape.len()];
+        if start + size > shape[dim] {
+            return Err(Error::shape(format!("elements {start}..{} of dim {dim} of {:?}", start + size, shape.as_slice())));
+        }
+        starts[dim] = start as i64;
+        shape[dim] = size;
+        self.slice(x, &starts, &vec![1; shape.len()], &shape)
+    }
+
+    /// The parts one after the other along `dim`.
+    pub fn concatenate(&mut self, parts: &[Value], dim: usize) -> Result<Value> {
+        let mut filled: Vec<&Value> = Vec::new();
+        for part in parts {
+            if part.rank(self)? <= dim {
+                return Err(Error::shape(format!("axis {dim} of a tensor of rank {}", part.rank(self)?)));
+            }
+            if part.shape(self)?[dim] != 0 {
+                filled.push(part);
+            }
+        }
+        match filled.as_slice() {
+            [] => return Ok(parts[0].clone()),
+            [one] => return Ok((*one).clone()),
+            _ => {}
+        }
+        self.check_concatenate(&filled, dim)?;
+        let known: Option<Vec<&Known>> = filled.iter().map(|part| part.known()).collect();
+        if let Some(known) = known.and_then(|known| Known::concatenate(&known, dim)) {
+            return Ok(known.into());
+        }
+        let ids = filled.iter().map(|part| self.node(part)).collect::<Result<Vec<NodeId>>>()?;
+        Ok(self.graph.add(Concatenate { dim: dim as u8 }, &ids)?.into())
+    }
+
+    fn check_concatenate(&self, parts: &[&Value], dim: usize) -> Result<()> {
+        let (dtype, first) = (parts[0].dtype(self)?, parts[0].shape(self)?);
+        for part in parts {
+            let shape = part.shape(self)?;
+            let fits = shape.len() == first.len() && (0..first.len()).all(|d| d == dim || shape[d] == first[d]);
+            if !fits {
+                let what = format!("cannot concatenate {:?} and {:?} along {dim}", first.as_slice(), shape.as_slice());
+                return Err(Error::shape(what));
+            }
+            if part.dtype(self)? != dtype {
+                return Err(Error::dtype(format!("cannot concatenate {} and {}", dtype.name(), part.dtype(self)?.name())));
+            }
+        }
+        Ok(())
+    }
+
+    /// `low` and `high` elements `value` around dim `dim`.
+    pub fn pad(&mut self, x: &Value, dim: usize, low: u64, high: u64, value: f64) -> Result<Value> {
+        let dtype = x.dtype(self)?;
+        let side = |size: u64, mut shape: Shape| {
+            shape[dim] = size;
+            Known::scalar(dtype, value).broadcast(&shape).into()
+        };
+        let shape = x.shape(self)?;
+        let parts = [side(low, shape.clone()), x.clone(), side(high, shape)];
+        self.concatenate(&parts, dim)
+    }
+
+    /// A bool that is true where the index along `column` is at most that along `row` plus `offset`.
+    pub fn lower_triangle(&mut self, shape: &[u64], row: usize, column: usize, offset: i64) -> Result<Value> {
+        let (row_size, column_size) = (shape[row], shape[column]);
+        let ramp = |size: u64, start: i64| {
+            Known::range(DType::I64, start as f64, 1.0, size).ok_or_else(|| Error::limit(format!("{size} positions")))
+        };
+        let rows = ramp(row_size, offset)?.reshape(&along(shape.len(), row, row_size)).expect("dims of size 1 fold");
+        let columns = ramp(column_size, 0)?.reshape(&along(shape.len(), column, column_size)).expect("dims of size 1 fold");
+        let triangle = self.compare(dcc_program::kernel::CompareOp::Le, &columns.into(), &rows.into())?;
+        self.broadcast(&triangle, shape)
+    }
+}
+
+/// A shape of ones but for `size` at `dim`.
+fn along(rank: usize, dim: usize, size: u64) -> Vec<u64> {
+    (0..rank).map(|d| if d == dim { size } else { 1 }).collect()
+}
+
+/// Where `to` only merges neighbouring dims of `from`: the dims that each of its dims is made of.
+pub(super) fn merged(from: &[u64], to: &[u64]) -> Option<Vec<Range<usize>>> {
+    let mut at = 0;
+    let mut groups = Vec::with_capacity(to.len());
+    for (position, &size) in to.iter().enumerate() {
+        let start = at;
+        let mut product = 1;
+        while at < from.len() && (product < size || (from[at] == 1 && at == start)) {
+            product *= from[at];
+            at += 1;
+        }
+        if position + 1 == to.len() {
+            while at < from.len() && from[at] == 1 {
+                at += 1;
+            }
+        }
+        if product != size || start == at {
+            return None;
+        }
+        groups.push(start..at);
+    }
+    (at == from.len()).then_some(groups)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn merges_are_found() {
+        assert_eq!(merged(&[2, 4, 8, 16], &[8, 8, 16]), Some(vec![0..2, 2..3, 3..4]));
+        assert_eq!(merged(&[2, 4, 8], &[64]), Some(vec![0..3]));
+        assert_eq!(merged(&[1, 4, 1], &[1, 4]), Some(vec![0..1, 1..3]));
+        assert_eq!(merged(&[8, 8], &[2, 4, 8]), None);
+        assert_eq!(merged(&[6, 4], &[8, 3]), None);
+    }
+}
