@@ -12,6 +12,7 @@ the 124 M one) is filled by the init formula, run by onnxruntime (or the ONNX re
 import contextlib
 import io
 import logging
+import random
 import sys
 import tempfile
 import warnings
@@ -46,6 +47,7 @@ def graphs():
         "gpt2_tiny_mask": (partial(models.with_mask, models.gpt2), dict(opset=23)),
         "gpt2_tiny_legacy": (partial(models.with_mask, models.gpt2), dict(opset=17, dynamo=False)),
         "gpt2_tiny_dropout": (partial(models.gpt2, dropout=0.1), {}),
+        "gpt2_tiny_shuffled": (models.gpt2, dict(opset=23, bare=True, shuffle=True)),
         "gpt2_50257": (partial(models.gpt2, vocab=50257, width=256), dict(opset=23)),
         "static_gpt": (partial(models.gpt2, batch=8), dict(opset=23, static=True)),
         "gpt2_124m": (partial(models.gpt2, vocab=50257, length=1024, width=768, layers=12, heads=12, batch=2),
@@ -132,6 +134,34 @@ def strip(model, names):
         offset += -(-length // 64) * 64
 
 
+def shuffle(model, parameters):
+    """Renames every node, value and parameter, and puts the nodes into a random topological order; returns the renamed
+    parameters. Inputs and outputs of the graph keep their names."""
+    rng, graph, fixed = random.Random(1), model.graph, {v.name for v in [*model.graph.input, *model.graph.output]} | {""}
+    values = [t.name for t in graph.initializer] + [o for n in graph.node for o in n.output if o not in fixed]
+    new = dict(zip(values, (f"t{i}" for i in rng.sample(range(len(values)), len(values)))))
+    waiting, done, order = list(graph.node), fixed | {t.name for t in graph.initializer}, []
+    while waiting:
+        ready = [i for i, n in enumerate(waiting) if all(x in done for x in n.input)]
+        node = waiting.pop(rng.choice(ready))
+        done |= set(node.output)
+        order.append(node)
+    order = [onnx.NodeProto.FromString(n.SerializeToString()) for n in order]
+    for i, node in enumerate(order):
+        node.name = f"n{i}"
+        node.input[:] = [new.get(x, x) for x in node.input]
+        node.output[:] = [new.get(x, x) for x in node.output]
+    del graph.node[:]
+    graph.node.extend(order)
+    for t in graph.initializer:
+        t.name = new[t.name]
+    tensors = sorted(graph.initializer, key=lambda t: int(t.name[1:]))
+    tensors = [onnx.TensorProto.FromString(t.SerializeToString()) for t in tensors]
+    del graph.initializer[:]
+    graph.initializer.extend(tensors)
+    return {new[name]: target for name, target in parameters.items()}
+
+
 def parameter_of(model, module):
     """{initializer: (torch name, transposed)}: by name, else (folded or anonymous weights) by equal values."""
     state = {n: p.detach().numpy() for n, p in module.named_parameters(remove_duplicate=False)}
@@ -179,13 +209,14 @@ def make(path, build, options):
     """Exports, strips, checks and writes one graph; returns the model and a line of report."""
     torch.manual_seed(1)
     options = dict(options)
-    check, bare = options.pop("compare", True), options.pop("bare", False)
+    check, bare, mix = (options.pop(name, default) for name, default in (("compare", True), ("bare", False), ("shuffle", False)))
     module, inputs = build()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         model = export(module, inputs, **options)
     onnx.checker.check_model(model, full_check=True)
     clean(model, bare)
     names = parameter_of(model, module)
+    names = shuffle(model, names) if mix else names
     strip(model, names)
     report = f"{len(model.graph.node)} nodes, {len(names)} parameters"
     if check and not any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in module.modules()):
