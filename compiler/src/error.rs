@@ -165,6 +165,13 @@ impl Error {
         Error::new(112, what)
     }
 
+    // 03xx and 04xx: no plan.
+
+    /// The plan cannot be carried out on this model: microbatches or shardings that its ops do not allow.
+    pub fn plan(what: impl Into<String>) -> Error {
+        Error::new(301, what)
+    }
+
     // 10xx: dcc itself.
 
     /// A pass broke an invariant: a bug in dcc, whatever the input.

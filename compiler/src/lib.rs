@@ -4,6 +4,7 @@ pub mod error;
 pub mod graph;
 pub mod import;
 pub mod ops;
+pub mod place;
 pub mod plan;
 
 pub use error::{Error, Result};

@@ -1,0 +1,386 @@
+//! Applies a plan: gives every value its sharding, stage and section, and inserts the collectives.
+//!
+//! Each op is computed by its strategy (the plan's for forward nodes, inherited through `grad_of` for gradients, else that of its
+//! operands); an operand that lies otherwise is resharded. Before: a logical training graph. After: every type has a
+//! sharding, every node a stage and a section, communication is explicit, pending values are read only by linear ops.
+
+mod gradient;
+mod reshard;
+mod strategy;
+
+use crate::error::{Error, Result};
+use crate::graph::{GradOf, Graph, NodeId, Operands, Phase};
+use crate::ops::{Op, Rule};
+use crate::plan::{Plan, Strategy};
+use dcc_program::{AxisId, AxisList, Reduce, Sharding, TensorType};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// A pending reduction.
+type Pending = (AxisId, Reduce);
+
+/// The placed graph of `graph` under `plan`. An output that several stages hold (a tied parameter's update) occurs once per
+/// stage under its name.
+/// Errors: a value that mixes samples of several microbatches; a whole-batch count that depends on parameters.
+pub fn place(graph: &Graph, plan: &Plan) -> Result<Graph> {
+    let mut placer = Placer::new(graph, plan);
+    let live = graph.live();
+    for id in graph.ids().filter(|id| live[id.0 as usize]) {
+        let staged = placer.stage[id.0 as usize];
+        if let Some(stage) = staged.filter(|_| !placer.is_source(id)) {
+            placer.value(id, stage, graph[id].phase, None)?;
+        }
+    }
+    placer.place_outputs()?;
+    let mut placed = placer.out;
+    placed.set_cursor(Default::default());
+    Ok(placed)
+}
+
+struct Placer<'a> {
+    graph: &'a Graph,
+    plan: &'a Plan,
+    out: Graph,
+    /// Stage of each logical node; `None` where it is cloned for each reader.
+    stage: Vec<Option<u32>>,
+    /// Stages whose contributions reach a node of the backward pass; of a parameter, the stages that read it.
+    reach: Vec<BTreeSet<u32>>,
+    /// Placed value of a logical node on a stage.
+    built: HashMap<(NodeId, u32), NodeId>,
+    /// The strategy that each logical node was first computed with.
+    strategies: HashMap<NodeId, Strategy>,
+    /// Clones in section `count` of placed forward nodes.
+    counted: HashMap<NodeId, NodeId>,
+    sources: Vec<bool>,
+    sums: BTreeMap<NodeId, gradient::PlacedSum>,
+}
+
+impl<'a> Placer<'a> {
+    fn new(graph: &'a Graph, plan: &'a Plan) -> Placer<'a> {
+        let mut out = Graph::new();
+        out.mesh = Some(plan.mesh.clone());
+        let mut placer = Placer {
+            graph,
+            plan,
+            out,
+            stage: Vec::with_capacity(graph.nodes.len()),
+            reach: Vec::new(),
+            built: HashMap::new(),
+            strategies: HashMap::new(),
+            counted: HashMap::new(),
+            sources: Vec::new(),
+            sums: BTreeMap::new(),
+        };
+        placer.find_sources();
+        for id in graph.ids() {
+            let stage = placer.home(id);
+            placer.stage.push(stage);
+        }
+        placer.find_reach();
+        placer
+    }
+
+    /// Broadcasts, generated tensors, and pointwise ops of only these are made where they are read, as they are wanted.
+    fn find_sources(&mut self) {
+        for id in self.graph.ids() {
+            let node = &self.graph[id];
+            let of_sources = || node.operands.iter().all(|o| self.sources[o.0 as usize]);
+            let source = match &node.op {
+                Op::Const(_) | Op::Iota(_) | Op::Uniform(_) | Op::BroadcastInDim(_) => true,
+                Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select(_) | Op::Cast(_) => of_sources(),
+                _ => false,
+            };
+            self.sources.push(source);
+        }
+    }
+
+    fn is_source(&self, id: NodeId) -> bool {
+        self.sources[id.0 as usize]
+    }
+
+    /// The stage that computes a node: the plan's, or that of the forward node it is a gradient of.
+    fn home(&self, id: NodeId) -> Option<u32> {
+        let node = &self.graph[id];
+        match (node.phase, self.graph.grad_of(id)) {
+            (Phase::Forward, _) if matches!(node.op, Op::Input(_)) => None,
+            (Phase::Forward, _) => self.plan.stages.get(&id).copied(),
+            (Phase::Backward, Some(GradOf::Op(f) | GradOf::Value(f))) => self.stage[f.0 as usize],
+            _ => None,
+        }
+    }
+
+    fn find_reach(&mut self) {
+        let graph = self.graph;
+        self.reach = vec![BTreeSet::new(); graph.nodes.len()];
+        let live = graph.live();
+        // Readers of forward values that have no stage, down to the parameters.
+        for id in graph.ids().rev().filter(|&id| live[id.0 as usize] && graph[id].phase != Phase::Update) {
+            let mine = match self.stage[id.0 as usize] {
+                Some(stage) => BTreeSet::from([stage]),
+                None => self.reach[id.0 as usize].clone(),
+            };
+            for operand in &graph[id].operands {
+                if self.stage[operand.0 as usize].is_none() && graph[*operand].phase == Phase::Forward {
+                    self.reach[operand.0 as usize].extend(&mine);
+                }
+            }
+        }
+        // Stages from which a gradient without a stage has contributions.
+        for id in graph.ids().filter(|&id| graph[id].phase == Phase::Backward && self.stage[id.0 as usize].is_none()) {
+            let mut mine = BTreeSet::new();
+            for &operand in graph[id].operands.iter().filter(|&&o| graph[o].phase == Phase::Backward) {
+                match self.stage[operand.0 as usize] {
+                    Some(stage) => mine.extend([stage]),
+                    None => mine.extend(&self.reach[operand.0 as usize]),
+                }
+            }
+            self.reach[id.0 as usize] = mine;
+        }
+    }
+
+    fn place_outputs(&mut self) -> Result<()> {
+        let last = self.plan.stages() - 1;
+        for (name, id) in &self.graph.outputs {
+            let stages = self.output_stages(*id, last);
+            for stage in stages {
+                let value = self.value(*id, stage, self.output_phase(*id), None)?;
+                let sharding = self.out.ty(value).sharding.with_pending([]);
+                let value = self.reshard(value, &sharding, self.output_phase(*id))?;
+                self.out.outputs.push((name.clone(), value));
+            }
+        }
+        Ok(())
+    }
+
+    /// Where an output is wanted: a parameter's update on every stage that holds the parameter, anything else once.
+    fn output_stages(&self, id: NodeId, last: u32) -> Vec<u32> {
+        if self.graph[id].phase != Phase::Update {
+            return vec![self.stage[id.0 as usize].unwrap_or(last)];
+        }
+        match self.graph.grad_of(id) {
+            Some(GradOf::Value(param)) => self.param_stages(param),
+            _ => vec![last],
+        }
+    }
+
+    /// Stages that hold a parameter; one that nothing reads lives on stage 0.
+    fn param_stages(&self, param: NodeId) -> Vec<u32> {
+        let stages = &self.reach[param.0 as usize];
+        if stages.is_empty() { vec![0] } else { stages.iter().copied().collect() }
+    }
+
+    fn output_phase(&self, id: NodeId) -> Phase {
+        // A sum over microbatches is whole only after the last of them.
+        if self.graph[id].phase == Phase::Update || self.graph.ty(id).rank() == 0 { Phase::Update } else { Phase::Forward }
+    }
+
+    /// The placed value of logical `id` for a reader on `stage` in `phase`. Sources are made as `want` says.
+    fn value(&mut self, id: NodeId, stage: u32, phase: Phase, want: Option<&[AxisList]>) -> Result<NodeId> {
+        let node = &self.graph[id];
+        match &node.op {
+            Op::StopGradient(_) => return self.value(node.operands[0], stage, phase, want),
+            Op::Input(_) | Op::Param(_) | Op::Scalar(_) => return Ok(self.leaf(id, stage, phase)),
+            Op::GradSum(_) if phase == Phase::Update && node.phase == Phase::Backward => {
+                return self.parameter_gradient(id, stage);
+            }
+            _ => {}
+        }
+        if self.is_source(id) {
+            return self.source(id, stage, phase, want);
+        }
+        if node.phase == Phase::Update && self.is_scalar_sum(id) {
+            return self.scalar_sum(id, stage);
+        }
+        let home = self.stage[id.0 as usize].unwrap_or(stage);
+        let built = match self.built.get(&(id, home)) {
+            Some(&built) => built,
+            None => {
+                let built = self.compute(id, home, node.phase, None)?;
+                self.built.insert((id, home), built);
+                built
+            }
+        };
+        if home == stage { Ok(built) } else { self.transfer(built, stage, node.phase) }
+    }
+
+    /// The value on another stage: whole over space, still pending over microbatches.
+    fn transfer(&mut self, value: NodeId, stage: u32, phase: Phase) -> Result<NodeId> {
+        let mb = self.mb();
+        let ty = self.out.ty(value);
+        let sharding = ty.sharding.with_pending(ty.sharding.pending.iter().copied().filter(|p| p.0 == mb));
+        let value = self.reshard(value, &sharding, phase)?;
+        let ty = self.out.ty(value).clone();
+        let section = self.out[value].phase;
+        Ok(self.make(crate::ops::Transfer {}, &[value], ty, stage, section))
+    }
+
+    fn leaf(&mut self, id: NodeId, stage: u32, phase: Phase) -> NodeId {
+        let node = &self.graph[id];
+        let mut sharding = Sharding::replicated(node.ty.rank());
+        let mut section = Phase::Begin;
+        match &node.op {
+            Op::Input(input) => {
+                section = if phase == Phase::Count { Phase::Count } else { Phase::Forward };
+                if let Some(dim) = input.batch_dim {
+                    sharding.dims[usize::from(dim)] = self.plan.batch.iter().copied().filter(|&a| self.matters(a)).collect();
+                }
+            }
+            Op::Param(_) => sharding.dims = self.param_dims(id).into(),
+            _ => {}
+        }
+        let factors = sharding.dims.to_vec();
+        self.strategies.entry(id).or_insert(Strategy { factors, keep: Default::default() });
+        self.out.set_origin_of(self.graph, id);
+        self.make(node.op.clone(), &[], node.ty.with_sharding(sharding), stage, section)
+    }
+
+    fn source(&mut self, id: NodeId, stage: u32, phase: Phase, want: Option<&[AxisList]>) -> Result<NodeId> {
+        let rank = self.graph.ty(id).rank();
+        let whole = vec![AxisList::new(); rank];
+        let want = want.unwrap_or(&whole);
+        let rule = self.rule(id);
+        let mut factors = vec![AxisList::new(); rule.spec.names.len()];
+        for (dim, axes) in rule.spec.result.iter().zip(want) {
+            factors[usize::from(dim[0].0)] = axes.clone();
+        }
+        self.compute(id, stage, phase, Some(Strategy { factors, keep: Default::default() }))
+    }
+
+    fn rule(&self, id: NodeId) -> Rule {
+        let node = &self.graph[id];
+        let types: Vec<&TensorType> = node.operands.iter().map(|&o| self.graph.ty(o)).collect();
+        node.op.rule(&types, &node.ty).sized(&types, &node.ty)
+    }
+
+    /// Adds a placed node.
+    fn make(&mut self, op: impl Into<Op>, operands: &[NodeId], ty: TensorType, stage: u32, section: Phase) -> NodeId {
+        self.out.set_stage(Some(stage));
+        self.out.set_phase(section);
+        self.out.add_typed(op, operands, ty)
+    }
+
+    /// Computes logical `id` on `stage`: chooses the strategy, reshards the operands, derives the type.
+    fn compute(&mut self, id: NodeId, stage: u32, phase: Phase, strategy: Option<Strategy>) -> Result<NodeId> {
+        let operands = self.contributions(id, stage);
+        let rule = self.rule(id);
+        let strategy = match strategy {
+            Some(strategy) => strategy,
+            None => {
+                let found: Vec<Option<NodeId>> = operands
+                    .iter()
+                    .map(|&o| if self.is_source(o) { Ok(None) } else { self.value(o, stage, phase, None).map(Some) })
+                    .collect::<Result<_>>()?;
+                self.choose(id, &rule, &found)
+            }
+        };
+        let strategy = self.legal(&rule, strategy);
+        self.strategies.entry(id).or_insert_with(|| strategy.clone());
+        let wants: Vec<Vec<AxisList>> = rule.spec.operands.iter().map(|dims| dims_of(dims, &strategy)).collect();
+        if matches!(self.graph[id].op, Op::GradSum(_)) {
+            return self.gradient_sum(id, &operands, stage, phase, &wants[0]);
+        }
+        let mut values = Vec::with_capacity(operands.len());
+        for (&operand, want) in operands.iter().zip(&wants) {
+            values.push(self.value(operand, stage, phase, Some(want))?);
+        }
+        let (keep, keepers) = self.kept_pendings(id, &strategy, &values);
+        for ((i, value), want) in values.iter_mut().enumerate().zip(&wants) {
+            let pending = self.out.ty(*value).sharding.pending.clone();
+            let kept = pending.into_iter().filter(|p| keepers.get(p).is_some_and(|set| set.contains(&i)));
+            let sharding = Sharding { dims: want.clone().into(), pending: Default::default() }.with_pending(kept);
+            *value = self.reshard(*value, &sharding, phase)?;
+        }
+        let missing = rule.reduced().flat_map(|f| strategy.factors[usize::from(f.0)].iter().map(|&a| (a, rule.reduce)));
+        let sharding = Sharding { dims: dims_of(&rule.spec.result, &strategy).into(), pending: Default::default() }
+            .with_pending(keep.into_iter().chain(missing));
+        let ty = self.graph.ty(id).with_sharding(sharding);
+        let section = self.section(phase, &values, &ty);
+        self.out.set_origin_of(self.graph, id);
+        Ok(self.make(self.graph[id].op.clone(), &values, ty, stage, section))
+    }
+
+    /// The operands of `id` that matter on `stage`: a gradient sum without a stage takes only that stage's contributions.
+    fn contributions(&self, id: NodeId, stage: u32) -> Operands {
+        let node = &self.graph[id];
+        if !matches!(node.op, Op::GradSum(_)) || self.stage[id.0 as usize].is_some() {
+            return node.operands.clone();
+        }
+        let here = |o: &NodeId| match self.stage[o.0 as usize] {
+            Some(s) => s == stage,
+            None => self.is_source(*o) || self.reach[o.0 as usize].contains(&stage),
+        };
+        node.operands.iter().copied().filter(here).collect()
+    }
+
+    /// Pending reductions that pass through `id`, and for each the operands that keep it.
+    fn kept_pendings(
+        &self,
+        id: NodeId,
+        strategy: &Strategy,
+        values: &[NodeId],
+    ) -> (Vec<Pending>, BTreeMap<Pending, Vec<usize>>) {
+        let node = &self.graph[id];
+        let used: BTreeSet<AxisId> = strategy.factors.iter().flatten().copied().collect();
+        let all: BTreeSet<Pending> = values.iter().flat_map(|&v| self.out.ty(v).sharding.pending.iter().copied()).collect();
+        let mut keepers = BTreeMap::new();
+        for pending in all {
+            let (axis, reduce) = pending;
+            let has = |i: &usize| self.out.ty(values[*i]).sharding.pending.contains(&pending);
+            let wanted = axis == self.mb()
+                || strategy.keep.contains(&axis)
+                || node.ty.elements() <= 1
+                || (node.phase == Phase::Backward && self.is_gradient_of_stageless(id));
+            if reduce != Reduce::Sum || used.contains(&axis) || !wanted {
+                continue;
+            }
+            if let Some(set) = node.op.linear(values.len()).into_iter().find(|set| set.iter().all(has)) {
+                keepers.insert(pending, set);
+            }
+        }
+        (keepers.keys().copied().collect(), keepers)
+    }
+
+    /// Gradients of values that every stage clones (parameters, their casts) keep every pending until the update.
+    fn is_gradient_of_stageless(&self, id: NodeId) -> bool {
+        matches!(self.graph.grad_of(id), Some(GradOf::Op(f) | GradOf::Value(f)) if self.stage[f.0 as usize].is_none())
+    }
+
+    fn mb(&self) -> AxisId {
+        self.plan.mesh.microbatch_axis().expect("every plan has the axis mb")
+    }
+
+    /// Whether the axis divides anything; `mb` always stands in types.
+    fn matters(&self, axis: AxisId) -> bool {
+        self.plan.mesh.size(axis) > 1 || axis == self.mb()
+    }
+
+    fn per_microbatch(&self, ty: &TensorType) -> bool {
+        ty.is_per_microbatch(&self.plan.mesh)
+    }
+
+    /// The section of a value read in `phase` whose operands are `operands`.
+    fn section(&self, phase: Phase, operands: &[NodeId], ty: &TensorType) -> Phase {
+        if phase == Phase::Update {
+            return Phase::Update;
+        }
+        let section_of = |&o: &NodeId| self.out[o].phase;
+        let batched = self.per_microbatch(ty) || operands.iter().any(|&o| self.per_microbatch(self.out.ty(o)));
+        if phase == Phase::Count {
+            return if batched { Phase::Count } else { Phase::Ready };
+        }
+        let within = |s: Phase| operands.iter().map(section_of).any(|o| o == s);
+        if batched || within(Phase::Forward) || within(Phase::Backward) {
+            return if phase == Phase::Backward || within(Phase::Backward) { Phase::Backward } else { Phase::Forward };
+        }
+        if within(Phase::Ready) || within(Phase::Count) { Phase::Ready } else { Phase::Begin }
+    }
+
+    fn refused(&self, value: NodeId, what: String) -> Error {
+        Error::plan(what).at(self.out.origin(value))
+    }
+}
+
+/// The axes of each dim: those of its factors, major first.
+fn dims_of(dims: &[dcc_program::factors::DimFactors], strategy: &Strategy) -> Vec<AxisList> {
+    let axes = |f: &dcc_program::FactorId| strategy.factors[usize::from(f.0)].iter().copied();
+    dims.iter().map(|dim| dim.iter().flat_map(axes).collect()).collect()
+}

@@ -1,0 +1,213 @@
+//! Sums of gradients: of a value over its uses, of a parameter over microbatches, ranks and stages, and of scalars for the norm.
+
+use super::{Pending, Placer};
+use crate::error::Result;
+use crate::graph::{GradOf, Graph, NodeId, Phase};
+use crate::ops::{Const, GradSum, Op, StageSum};
+use dcc_program::kernel::BinaryOp;
+use dcc_program::{AxisId, AxisList, Reduce, Sharding};
+use std::collections::BTreeMap;
+
+/// A value that exists on each of several stages.
+pub(super) type PlacedSum = BTreeMap<u32, NodeId>;
+
+impl Placer<'_> {
+    /// The gradient of one value on `stage`: contributions of equal type are added first, then each group is resharded to the
+    /// value's dims; pending reductions over space are resolved unless the value is one that every stage clones.
+    pub(super) fn gradient_sum(
+        &mut self,
+        id: NodeId,
+        operands: &[NodeId],
+        stage: u32,
+        phase: Phase,
+        dims: &[AxisList],
+    ) -> Result<NodeId> {
+        let mut by_stage: BTreeMap<u32, Vec<NodeId>> = BTreeMap::new();
+        for &operand in operands {
+            by_stage.entry(self.stage[operand.0 as usize].unwrap_or(stage)).or_default().push(operand);
+        }
+        let mut values = Vec::new();
+        for (home, operands) in by_stage {
+            let mut here = Vec::new();
+            for operand in operands {
+                here.push(self.value(operand, home, phase, Some(dims))?);
+            }
+            if home != stage {
+                let sum = self.add_up(id, here, home, phase, dims)?;
+                here = vec![self.transfer(sum, stage, phase)?];
+            }
+            values.extend(here);
+        }
+        let sum = self.add_up(id, values, stage, phase, dims)?;
+        if self.is_gradient_of_stageless(id) || self.graph.ty(id).elements() <= 1 {
+            return Ok(sum);
+        }
+        let mb = self.mb();
+        let sharding = &self.out.ty(sum).sharding;
+        let sharding = sharding.with_pending(sharding.pending.iter().copied().filter(|p| p.0 == mb));
+        self.reshard(sum, &sharding, phase)
+    }
+
+    fn add_up(&mut self, id: NodeId, values: Vec<NodeId>, stage: u32, phase: Phase, dims: &[AxisList]) -> Result<NodeId> {
+        let mut groups: Vec<(Sharding, Vec<NodeId>)> = Vec::new();
+        for value in values {
+            let sharding = self.out.ty(value).sharding.clone();
+            match groups.iter_mut().find(|(s, _)| *s == sharding) {
+                Some((_, members)) => members.push(value),
+                None => groups.push((sharding, vec![value])),
+            }
+        }
+        let mut sums = Vec::new();
+        for (_, members) in groups {
+            let sum = self.sum_of(id, &members, stage, phase);
+            sums.push(sum);
+        }
+        let all = |p: &Pending, out: &Graph| sums.iter().all(|&s| out.ty(s).sharding.pending.contains(p));
+        let used: Vec<AxisId> = dims.iter().flatten().copied().collect();
+        let common: Vec<Pending> =
+            self.out.ty(sums[0]).sharding.pending.iter().copied().filter(|p| all(p, &self.out)).collect();
+        let common = common.into_iter().filter(|p| !used.contains(&p.0));
+        let want = Sharding { dims: dims.to_vec().into(), pending: Default::default() }.with_pending(common);
+        for sum in &mut sums {
+            *sum = self.reshard(*sum, &want, phase)?;
+        }
+        Ok(self.sum_of(id, &sums, stage, phase))
+    }
+
+    fn sum_of(&mut self, id: NodeId, values: &[NodeId], stage: u32, phase: Phase) -> NodeId {
+        if let [one] = values {
+            return *one;
+        }
+        let ty = self.out.ty(values[0]).clone();
+        let section = self.section(phase, values, &ty);
+        self.out.set_origin_of(self.graph, id);
+        let op = match &self.graph[id].op {
+            Op::GradSum(op) => op.clone(),
+            _ => GradSum { of: id.0 },
+        };
+        self.make(op, values, ty, stage, section)
+    }
+
+    /// The finished gradient of a parameter on `stage`: over its uses, microbatches, ranks, and the other stages that read it.
+    pub(super) fn parameter_gradient(&mut self, id: NodeId, stage: u32) -> Result<NodeId> {
+        if let Some(&found) = self.sums.get(&id).and_then(|sums| sums.get(&stage)) {
+            return Ok(found);
+        }
+        let param = match self.graph.grad_of(id) {
+            Some(GradOf::Value(param)) => param,
+            _ => return Err(self.graph.broken(id, "a gradient sum read by the update is not of a parameter")),
+        };
+        let stages: Vec<u32> = self.reach[id.0 as usize].iter().copied().collect();
+        let holders = self.param_stages(param);
+        let dims = self.param_dims(param);
+        let mut parts = PlacedSum::new();
+        for &home in &stages {
+            let sum = self.compute(id, home, Phase::Backward, None)?;
+            let want = Sharding { dims: dims.clone().into(), pending: Default::default() };
+            parts.insert(home, self.reshard(sum, &want, Phase::Update)?);
+        }
+        let sums = if stages.len() == 1 && holders == stages { parts } else { self.stage_sum(parts, id, &holders) };
+        self.sums.insert(id, sums);
+        Ok(self.sums[&id][&stage])
+    }
+
+    /// One launch: `parts` summed over their stages and whole on each of `stages` (a stage without a part adds zero).
+    fn stage_sum(&mut self, mut parts: PlacedSum, id: NodeId, stages: &[u32]) -> PlacedSum {
+        let all: Vec<u32> = stages
+            .iter()
+            .copied()
+            .chain(parts.keys().copied())
+            .collect::<std::collections::BTreeSet<_>>()
+            .into_iter()
+            .collect();
+        let first = *parts.values().next().expect("a sum has a part");
+        let ty = self.out.ty(first).clone();
+        for &stage in &all {
+            parts.entry(stage).or_insert_with(|| {
+                let dtype = ty.dtype;
+                self.out.set_origin_of(self.graph, id);
+                let scalar = dcc_program::TensorType::new(dtype, []);
+                let zero = self.make(Const::of(dtype, 0.0), &[], scalar, stage, Phase::Update);
+                if ty.rank() == 0 {
+                    return zero;
+                }
+                let op = crate::ops::BroadcastInDim { shape: ty.shape.clone(), dims: Default::default() };
+                self.make(op, &[zero], ty.clone(), stage, Phase::Update)
+            });
+        }
+        let operands: Vec<NodeId> = parts.values().copied().collect();
+        let op = StageSum { reduce: Reduce::Sum, stages: all.iter().copied().collect() };
+        self.out.set_origin_of(self.graph, id);
+        let make = |placer: &mut Self, stage| placer.make(op.clone(), &operands, ty.clone(), stage, Phase::Update);
+        all.iter().map(|&stage| (stage, make(self, stage))).collect()
+    }
+
+    /// Whether an update node adds scalars: the tree of such adds is one sum, with one all_reduce for all terms.
+    pub(super) fn is_scalar_sum(&self, id: NodeId) -> bool {
+        let node = &self.graph[id];
+        let adds = matches!(&node.op, Op::Binary(b) if b.op == BinaryOp::Add);
+        adds && node.ty.rank() == 0 && node.ty.dtype.is_float() && node.operands.iter().any(|&o| !self.owners(o).is_empty())
+    }
+
+    /// The sum of a tree of scalar adds: terms on the stage that owns their parameter, pending over the axes these are sharded
+    /// on, one all_reduce per stage, one sum over stages.
+    pub(super) fn scalar_sum(&mut self, id: NodeId, stage: u32) -> Result<NodeId> {
+        if let Some(&found) = self.sums.get(&id).and_then(|sums| sums.get(&stage)) {
+            return Ok(found);
+        }
+        let mut terms: BTreeMap<u32, Vec<NodeId>> = BTreeMap::new();
+        let mut open = vec![id];
+        while let Some(next) = open.pop() {
+            if next == id || self.is_scalar_sum(next) {
+                open.extend(self.graph[next].operands.iter().rev());
+                continue;
+            }
+            let home = self.owners(next).first().copied().unwrap_or(0);
+            let value = self.value(next, home, Phase::Update, None)?;
+            terms.entry(home).or_default().push(value);
+        }
+        let mut parts = PlacedSum::new();
+        for (home, values) in terms {
+            let sum = self.scalar_sum_on(id, values, home)?;
+            parts.insert(home, sum);
+        }
+        let everywhere: Vec<u32> = (0..self.plan.stages()).collect();
+        let sums = if everywhere.len() == 1 { parts } else { self.stage_sum(parts, id, &everywhere) };
+        self.sums.insert(id, sums);
+        Ok(self.sums[&id][&stage])
+    }
+
+    fn scalar_sum_on(&mut self, id: NodeId, mut values: Vec<NodeId>, stage: u32) -> Result<NodeId> {
+        let axes: std::collections::BTreeSet<Pending> =
+            values.iter().flat_map(|&v| self.out.ty(v).sharding.pending.iter().copied()).collect();
+        let pending = Sharding::default().with_pending(axes);
+        for value in &mut values {
+            *value = self.reshard(*value, &pending, Phase::Update)?;
+        }
+        let sum = self.sum_of(id, &values, stage, Phase::Update);
+        self.reshard(sum, &Sharding::default(), Phase::Update)
+    }
+
+    /// First stage of each parameter whose gradient an update node depends on, smallest first.
+    fn owners(&self, id: NodeId) -> Vec<u32> {
+        let mut found = Vec::new();
+        let mut open = vec![id];
+        let mut seen = std::collections::HashSet::new();
+        while let Some(next) = open.pop() {
+            if !seen.insert(next) {
+                continue;
+            }
+            let node = &self.graph[next];
+            match (&node.op, self.graph.grad_of(next)) {
+                (Op::GradSum(_), Some(GradOf::Value(param))) if node.phase == Phase::Backward => {
+                    found.push(self.param_stages(param)[0]);
+                }
+                _ if node.phase == Phase::Update => open.extend(&node.operands),
+                _ => {}
+            }
+        }
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+}

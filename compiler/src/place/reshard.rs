@@ -1,0 +1,194 @@
+//! Redistribution: the single-axis steps from one sharding to another.
+//!
+//! Pending reductions are resolved first, in the producer's section, by reduce_scatter where the wanted dims allow; then axes
+//! move (all_to_all) or leave (all_gather), then come (slice), in the reader's section; last, whole becomes pending.
+
+use super::Placer;
+use crate::error::Result;
+use crate::graph::{NodeId, Phase};
+use crate::ops::{
+    AllGather, AllReduce, AllToAll, DropMicrobatch, KeepFirst, Op, ReduceScatter, ResolveMicrobatches, SliceAxis,
+};
+use dcc_program::{Reduce, Sharding};
+
+impl Placer<'_> {
+    /// `value` with the sharding `want`, for a reader in `phase`.
+    pub(super) fn reshard(&mut self, value: NodeId, want: &Sharding, phase: Phase) -> Result<NodeId> {
+        if self.out.ty(value).sharding == *want {
+            return Ok(value);
+        }
+        let cursor = self.out.cursor();
+        let origin = self.out.origin(value).to_owned();
+        self.out.set_origin(&origin);
+        let result = self.reshard_steps(value, want, phase);
+        self.out.set_cursor(cursor);
+        result
+    }
+
+    fn reshard_steps(&mut self, value: NodeId, want: &Sharding, phase: Phase) -> Result<NodeId> {
+        let mut value = self.resolve_microbatches(value, want, phase)?;
+        value = self.resolve_pending(value, want, phase);
+        value = self.move_axes(value, want, phase);
+        value = self.gather_axes(value, want, phase)?;
+        value = self.slice_axes(value, want, phase);
+        let have = self.out.ty(value).sharding.pending.clone();
+        for &(axis, reduce) in want.pending.iter().filter(|p| !have.contains(p)) {
+            let sharding = &self.out.ty(value).sharding;
+            let pending = sharding.with_pending(sharding.pending.iter().copied().chain([(axis, reduce)]));
+            value = self.step(KeepFirst { axis }, value, pending, phase);
+        }
+        if self.out.ty(value).sharding != *want {
+            return Err(self.out.broken(value, "reshard did not reach the wanted sharding"));
+        }
+        Ok(value)
+    }
+
+    /// A step in the reader's section.
+    fn step(&mut self, op: impl Into<Op>, value: NodeId, sharding: Sharding, phase: Phase) -> NodeId {
+        let ty = self.out.ty(value).with_sharding(sharding);
+        let section = self.section(phase, &[value], &ty);
+        self.step_in(op, value, ty.sharding, section)
+    }
+
+    fn step_in(&mut self, op: impl Into<Op>, value: NodeId, sharding: Sharding, section: Phase) -> NodeId {
+        let ty = self.out.ty(value).with_sharding(sharding);
+        let stage = self.out[value].stage.expect("placed nodes have a stage");
+        self.make(op, &[value], ty, stage, section)
+    }
+
+    /// Where a reduction of `value` stands: once, with its producer, unless only the update reads it whole.
+    fn producer_section(&self, value: NodeId, phase: Phase) -> Phase {
+        if phase == Phase::Update { Phase::Update } else { self.out[value].phase }
+    }
+
+    /// `+mb` is resolved by the update, or, where forward or backward read the whole batch's value, by counting first.
+    fn resolve_microbatches(&mut self, value: NodeId, want: &Sharding, phase: Phase) -> Result<NodeId> {
+        let pending = (self.mb(), Reduce::Sum);
+        let drop = |s: &Sharding| s.with_pending(s.pending.iter().copied().filter(|&p| p != pending));
+        let here = &self.out.ty(value).sharding;
+        if !here.pending.contains(&pending) || want.pending.contains(&pending) {
+            return Ok(value);
+        }
+        if phase == Phase::Update {
+            let sharding = drop(here);
+            return Ok(self.step_in(ResolveMicrobatches {}, value, sharding, Phase::Update));
+        }
+        if self.plan.microbatches() == 1 {
+            let (sharding, section) = (drop(here), self.out[value].phase);
+            return Ok(self.step_in(ResolveMicrobatches {}, value, sharding, section));
+        }
+        let counted = self.count_clone(value)?;
+        let sharding = drop(&self.out.ty(counted).sharding);
+        Ok(self.step_in(ResolveMicrobatches {}, counted, sharding, Phase::Ready))
+    }
+
+    /// A copy of `value` and what it depends on in section `count`.
+    fn count_clone(&mut self, value: NodeId) -> Result<NodeId> {
+        if let Some(&clone) = self.counted.get(&value) {
+            return Ok(clone);
+        }
+        let node = self.out[value].clone();
+        if matches!(node.op, Op::Param(_) | Op::Transfer(_)) {
+            let what = "a sum over the whole batch that forward must know first depends on parameters";
+            return Err(self.refused(value, what.to_owned()).help("use one microbatch: --grad-accum 1"));
+        }
+        let mut operands = Vec::with_capacity(node.operands.len());
+        for &operand in &node.operands {
+            operands.push(self.count_clone(operand)?);
+        }
+        let section = if self.per_microbatch(&node.ty) || operands.iter().any(|&o| self.out[o].phase == Phase::Count) {
+            Phase::Count
+        } else {
+            node.phase
+        };
+        let origin = self.out.origin(value).to_owned();
+        self.out.set_origin(&origin);
+        let stage = node.stage.expect("placed nodes have a stage");
+        let clone = self.make(node.op, &operands, node.ty, stage, section);
+        self.counted.insert(value, clone);
+        Ok(clone)
+    }
+
+    fn resolve_pending(&mut self, mut value: NodeId, want: &Sharding, phase: Phase) -> NodeId {
+        let section = self.producer_section(value, phase);
+        loop {
+            let have = self.out.ty(value).sharding.clone();
+            let drop: Vec<_> = have.pending.iter().copied().filter(|p| !want.pending.contains(p)).collect();
+            let scatter = drop.iter().find_map(|&(axis, reduce)| {
+                let lands = |d: &usize| {
+                    want.dims[*d].starts_with(&have.dims[*d]) && want.dims[*d].get(have.dims[*d].len()) == Some(&axis)
+                };
+                let dim = (0..have.dims.len()).find(lands)?;
+                (reduce == Reduce::Sum).then_some((axis, dim))
+            });
+            if let Some((axis, dim)) = scatter {
+                let mut sharding = have.with_pending(have.pending.iter().copied().filter(|p| p.0 != axis));
+                sharding.dims[dim].push(axis);
+                value = self.step_in(ReduceScatter { axis, dim: dim as u8 }, value, sharding, section);
+                continue;
+            }
+            let Some(&(_, reduce)) = drop.first() else { return value };
+            let axes = drop.iter().filter(|p| p.1 == reduce).map(|p| p.0).collect();
+            let left = have.pending.iter().copied().filter(|p| want.pending.contains(p) || p.1 != reduce);
+            let sharding = have.with_pending(left);
+            value = self.step_in(AllReduce { reduce, axes }, value, sharding, section);
+        }
+    }
+
+    fn move_axes(&mut self, mut value: NodeId, want: &Sharding, phase: Phase) -> NodeId {
+        loop {
+            let have = self.out.ty(value).sharding.clone();
+            let rank = have.dims.len();
+            let found = (0..rank).find_map(|from| {
+                let (&axis, rest) = have.dims[from].split_last()?;
+                let leaves = !want.dims[from].starts_with(&have.dims[from]) && want.dims[from].starts_with(rest);
+                let lands = |to: &usize| {
+                    *to != from
+                        && want.dims[*to].starts_with(&have.dims[*to])
+                        && want.dims[*to].get(have.dims[*to].len()) == Some(&axis)
+                };
+                let to = (0..rank).find(lands)?;
+                (leaves && axis != self.mb()).then_some((axis, from, to))
+            });
+            let Some((axis, from, to)) = found else { return value };
+            let mut sharding = have;
+            sharding.dims[from].pop();
+            sharding.dims[to].push(axis);
+            value = self.step(AllToAll { axis, from: from as u8, to: to as u8 }, value, sharding, phase);
+        }
+    }
+
+    fn gather_axes(&mut self, mut value: NodeId, want: &Sharding, phase: Phase) -> Result<NodeId> {
+        for dim in 0..want.dims.len() {
+            loop {
+                let mut sharding = self.out.ty(value).sharding.clone();
+                if want.dims[dim].starts_with(&sharding.dims[dim]) {
+                    break;
+                }
+                let axis = sharding.dims[dim].pop().expect("the empty list is a prefix of every list");
+                if axis != self.mb() {
+                    value = self.step(AllGather { axis, dim: dim as u8 }, value, sharding, phase);
+                } else if self.plan.microbatches() == 1 {
+                    let section = self.out[value].phase;
+                    value = self.step_in(DropMicrobatch { dim: dim as u8 }, value, sharding, section);
+                } else {
+                    let what = "an op mixes samples of different microbatches".to_owned();
+                    return Err(self.refused(value, what).help("use one microbatch: --grad-accum 1"));
+                }
+            }
+        }
+        Ok(value)
+    }
+
+    fn slice_axes(&mut self, mut value: NodeId, want: &Sharding, phase: Phase) -> NodeId {
+        for dim in 0..want.dims.len() {
+            while self.out.ty(value).sharding.dims[dim].len() < want.dims[dim].len() {
+                let mut sharding = self.out.ty(value).sharding.clone();
+                let axis = want.dims[dim][sharding.dims[dim].len()];
+                sharding.dims[dim].push(axis);
+                value = self.step(SliceAxis { axis, dim: dim as u8 }, value, sharding, phase);
+            }
+        }
+        value
+    }
+}

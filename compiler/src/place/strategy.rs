@@ -1,0 +1,130 @@
+//! Which strategy a node is computed with: planned, inherited, or that of its operands.
+
+use super::{Placer, dims_of};
+use crate::graph::{GradOf, NodeId, Phase};
+use crate::ops::{Op, Rule};
+use crate::plan::Strategy;
+use dcc_program::{AxisId, AxisList, FactorSpec};
+
+impl Placer<'_> {
+    /// The strategy of logical `id`, whose placed operands are `values` (`None` for sources, which follow).
+    pub(super) fn choose(&self, id: NodeId, rule: &Rule, values: &[Option<NodeId>]) -> Strategy {
+        if self.graph[id].phase == Phase::Forward {
+            if let Some(planned) = self.plan.strategies.get(&id) {
+                return planned.clone();
+            }
+        } else if let Some(of) = self.graph.grad_of(id) {
+            if let Some(inherited) = self.inherit(id, rule, of) {
+                return inherited;
+            }
+        }
+        self.follow(rule, values)
+    }
+
+    fn inherit(&self, id: NodeId, rule: &Rule, of: GradOf) -> Option<Strategy> {
+        let mut strategy = Strategy::whole(rule.spec.names.len());
+        match of {
+            GradOf::Op(forward) => {
+                let theirs = self.strategies.get(&forward)?;
+                let names = self.rule(forward).spec.names;
+                for (i, name) in rule.spec.names.iter().enumerate() {
+                    if let Some(j) = names.iter().position(|n| n == name) {
+                        strategy.factors[i] = theirs.factors[j].clone();
+                    }
+                }
+            }
+            GradOf::Value(value) => {
+                if self.graph.ty(value).shape != self.graph.ty(id).shape {
+                    return None;
+                }
+                let dims = self.value_dims(value)?;
+                for (dim, axes) in rule.spec.result.iter().zip(dims) {
+                    match FactorSpec::split_axes(dim, &rule.sizes, &axes, &self.plan.mesh) {
+                        Some(split) => split.into_iter().for_each(|(f, axes)| strategy.factors[usize::from(f.0)] = axes),
+                        None => return None,
+                    }
+                }
+            }
+        }
+        Some(strategy)
+    }
+
+    /// The axes of each dim of a logical value as it was placed.
+    pub(super) fn value_dims(&self, value: NodeId) -> Option<Vec<AxisList>> {
+        match self.graph[value].op {
+            Op::Param(_) => Some(self.param_dims(value)),
+            Op::StopGradient(_) => self.value_dims(self.graph[value].operands[0]),
+            _ => Some(dims_of(&self.rule(value).spec.result, self.strategies.get(&value)?)),
+        }
+    }
+
+    /// Used (and, without sharding of the state, stored) dims of a parameter or its state.
+    pub(super) fn param_dims(&self, id: NodeId) -> Vec<AxisList> {
+        let keep = |axes: &AxisList| axes.iter().copied().filter(|&a| self.matters(a)).collect();
+        let weight = self.weight_of(id);
+        match self.plan.strategies.get(&weight) {
+            Some(planned) => planned.factors.iter().map(keep).collect(),
+            None => vec![AxisList::new(); self.graph.ty(id).rank()],
+        }
+    }
+
+    /// The parameter whose state `id` is; itself for a weight.
+    fn weight_of(&self, id: NodeId) -> NodeId {
+        match (self.graph.grad_of(id), &self.graph[id].op) {
+            (Some(GradOf::Value(weight)), Op::Param(_)) => weight,
+            _ => id,
+        }
+    }
+
+    /// Each factor takes the axes of the first operand dim that has some.
+    fn follow(&self, rule: &Rule, values: &[Option<NodeId>]) -> Strategy {
+        let mut strategy = Strategy::whole(rule.spec.names.len());
+        let mut used: Vec<AxisId> = Vec::new();
+        for (value, dims) in values.iter().zip(&rule.spec.operands) {
+            let Some(value) = value else { continue };
+            for (dim, axes) in dims.iter().zip(&self.out.ty(*value).sharding.dims) {
+                let mut free: AxisList = axes.iter().copied().filter(|a| !used.contains(a)).collect();
+                let split = loop {
+                    match FactorSpec::split_axes(dim, &rule.sizes, &free, &self.plan.mesh) {
+                        Some(split) => break split,
+                        None => free.pop(),
+                    };
+                };
+                for (factor, axes) in split.into_iter().filter(|(_, axes)| !axes.is_empty()) {
+                    let slot = &mut strategy.factors[usize::from(factor.0)];
+                    if slot.is_empty() && !rule.is_whole(factor) {
+                        used.extend(&axes);
+                        *slot = axes;
+                    }
+                }
+            }
+        }
+        strategy
+    }
+
+    /// What of a strategy the rule allows: no axis twice, whole factors whole, compound dims filled exactly from the major
+    /// factor.
+    pub(super) fn legal(&self, rule: &Rule, mut strategy: Strategy) -> Strategy {
+        let mut used: Vec<AxisId> = Vec::new();
+        for factor in rule.spec.ids() {
+            let whole = rule.is_whole(factor);
+            let slot = &mut strategy.factors[usize::from(factor.0)];
+            slot.retain(|a| !whole && self.plan.mesh.size(*a) >= 1 && !used.contains(a));
+            slot.retain(|a| self.matters(*a));
+            used.extend(slot.iter());
+        }
+        let compound = rule.spec.operands.iter().chain([&rule.spec.result]).flatten().filter(|d| d.len() > 1);
+        for dim in compound.cloned().collect::<Vec<_>>() {
+            let mut axes: AxisList = dim.iter().flat_map(|f| strategy.factors[usize::from(f.0)].clone()).collect();
+            dim.iter().for_each(|f| strategy.factors[usize::from(f.0)].clear());
+            let split = loop {
+                match FactorSpec::split_axes(&dim, &rule.sizes, &axes, &self.plan.mesh) {
+                    Some(split) => break split,
+                    None => axes.pop(),
+                };
+            };
+            split.into_iter().for_each(|(f, axes)| strategy.factors[usize::from(f.0)] = axes);
+        }
+        strategy
+    }
+}
