@@ -6,13 +6,19 @@ pub mod attention;
 pub mod collective;
 pub mod dot;
 pub mod elementwise;
+pub mod example;
 pub mod gather;
 pub mod leaf;
 pub mod movement;
 pub mod reduce;
 pub mod rule;
+pub mod slice;
+pub mod unary;
 
+use crate::autodiff::Grad;
 use crate::error::{Error, Result};
+use crate::graph::NodeId;
+use crate::interp::Tensor;
 use dcc_program::TensorType;
 use std::fmt::Debug;
 use std::hash::Hash;
@@ -23,12 +29,15 @@ pub use collective::{
     StageSum, Transfer,
 };
 pub use dot::DotGeneral;
-pub use elementwise::{Binary, Cast, Compare, Select, StopGradient, Unary};
+pub use elementwise::{Binary, Cast, Compare, Select, StopGradient};
+pub use example::Example;
 pub use gather::{Gather, ScatterAdd};
 pub use leaf::{Const, Input, Iota, Param, Scalar, Uniform};
-pub use movement::{BroadcastInDim, Concatenate, Pad, Reshape, Reverse, Slice, Transpose};
+pub use movement::{BroadcastInDim, Reshape, Transpose};
 pub use reduce::{Cumsum, Reduce};
 pub use rule::Rule;
+pub use slice::{Concatenate, Pad, Reverse, Slice};
+pub use unary::Unary;
 
 /// Everything dcc knows about one operator.
 pub trait OpDef: Clone + Debug + Eq + Ord + Hash {
@@ -48,6 +57,22 @@ pub trait OpDef: Clone + Debug + Eq + Ord + Hash {
         let _ = operands;
         Vec::new()
     }
+
+    /// The meaning, and the oracle of all tests: the result from the operands, floats computed in f64 and not rounded.
+    ///
+    /// `result` is what `infer` gives, or a shard of it where the op is evaluated on shards of its operands: sizes come from it,
+    /// not from attributes. Inputs, parameters and scalars have no meaning without a binding and panic.
+    fn eval(&self, operands: &[&Tensor], result: &TensorType) -> Tensor;
+
+    /// Gives each operand that needs one its contribution to the gradient, from the result `y` and its gradient `dy`. An op whose
+    /// derivative is zero wherever it exists gives nothing.
+    fn grad(&self, g: &mut Grad, y: NodeId, dy: NodeId) -> Result<()> {
+        let _ = dy;
+        Err(g.broken(y, "the op has no gradient"))
+    }
+
+    /// What the generic tests feed it: every attribute value that changes the meaning, sizes that shard unevenly.
+    fn examples() -> Vec<Example>;
 }
 
 /// `operands` as an array of `N`, or an error that the op takes `N`.
@@ -86,6 +111,23 @@ macro_rules! ops {
             /// See [`OpDef::linear`].
             pub fn linear(&self, operands: usize) -> Vec<Vec<usize>> {
                 match self { $(Op::$op(op) => op.linear(operands)),+ }
+            }
+
+            /// See [`OpDef::eval`].
+            pub fn eval(&self, operands: &[&Tensor], result: &TensorType) -> Tensor {
+                match self { $(Op::$op(op) => op.eval(operands, result)),+ }
+            }
+
+            /// See [`OpDef::grad`].
+            pub fn grad(&self, g: &mut Grad, y: NodeId, dy: NodeId) -> Result<()> {
+                match self { $(Op::$op(op) => op.grad(g, y, dy)),+ }
+            }
+
+            /// The examples of all ops, in the order of `NAMES`.
+            pub fn examples() -> Vec<Example> {
+                let mut all = Vec::new();
+                $(all.extend($op::examples());)+
+                all
             }
 
             /// The attributes as one line of JSON.

@@ -1,9 +1,12 @@
 //! Ops that `place` adds: communication and changes of sharding, plus the gradient sum that autodiff adds.
 //!
-//! Their results' types are decided by `place`; `infer` gives dtype and global shape, which none of them changes.
+//! Their results' types are decided by `place`; `infer` gives dtype and global shape, which none of them changes. Nor does any of
+//! them change the global value: that is what a pending or sharded value combines to.
 
-use super::{OpDef, exactly};
+use super::example::{Example, floats};
+use super::{Binary, OpDef, exactly};
 use crate::error::{Error, Result};
+use crate::interp::Tensor;
 use dcc_program::{AxisId, Reduce, TensorType};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -80,7 +83,7 @@ pub struct StageSum {
 pub struct Transfer {}
 
 macro_rules! unchanged {
-    ($($op:ident = $name:literal),+ $(,)?) => {
+    ($($op:ident = $name:literal, $example:expr;)+) => {
         $(impl OpDef for $op {
             const NAME: &'static str = $name;
 
@@ -92,14 +95,28 @@ macro_rules! unchanged {
             fn linear(&self, _: usize) -> Vec<Vec<usize>> {
                 vec![vec![0]]
             }
+
+            fn eval(&self, operands: &[&Tensor], _: &TensorType) -> Tensor {
+                operands[0].clone()
+            }
+
+            fn examples() -> Vec<Example> {
+                vec![Example::new($example, [floats(1, &[5, 3])]).wrt(&[])]
+            }
         })+
     };
 }
 
 unchanged! {
-    AllReduce = "all_reduce", ReduceScatter = "reduce_scatter", AllGather = "all_gather", AllToAll = "all_to_all",
-    SliceAxis = "slice_axis", KeepFirst = "keep_first", ResolveMicrobatches = "resolve_mb", DropMicrobatch = "drop_mb",
-    Transfer = "transfer",
+    AllReduce = "all_reduce", AllReduce { reduce: Reduce::Sum, axes: SmallVec::from_slice(&[AxisId(0), AxisId(1)]) };
+    ReduceScatter = "reduce_scatter", ReduceScatter { axis: AxisId(0), dim: 1 };
+    AllGather = "all_gather", AllGather { axis: AxisId(0), dim: 1 };
+    AllToAll = "all_to_all", AllToAll { axis: AxisId(0), from: 0, to: 1 };
+    SliceAxis = "slice_axis", SliceAxis { axis: AxisId(0), dim: 1 };
+    KeepFirst = "keep_first", KeepFirst { axis: AxisId(0) };
+    ResolveMicrobatches = "resolve_mb", ResolveMicrobatches {};
+    DropMicrobatch = "drop_mb", DropMicrobatch { dim: 0 };
+    Transfer = "transfer", Transfer {};
 }
 
 fn infer_sum(name: &str, operands: &[&TensorType]) -> Result<TensorType> {
@@ -113,6 +130,12 @@ fn infer_sum(name: &str, operands: &[&TensorType]) -> Result<TensorType> {
     Ok(TensorType::new(first.dtype, first.shape.iter().copied()))
 }
 
+/// The operands combined one after the other.
+fn combine(op: Reduce, operands: &[&Tensor], result: &TensorType) -> Tensor {
+    let op = Binary { op: super::reduce::binary(op) };
+    operands[1..].iter().fold(operands[0].clone(), |sum, x| op.eval(&[&sum, x], result))
+}
+
 impl OpDef for GradSum {
     const NAME: &'static str = "grad_sum";
 
@@ -122,6 +145,15 @@ impl OpDef for GradSum {
 
     fn linear(&self, operands: usize) -> Vec<Vec<usize>> {
         vec![(0..operands).collect()]
+    }
+
+    fn eval(&self, operands: &[&Tensor], result: &TensorType) -> Tensor {
+        combine(Reduce::Sum, operands, result)
+    }
+
+    fn examples() -> Vec<Example> {
+        let of = |n: u32| Example::new(GradSum { of: n }, (0..n).map(|i| floats(i, &[5, 3]))).wrt(&[]);
+        vec![of(1), of(3)]
     }
 }
 
@@ -133,6 +165,18 @@ impl OpDef for StageSum {
     }
 
     fn linear(&self, operands: usize) -> Vec<Vec<usize>> {
-        vec![(0..operands).collect()]
+        if self.reduce == Reduce::Sum { vec![(0..operands).collect()] } else { Vec::new() }
+    }
+
+    fn eval(&self, operands: &[&Tensor], result: &TensorType) -> Tensor {
+        combine(self.reduce, operands, result)
+    }
+
+    fn examples() -> Vec<Example> {
+        let of = |reduce| {
+            Example::new(StageSum { reduce, stages: SmallVec::from_slice(&[0, 3]) }, [floats(1, &[5]), floats(2, &[5])])
+                .wrt(&[])
+        };
+        vec![of(Reduce::Sum), of(Reduce::Max)]
     }
 }

@@ -1,15 +1,14 @@
 //! Pointwise ops: every operand has the result's shape.
 
-use super::{OpDef, exactly};
+use super::example::{Example, bools, floats, ints, within};
+use super::{Op, OpDef, exactly};
+use crate::autodiff::Grad;
 use crate::error::{Error, Result};
+use crate::graph::{Graph, NodeId};
+use crate::interp::{Data, Tensor, wrap};
 use dcc_program::kernel::{BinaryOp, CompareOp, UnaryOp};
 use dcc_program::{DType, TensorType};
 use serde::{Deserialize, Serialize};
-
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Unary {
-    pub op: UnaryOp,
-}
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Binary {
@@ -49,25 +48,6 @@ fn same_dtype(name: &str, a: &TensorType, b: &TensorType) -> Result<()> {
     Err(Error::dtype(format!("{name} of {} and {}", a.dtype.name(), b.dtype.name())))
 }
 
-impl OpDef for Unary {
-    const NAME: &'static str = "unary";
-
-    fn infer(&self, operands: &[&TensorType]) -> Result<TensorType> {
-        let [x] = exactly::<1>(self.op.name(), operands)?;
-        let fits = match self.op {
-            UnaryOp::Not => !x.dtype.is_float(),
-            UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Sign => x.dtype != DType::Bool,
-            UnaryOp::IsNan | UnaryOp::IsInf => return Ok(x.with_dtype(DType::Bool)),
-            _ => x.dtype.is_float(),
-        };
-        if fits { Ok(x.clone()) } else { Err(Error::dtype(format!("{} of {}", self.op.name(), x.dtype.name()))) }
-    }
-
-    fn linear(&self, _: usize) -> Vec<Vec<usize>> {
-        if self.op == UnaryOp::Neg { vec![vec![0]] } else { Vec::new() }
-    }
-}
-
 impl OpDef for Binary {
     const NAME: &'static str = "binary";
 
@@ -88,6 +68,83 @@ impl OpDef for Binary {
             _ => Vec::new(),
         }
     }
+
+    fn eval(&self, operands: &[&Tensor], result: &TensorType) -> Tensor {
+        let data = match (&operands[0].data, &operands[1].data) {
+            (Data::Float(a), Data::Float(b)) => {
+                let f = float(self.op);
+                Data::Float(a.iter().zip(b).map(|(&a, &b)| f(a, b)).collect())
+            }
+            (Data::Int(a), Data::Int(b)) => {
+                Data::Int(a.iter().zip(b).map(|(&a, &b)| wrap(result.dtype, integer(self.op, result.dtype, a, b))).collect())
+            }
+            _ => panic!("{} of a float and an integer", self.op.name()),
+        };
+        Tensor::new(result.dtype, result.shape.clone(), data)
+    }
+
+    fn grad(&self, g: &mut Grad, y: NodeId, dy: NodeId) -> Result<()> {
+        let (a, b) = (g.operand(0), g.operand(1));
+        match self.op {
+            BinaryOp::Add => {
+                g.give(0, |_| Ok(dy))?;
+                g.give(1, |_| Ok(dy))
+            }
+            BinaryOp::Sub => {
+                g.give(0, |_| Ok(dy))?;
+                g.give(1, |g| g.unary(UnaryOp::Neg, dy))
+            }
+            BinaryOp::Mul => {
+                g.give(0, |g| g.binary(BinaryOp::Mul, dy, b))?;
+                g.give(1, |g| g.binary(BinaryOp::Mul, dy, a))
+            }
+            BinaryOp::Div => {
+                g.give(0, |g| g.binary(BinaryOp::Div, dy, b))?;
+                g.give(1, |g| {
+                    let product = g.binary(BinaryOp::Mul, dy, y)?;
+                    let quotient = g.binary(BinaryOp::Div, product, b)?;
+                    g.unary(UnaryOp::Neg, quotient)
+                })
+            }
+            // y = a - b·trunc(a/b)
+            BinaryOp::Rem => {
+                g.give(0, |_| Ok(dy))?;
+                g.give(1, |g| {
+                    let multiple = g.binary(BinaryOp::Sub, y, a)?;
+                    let quotient = g.binary(BinaryOp::Div, multiple, b)?;
+                    g.binary(BinaryOp::Mul, dy, quotient)
+                })
+            }
+            BinaryOp::Pow => {
+                g.give(0, |g| grad_of_base(g, a, b, dy))?;
+                g.give(1, |g| grad_of_exponent(g, a, b, y, dy))
+            }
+            BinaryOp::Max => {
+                g.give(0, |g| grad_of_chosen(g, CompareOp::Lt, a, b, dy))?;
+                g.give(1, |g| grad_of_chosen(g, CompareOp::Lt, b, a, dy))
+            }
+            BinaryOp::Min => {
+                g.give(0, |g| grad_of_chosen(g, CompareOp::Gt, a, b, dy))?;
+                g.give(1, |g| grad_of_chosen(g, CompareOp::Gt, b, a, dy))
+            }
+            BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => Err(g.broken(y, "logic has no gradient")),
+        }
+    }
+
+    fn examples() -> Vec<Example> {
+        let mut all = Vec::new();
+        for &op in BinaryOp::ALL {
+            let logic = matches!(op, BinaryOp::And | BinaryOp::Or | BinaryOp::Xor);
+            if logic {
+                all.push(Example::new(Binary { op }, [bools(1, &[7]), bools(2, &[7])]));
+            } else {
+                let base = if op == BinaryOp::Pow { 0.2 } else { -1.5 };
+                all.push(Example::new(Binary { op }, [within(base, 1.5, 1, &[3, 5]), within(0.5, 1.5, 2, &[3, 5])]));
+            }
+            all.push(Example::new(Binary { op }, [ints(-9, 9, 3, &[4, 5]), ints(-2, 4, 4, &[4, 5])]));
+        }
+        all
+    }
 }
 
 impl OpDef for Compare {
@@ -98,6 +155,38 @@ impl OpDef for Compare {
         same_shape(self.op.name(), a, b)?;
         same_dtype(self.op.name(), a, b)?;
         Ok(a.with_dtype(DType::Bool))
+    }
+
+    fn eval(&self, operands: &[&Tensor], result: &TensorType) -> Tensor {
+        use std::cmp::Ordering;
+        let holds = |order: Option<Ordering>| match self.op {
+            CompareOp::Eq => order.is_some_and(Ordering::is_eq),
+            CompareOp::Ne => order.is_none_or(Ordering::is_ne),
+            CompareOp::Lt => order.is_some_and(Ordering::is_lt),
+            CompareOp::Le => order.is_some_and(Ordering::is_le),
+            CompareOp::Gt => order.is_some_and(Ordering::is_gt),
+            CompareOp::Ge => order.is_some_and(Ordering::is_ge),
+        };
+        let values: Vec<i64> = match (&operands[0].data, &operands[1].data) {
+            (Data::Float(a), Data::Float(b)) => a.iter().zip(b).map(|(a, b)| i64::from(holds(a.partial_cmp(b)))).collect(),
+            (Data::Int(a), Data::Int(b)) => {
+                let order = |a: i64, b: i64| match operands[0].dtype {
+                    DType::U64 => (a as u64).cmp(&(b as u64)),
+                    _ => a.cmp(&b),
+                };
+                a.iter().zip(b).map(|(&a, &b)| i64::from(holds(Some(order(a, b))))).collect()
+            }
+            _ => panic!("{} of a float and an integer", self.op.name()),
+        };
+        Tensor::ints(result.dtype, &result.shape, values)
+    }
+
+    fn examples() -> Vec<Example> {
+        let pair = |&op: &CompareOp| {
+            let ints = Example::new(Compare { op }, [ints(0, 3, 1, &[3, 5]), ints(0, 3, 2, &[3, 5])]);
+            [ints, Example::new(Compare { op }, [floats(1, &[4]), floats(2, &[4])])]
+        };
+        CompareOp::ALL.iter().flat_map(pair).collect()
     }
 }
 
@@ -118,6 +207,34 @@ impl OpDef for Select {
     fn linear(&self, _: usize) -> Vec<Vec<usize>> {
         vec![vec![1, 2]]
     }
+
+    fn eval(&self, operands: &[&Tensor], result: &TensorType) -> Tensor {
+        let condition = operands[0].i64s();
+        let data = match (&operands[1].data, &operands[2].data) {
+            (Data::Float(a), Data::Float(b)) => Data::Float(choose(condition, a, b)),
+            (Data::Int(a), Data::Int(b)) => Data::Int(choose(condition, a, b)),
+            _ => panic!("select between a float and an integer"),
+        };
+        Tensor::new(result.dtype, result.shape.clone(), data)
+    }
+
+    /// The unselected branch gets zero by selection, so that its infinities never meet a multiplication.
+    fn grad(&self, g: &mut Grad, _: NodeId, dy: NodeId) -> Result<()> {
+        let condition = g.operand(0);
+        g.give(1, |g| {
+            let zero = g.splat_like(0.0, dy)?;
+            g.select(condition, dy, zero)
+        })?;
+        g.give(2, |g| {
+            let zero = g.splat_like(0.0, dy)?;
+            g.select(condition, zero, dy)
+        })
+    }
+
+    fn examples() -> Vec<Example> {
+        let of = |a, b| Example::new(Select {}, [bools(1, &[3, 5]), a, b]);
+        vec![of(floats(2, &[3, 5]), floats(3, &[3, 5])), of(ints(0, 9, 2, &[3, 5]), ints(0, 9, 3, &[3, 5]))]
+    }
 }
 
 impl OpDef for Cast {
@@ -126,6 +243,27 @@ impl OpDef for Cast {
     fn infer(&self, operands: &[&TensorType]) -> Result<TensorType> {
         let [x] = exactly::<1>(Self::NAME, operands)?;
         Ok(x.with_dtype(self.dtype))
+    }
+
+    fn eval(&self, operands: &[&Tensor], result: &TensorType) -> Tensor {
+        let x = operands[0];
+        let data = match &x.data {
+            Data::Float(v) if self.dtype.is_float() => Data::Float(v.clone()),
+            Data::Float(v) => Data::Int(v.iter().map(|&x| saturate(self.dtype, x)).collect()),
+            Data::Int(_) if self.dtype.is_float() => Data::Float(x.to_f64s()),
+            Data::Int(v) => Data::Int(v.iter().map(|&x| wrap(self.dtype, x)).collect()),
+        };
+        Tensor::new(result.dtype, result.shape.clone(), data)
+    }
+
+    fn grad(&self, g: &mut Grad, _: NodeId, dy: NodeId) -> Result<()> {
+        let dtype = g.ty(g.operand(0)).dtype;
+        g.give(0, |g| g.cast(dy, dtype))
+    }
+
+    fn examples() -> Vec<Example> {
+        let from = |x: &Tensor| DType::ALL.map(|dtype| Example::new(Cast { dtype }, [x.clone()])).to_vec();
+        [within(-300.0, 300.0, 1, &[9]), ints(-300, 300, 2, &[9]), bools(3, &[9])].iter().flat_map(from).collect()
     }
 }
 
@@ -140,4 +278,147 @@ impl OpDef for StopGradient {
     fn linear(&self, _: usize) -> Vec<Vec<usize>> {
         vec![vec![0]]
     }
+
+    fn eval(&self, operands: &[&Tensor], _: &TensorType) -> Tensor {
+        operands[0].clone()
+    }
+
+    fn examples() -> Vec<Example> {
+        vec![Example::new(StopGradient {}, [floats(1, &[3, 5])]).wrt(&[])]
+    }
+}
+
+fn float(op: BinaryOp) -> fn(f64, f64) -> f64 {
+    match op {
+        BinaryOp::Add => |a, b| a + b,
+        BinaryOp::Sub => |a, b| a - b,
+        BinaryOp::Mul => |a, b| a * b,
+        BinaryOp::Div => |a, b| a / b,
+        BinaryOp::Rem => |a, b| a % b,
+        BinaryOp::Pow => f64::powf,
+        BinaryOp::Max => max,
+        BinaryOp::Min => |a, b| -max(-a, -b),
+        BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => panic!("{} of floats", op.name()),
+    }
+}
+
+/// The larger; NaN where one is.
+pub(super) fn max(a: f64, b: f64) -> f64 {
+    if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
+}
+
+pub(super) fn integer(op: BinaryOp, dtype: DType, a: i64, b: i64) -> i64 {
+    let unsigned = dtype == DType::U64;
+    let a_is_less = if unsigned { (a as u64) < b as u64 } else { a < b };
+    match op {
+        BinaryOp::Add => a.wrapping_add(b),
+        BinaryOp::Sub => a.wrapping_sub(b),
+        BinaryOp::Mul => a.wrapping_mul(b),
+        BinaryOp::Div | BinaryOp::Rem if b == 0 => 0,
+        BinaryOp::Div if unsigned => (a as u64 / b as u64) as i64,
+        BinaryOp::Div => a.wrapping_div(b),
+        BinaryOp::Rem if unsigned => (a as u64 % b as u64) as i64,
+        BinaryOp::Rem => a.wrapping_rem(b),
+        // 1 / aⁿ, truncated
+        BinaryOp::Pow if b < 0 && !unsigned => match a {
+            1 => 1,
+            -1 => 1 - 2 * (b & 1),
+            _ => 0,
+        },
+        BinaryOp::Pow => power(a, b as u64),
+        BinaryOp::Max if a_is_less => b,
+        BinaryOp::Max => a,
+        BinaryOp::Min if a_is_less => a,
+        BinaryOp::Min => b,
+        BinaryOp::And => a & b,
+        BinaryOp::Or => a | b,
+        BinaryOp::Xor => a ^ b,
+    }
+}
+
+/// aⁿ by squaring, wrapping.
+fn power(mut a: i64, mut n: u64) -> i64 {
+    let mut product = 1i64;
+    while n > 0 {
+        if n & 1 == 1 {
+            product = product.wrapping_mul(a);
+        }
+        a = a.wrapping_mul(a);
+        n >>= 1;
+    }
+    product
+}
+
+fn choose<T: Copy>(condition: &[i64], a: &[T], b: &[T]) -> Vec<T> {
+    condition.iter().zip(a.iter().zip(b)).map(|(&c, (&a, &b))| if c != 0 { a } else { b }).collect()
+}
+
+/// `x` truncated toward zero into the range of the integer `dtype`.
+fn saturate(dtype: DType, x: f64) -> i64 {
+    match dtype {
+        DType::Bool => i64::from(x != 0.0),
+        DType::U8 => i64::from(x as u8),
+        DType::I8 => i64::from(x as i8),
+        DType::U16 => i64::from(x as u16),
+        DType::I16 => i64::from(x as i16),
+        DType::U32 => i64::from(x as u32),
+        DType::I32 => i64::from(x as i32),
+        DType::U64 => x as u64 as i64,
+        _ => x as i64,
+    }
+}
+
+/// The number that a constant, or a broadcast one, is everywhere.
+fn constant(graph: &Graph, id: NodeId) -> Option<f64> {
+    match &graph[id].op {
+        Op::Const(c) => Some(c.value()),
+        Op::BroadcastInDim(_) | Op::Reshape(_) => constant(graph, graph[id].operands[0]),
+        _ => None,
+    }
+}
+
+/// dy · b · a^(b-1), and zero where b is: there 0 · a^-1 may be NaN.
+fn grad_of_base(g: &mut Grad, a: NodeId, b: NodeId, dy: NodeId) -> Result<NodeId> {
+    if let Some(exponent) = constant(g, b) {
+        if exponent == 0.0 {
+            return g.splat_like(0.0, dy);
+        }
+        let power = match exponent {
+            1.0 => return Ok(dy),
+            2.0 => a,
+            3.0 => g.binary(BinaryOp::Mul, a, a)?,
+            _ => g.binary_scalar(BinaryOp::Pow, a, exponent - 1.0)?,
+        };
+        let slope = g.scale(power, exponent)?;
+        return g.binary(BinaryOp::Mul, dy, slope);
+    }
+    let less = g.binary_scalar(BinaryOp::Sub, b, 1.0)?;
+    let power = g.binary(BinaryOp::Pow, a, less)?;
+    let slope = g.binary(BinaryOp::Mul, b, power)?;
+    let dx = g.binary(BinaryOp::Mul, dy, slope)?;
+    let zero = g.splat_like(0.0, dy)?;
+    let flat = g.compare(CompareOp::Eq, b, zero)?;
+    g.select(flat, zero, dx)
+}
+
+/// dy · y · log a, and zero where a is zero and b is not negative.
+fn grad_of_exponent(g: &mut Grad, a: NodeId, b: NodeId, y: NodeId, dy: NodeId) -> Result<NodeId> {
+    let log = g.unary(UnaryOp::Log, a)?;
+    let slope = g.binary(BinaryOp::Mul, y, log)?;
+    let dx = g.binary(BinaryOp::Mul, dy, slope)?;
+    let zero = g.splat_like(0.0, dy)?;
+    let base = g.compare(CompareOp::Eq, a, zero)?;
+    let exponent = g.compare(CompareOp::Ge, b, zero)?;
+    let flat = g.binary(BinaryOp::And, base, exponent)?;
+    g.select(flat, zero, dx)
+}
+
+/// dy where `a` wins, half where both are equal, nothing where `a loses b` holds. As PyTorch's `maximum` and `minimum`.
+fn grad_of_chosen(g: &mut Grad, loses: CompareOp, a: NodeId, b: NodeId, dy: NodeId) -> Result<NodeId> {
+    let half = g.scale(dy, 0.5)?;
+    let tie = g.compare(CompareOp::Eq, a, b)?;
+    let wins = g.select(tie, half, dy)?;
+    let zero = g.splat_like(0.0, dy)?;
+    let lost = g.compare(loses, a, b)?;
+    g.select(lost, zero, wins)
 }

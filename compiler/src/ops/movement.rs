@@ -1,7 +1,11 @@
 //! Ops that only move elements.
 
+use super::example::{Example, floats, ints};
 use super::{OpDef, Rule, exactly};
+use crate::autodiff::Grad;
 use crate::error::{Error, Result};
+use crate::graph::NodeId;
+use crate::interp::Tensor;
 use dcc_program::factors::DimFactors;
 use dcc_program::{FactorId, Shape, TensorType};
 use serde::{Deserialize, Serialize};
@@ -26,34 +30,6 @@ pub struct Reshape {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Transpose {
     pub perm: Dims,
-}
-
-/// Elements `start, start + stride, … < limit` of each dim.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Slice {
-    pub start: Shape,
-    pub limit: Shape,
-    pub stride: Shape,
-}
-
-/// `low` elements of zero before, `high` after, `interior` between the elements of each dim.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Pad {
-    pub low: Shape,
-    pub high: Shape,
-    pub interior: Shape,
-}
-
-/// The operands one after the other along `dim`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Concatenate {
-    pub dim: u8,
-}
-
-/// The elements of `dims` in opposite order.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Reverse {
-    pub dims: Dims,
 }
 
 impl OpDef for BroadcastInDim {
@@ -81,6 +57,32 @@ impl OpDef for BroadcastInDim {
     fn linear(&self, _: usize) -> Vec<Vec<usize>> {
         vec![vec![0]]
     }
+
+    fn eval(&self, operands: &[&Tensor], result: &TensorType) -> Tensor {
+        let mut strides = vec![0; result.rank()];
+        for (&dim, stride) in self.dims.iter().zip(operands[0].strides()) {
+            strides[usize::from(dim)] = stride as isize;
+        }
+        operands[0].read(result, 0, &strides)
+    }
+
+    fn grad(&self, g: &mut Grad, _: NodeId, dy: NodeId) -> Result<()> {
+        let repeated: Vec<usize> = (0..self.shape.len()).filter(|&d| !self.dims.contains(&(d as u8))).collect();
+        g.give(0, |g| g.sum(dy, &repeated))
+    }
+
+    fn examples() -> Vec<Example> {
+        let of = |x: Tensor, shape: &[u64], dims: &[u8]| {
+            Example::new(BroadcastInDim { shape: Shape::from_slice(shape), dims: Dims::from_slice(dims) }, [x])
+        };
+        vec![
+            of(floats(1, &[]), &[3, 5], &[]),
+            of(floats(1, &[5]), &[3, 5], &[1]),
+            of(floats(1, &[3]), &[3, 5], &[0]),
+            of(floats(1, &[2, 5]), &[2, 3, 5, 4], &[0, 2]),
+            of(ints(0, 9, 1, &[4]), &[4, 7], &[0]),
+        ]
+    }
 }
 
 impl OpDef for Reshape {
@@ -102,6 +104,28 @@ impl OpDef for Reshape {
 
     fn linear(&self, _: usize) -> Vec<Vec<usize>> {
         vec![vec![0]]
+    }
+
+    fn eval(&self, operands: &[&Tensor], result: &TensorType) -> Tensor {
+        Tensor::new(result.dtype, result.shape.clone(), operands[0].data.clone())
+    }
+
+    fn grad(&self, g: &mut Grad, _: NodeId, dy: NodeId) -> Result<()> {
+        let shape = g.ty(g.operand(0)).shape.clone();
+        g.give(0, |g| g.reshape(dy, &shape))
+    }
+
+    fn examples() -> Vec<Example> {
+        let of = |from: &[u64], to: &[u64]| Example::new(Reshape { shape: Shape::from_slice(to) }, [floats(1, from)]);
+        vec![
+            of(&[6, 5], &[6, 5, 1]),
+            of(&[3, 12], &[3, 4, 3]),
+            of(&[3, 4, 3], &[12, 3]),
+            of(&[2, 3], &[3, 2]),
+            of(&[4, 3, 5, 2], &[4, 15, 2]),
+            of(&[1, 2, 3, 4], &[3, 2, 4]),
+            of(&[1, 1], &[]),
+        ]
     }
 }
 
@@ -129,108 +153,24 @@ impl OpDef for Transpose {
     fn linear(&self, _: usize) -> Vec<Vec<usize>> {
         vec![vec![0]]
     }
-}
 
-impl OpDef for Slice {
-    const NAME: &'static str = "slice";
+    fn eval(&self, operands: &[&Tensor], result: &TensorType) -> Tensor {
+        let from = operands[0].strides();
+        let strides: Vec<isize> = self.perm.iter().map(|&d| from[usize::from(d)] as isize).collect();
+        operands[0].read(result, 0, &strides)
+    }
 
-    fn infer(&self, operands: &[&TensorType]) -> Result<TensorType> {
-        let [x] = exactly::<1>(Self::NAME, operands)?;
-        let rank = x.rank();
-        let ranks = [self.start.len(), self.limit.len(), self.stride.len()];
-        let fits = ranks == [rank; 3]
-            && (0..rank).all(|d| self.start[d] <= self.limit[d] && self.limit[d] <= x.shape[d] && self.stride[d] > 0);
-        if !fits {
-            return Err(Error::shape(format!("slice {self:?} of {:?}", x.shape.as_slice())));
+    fn grad(&self, g: &mut Grad, _: NodeId, dy: NodeId) -> Result<()> {
+        let mut inverse = vec![0; self.perm.len()];
+        for (i, &d) in self.perm.iter().enumerate() {
+            inverse[usize::from(d)] = i;
         }
-        Ok(TensorType::new(x.dtype, (0..rank).map(|d| (self.limit[d] - self.start[d]).div_ceil(self.stride[d]))))
+        let x = g.operand(0);
+        g.give(0, |g| g.of_value(x, |g| g.transpose(dy, &inverse)))
     }
 
-    fn rule(&self, operands: &[&TensorType], result: &TensorType) -> Rule {
-        Rule::shifted(result.rank(), 1, |d| operands[0].shape[d] != result.shape[d])
-    }
-
-    fn linear(&self, _: usize) -> Vec<Vec<usize>> {
-        vec![vec![0]]
-    }
-}
-
-impl OpDef for Pad {
-    const NAME: &'static str = "pad";
-
-    fn infer(&self, operands: &[&TensorType]) -> Result<TensorType> {
-        let [x] = exactly::<1>(Self::NAME, operands)?;
-        if [self.low.len(), self.high.len(), self.interior.len()] != [x.rank(); 3] {
-            return Err(Error::shape(format!("pad {self:?} of {:?}", x.shape.as_slice())));
-        }
-        let size = |d: usize| {
-            let inner = x.shape[d] + x.shape[d].saturating_sub(1).checked_mul(self.interior[d])?;
-            inner.checked_add(self.low[d])?.checked_add(self.high[d])
-        };
-        let shape: Option<Shape> = (0..x.rank()).map(size).collect();
-        let shape = shape.ok_or_else(|| Error::shape(format!("pad {self:?} of {:?} overflows", x.shape.as_slice())))?;
-        Ok(TensorType::new(x.dtype, shape))
-    }
-
-    fn rule(&self, operands: &[&TensorType], result: &TensorType) -> Rule {
-        Rule::shifted(result.rank(), 1, |d| operands[0].shape[d] != result.shape[d])
-    }
-
-    fn linear(&self, _: usize) -> Vec<Vec<usize>> {
-        vec![vec![0]]
-    }
-}
-
-impl OpDef for Concatenate {
-    const NAME: &'static str = "concatenate";
-
-    fn infer(&self, operands: &[&TensorType]) -> Result<TensorType> {
-        let dim = usize::from(self.dim);
-        let Some(first) = operands.first().filter(|f| dim < f.rank()) else {
-            return Err(Error::shape(format!("concatenate of {} operands along dim {dim}", operands.len())));
-        };
-        let mut out = (*first).clone();
-        out.shape[dim] = 0;
-        for x in operands {
-            let fits = x.dtype == first.dtype
-                && x.rank() == first.rank()
-                && (0..first.rank()).all(|d| d == dim || x.shape[d] == first.shape[d]);
-            if !fits {
-                let shapes: Vec<_> = operands.iter().map(|t| t.shape.to_vec()).collect();
-                return Err(Error::shape(format!("concatenate of {shapes:?} along dim {dim}")));
-            }
-            out.shape[dim] += x.shape[dim];
-        }
-        Ok(TensorType::new(out.dtype, out.shape))
-    }
-
-    fn rule(&self, operands: &[&TensorType], result: &TensorType) -> Rule {
-        Rule::shifted(result.rank(), operands.len(), |d| d == usize::from(self.dim))
-    }
-
-    fn linear(&self, operands: usize) -> Vec<Vec<usize>> {
-        vec![(0..operands).collect()]
-    }
-}
-
-impl OpDef for Reverse {
-    const NAME: &'static str = "reverse";
-
-    fn infer(&self, operands: &[&TensorType]) -> Result<TensorType> {
-        let [x] = exactly::<1>(Self::NAME, operands)?;
-        if self.dims.iter().any(|&d| usize::from(d) >= x.rank()) {
-            return Err(Error::shape(format!("reverse of dims {:?} of {:?}", self.dims, x.shape.as_slice())));
-        }
-        Ok(x.clone())
-    }
-
-    fn rule(&self, _: &[&TensorType], result: &TensorType) -> Rule {
-        let mut rule = Rule::pointwise(1, result.rank());
-        rule.whole = self.dims.iter().map(|&d| FactorId(d)).collect();
-        rule
-    }
-
-    fn linear(&self, _: usize) -> Vec<Vec<usize>> {
-        vec![vec![0]]
+    fn examples() -> Vec<Example> {
+        let of = |shape: &[u64], perm: &[u8]| Example::new(Transpose { perm: Dims::from_slice(perm) }, [floats(1, shape)]);
+        vec![of(&[3, 5], &[1, 0]), of(&[2, 3, 5], &[2, 0, 1]), of(&[2, 3, 4, 5], &[0, 2, 1, 3])]
     }
 }

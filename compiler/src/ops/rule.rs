@@ -69,7 +69,7 @@ impl Rule {
     }
 
     /// The rule of a reshape: runs of dims with equal products are split into common factors where their sizes allow, else each
-    /// side's dims are unshardable.
+    /// side's dims are unshardable. Common factors are named `f0 f1 …`, the others `w0 w1 …`.
     pub fn reshape(from: &[u64], to: &[u64]) -> Rule {
         let mut rule = Rule::new(FactorSpec { names: Vec::new(), operands: vec![vec![]], result: vec![] });
         let (mut i, mut j) = (0, 0);
@@ -96,13 +96,17 @@ impl Rule {
         rule
     }
 
+    /// Adds a factor named by its count among those of its kind, so that a reshape and its inverse name shardable factors alike.
+    fn push_named(&mut self, kind: char) {
+        let count = self.spec.names.iter().filter(|n| n.starts_with(kind)).count();
+        self.spec.names.push(format!("{kind}{count}"));
+    }
+
     fn reshape_run(&mut self, from: &[u64], to: &[u64]) {
         match common_factors(from, to) {
             Some(factors) => {
                 let first = self.spec.names.len() as u8;
-                for (k, _) in factors.iter().enumerate() {
-                    self.spec.names.push(format!("f{}", first as usize + k));
-                }
+                factors.iter().for_each(|_| self.push_named('f'));
                 let group = |dims: &[u64]| -> Vec<DimFactors> {
                     let mut next = 0;
                     dims.iter()
@@ -125,7 +129,7 @@ impl Rule {
                 for (side, dims) in [(0, from), (1, to)] {
                     for _ in dims {
                         let id = FactorId(self.spec.names.len() as u8);
-                        self.spec.names.push(format!("f{}", id.0));
+                        self.push_named('w');
                         self.whole.push(id);
                         let dim = DimFactors::from_slice(&[id]);
                         if side == 0 { self.spec.operands[0].push(dim) } else { self.spec.result.push(dim) }
@@ -178,7 +182,7 @@ mod tests {
     fn reshapes_find_common_factors() {
         assert_eq!(spec(&[8, 16, 64], &[8, 16, 4, 16]), ("f0 f1 (f2 f3) -> f0 f1 f2 f3".to_owned(), 0));
         assert_eq!(spec(&[8, 16, 64], &[128, 64]), ("f0 f1 f2 -> (f0 f1) f2".to_owned(), 0));
-        assert_eq!(spec(&[2, 3], &[3, 2]), ("f0 f1 -> f2 f3".to_owned(), 4));
+        assert_eq!(spec(&[2, 3], &[3, 2]), ("w0 w1 -> w2 w3".to_owned(), 4));
         assert_eq!(spec(&[5], &[1, 5, 1]), ("f0 -> () f0 ()".to_owned(), 0));
         assert_eq!(spec(&[], &[1, 1]), ("-> () ()".to_owned(), 0));
     }

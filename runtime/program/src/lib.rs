@@ -8,6 +8,7 @@ pub mod kernel;
 #[allow(unsafe_code)]
 pub mod map;
 pub mod mesh;
+pub mod philox;
 pub mod program;
 pub mod simulate;
 pub mod text;
