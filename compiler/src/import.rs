@@ -21,6 +21,7 @@ mod shape;
 mod sort;
 mod tensor;
 mod value;
+mod view;
 mod widen;
 
 use std::collections::{BTreeMap, BTreeSet};

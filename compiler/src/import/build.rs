@@ -11,6 +11,7 @@ use dcc_program::{DType, Reduce, Shape};
 use super::known::Known;
 use super::tensor::{Tensor, TensorData};
 use super::value::{Value, broadcast_shape, not_a_tensor};
+use super::view::View;
 use super::{Dropout, Parameter};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};
@@ -44,81 +45,100 @@ impl Build {
     pub fn node(&mut self, value: &Value) -> Result<NodeId> {
         match value {
             Value::Node(id) => Ok(*id),
-            Value::Known(known) => self.constant(known),
+            Value::Known(known) => {
+                let view = self.constant(known)?;
+                self.expand(&view, &known.shape)
+            }
             Value::List(_) => Err(not_a_tensor()),
         }
     }
 
-    fn constant(&mut self, known: &Known) -> Result<NodeId> {
+    /// What a constant is made of, without the dims along which it repeats.
+    pub(super) fn constant(&mut self, known: &Known) -> Result<View> {
         if let Some(value) = known.uniform() {
             let exact = known.uniform_int().map(|value| Const::int(known.dtype, value));
-            let scalar = self.graph.add(exact.unwrap_or(Const::float(known.dtype, value)), &[])?;
-            return self.graph.broadcast(scalar, &known.shape, &[]);
+            let id = self.graph.add(exact.unwrap_or(Const::float(known.dtype, value)), &[])?;
+            return Ok(View { id, dims: Vec::new() });
         }
-        if let Some(id) = self.ramp(known)? {
-            return Ok(id);
-        }
-        self.dense(known)
+        let dims = known.varying();
+        let id = match self.ramp(known, &dims)? {
+            Some(id) => id,
+            None => self.dense(known, &dims)?,
+        };
+        Ok(View { id, dims })
     }
 
-    /// `start + step * i` along the one dim that the tensor varies along.
-    fn ramp(&mut self, known: &Known) -> Result<Option<NodeId>> {
-        let varying = known.varying();
-        let (Some(line), [dim]) = (known.line(), varying.as_slice()) else { return Ok(None) };
-        if known.dtype == DType::Bool || line.len() < 2 {
-            return Ok(None);
-        }
-        let (start, step) = (line[0], line[1] - line[0]);
-        if line.iter().enumerate().any(|(i, &value)| value != start + step * i as f64) {
-            return Ok(None);
-        }
-        let shape = Shape::from_slice(&[line.len() as u64]);
-        let mut ramp = self.graph.add(Iota { dtype: known.dtype, shape, dim: 0 }, &[])?;
-        for (op, number, neutral) in [(BinaryOp::Mul, step, 1.0), (BinaryOp::Add, start, 0.0)] {
-            if number != neutral {
-                ramp = self.graph.binary_scalar(op, ramp, number)?;
+    /// `start + Σ step * i` over the dims that the tensor varies along.
+    fn ramp(&mut self, known: &Known, dims: &[usize]) -> Result<Option<NodeId>> {
+        let Some((start, steps)) = known.affine() else { return Ok(None) };
+        let shape: Shape = dims.iter().map(|&dim| known.shape[dim]).collect();
+        let mut sum: Option<NodeId> = None;
+        for (position, &step) in steps.iter().enumerate() {
+            let line = Shape::from_slice(&[shape[position]]);
+            let mut ramp = self.graph.add(Iota { dtype: known.dtype, shape: line, dim: 0 }, &[])?;
+            if step != 1.0 {
+                ramp = self.graph.binary_scalar(BinaryOp::Mul, ramp, step)?;
             }
+            let ramp = self.graph.broadcast(ramp, &shape, &[position])?;
+            sum = Some(match sum {
+                Some(sum) => self.graph.binary(BinaryOp::Add, sum, ramp)?,
+                None => ramp,
+            });
         }
-        Ok(Some(self.graph.broadcast(ramp, &known.shape, &[*dim])?))
+        match sum {
+            Some(sum) if start != 0.0 => Ok(Some(self.graph.binary_scalar(BinaryOp::Add, sum, start)?)),
+            sum => Ok(sum),
+        }
     }
 
     /// A constant tensor without structure, held like a frozen parameter.
-    fn dense(&mut self, known: &Known) -> Result<NodeId> {
-        let dims = known.varying();
+    fn dense(&mut self, known: &Known, dims: &[usize]) -> Result<NodeId> {
         let part: Shape = dims.iter().map(|&dim| known.shape[dim]).collect();
         let minimal = known.repeated_once(&part);
         let bytes = minimal.bytes().ok_or_else(|| Error::limit(format!("a constant of shape {:?}", part.as_slice())))?;
         let name = format!("constant.{}", self.parameters.len());
         let tensor = Tensor { name, dtype: known.dtype, shape: part, data: TensorData::Owned(bytes.into()) };
-        let id = self.parameter(Parameter::frozen(tensor))?;
-        self.graph.broadcast(id, &known.shape, &dims)
+        self.parameter(Parameter::frozen(tensor))
     }
 
     pub fn unary(&mut self, op: UnaryOp, x: &Value) -> Result<Value> {
         if let Some(known) = x.known().and_then(|known| known.unary(op)) {
             return Ok(known.into());
         }
-        let x = self.node(x)?;
-        Ok(self.graph.unary(op, x)?.into())
+        self.pointwise(&[x], &x.shape(self)?, |graph, ids| graph.unary(op, ids[0]))
     }
 
     pub fn binary(&mut self, op: BinaryOp, a: &Value, b: &Value) -> Result<Value> {
         let shape = self.common_shape(a, b)?;
-        if let Some((a, b)) = known_pair(a, b, &shape)
-            && let Some(known) = a.binary(op, &b)
-        {
-            return Ok(known.into());
-        }
-        for (one, other) in [(a, b), (b, a)] {
-            match (op, one.uniform()) {
-                (BinaryOp::And, Some(1.0)) | (BinaryOp::Or, Some(0.0)) if one.dtype(self)? == DType::Bool => {
-                    return self.broadcast(other, &shape);
-                }
-                _ => {}
+        if let (Some(one), Some(other)) = (a.known(), b.known()) {
+            let (one, other) = (one.broadcast(&shape), other.broadcast(&shape));
+            let narrow = varying_union(&[&one, &other]) <= 1;
+            let linear = matches!(op, BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul) && !one.dtype.is_float();
+            let known = (narrow || linear).then(|| one.binary(op, &other)).flatten();
+            if let Some(known) = known.filter(|known| narrow || known.affine().is_some()) {
+                return Ok(known.into());
             }
         }
-        let (a, b) = (self.broadcast_node(a, &shape)?, self.broadcast_node(b, &shape)?);
-        Ok(self.graph.binary(op, a, b)?.into())
+        if let Some(kept) = self.without_neutral(op, a, b)? {
+            return self.broadcast(&kept, &shape);
+        }
+        self.pointwise(&[a, b], &shape, |graph, ids| graph.binary(op, ids[0], ids[1]))
+    }
+
+    /// The other operand where one does not change it: `x and true`, `x or false`, `x * 1`, `x / 1`.
+    fn without_neutral(&self, op: BinaryOp, a: &Value, b: &Value) -> Result<Option<Value>> {
+        let logic = a.dtype(self)? == DType::Bool;
+        let neutral = match op {
+            BinaryOp::And if logic => 1.0,
+            BinaryOp::Or if logic => 0.0,
+            BinaryOp::Mul | BinaryOp::Div => 1.0,
+            _ => return Ok(None),
+        };
+        Ok(match (a.uniform(), b.uniform()) {
+            (_, Some(number)) if number == neutral => Some(a.clone()),
+            (Some(number), _) if number == neutral && op != BinaryOp::Div => Some(b.clone()),
+            _ => None,
+        })
     }
 
     /// `x op number`, the number in x's dtype.
@@ -134,8 +154,7 @@ impl Build {
         {
             return Ok(known.into());
         }
-        let (a, b) = (self.broadcast_node(a, &shape)?, self.broadcast_node(b, &shape)?);
-        Ok(self.graph.compare(op, a, b)?.into())
+        self.pointwise(&[a, b], &shape, |graph, ids| graph.compare(op, ids[0], ids[1]))
     }
 
     pub fn select(&mut self, condition: &Value, yes: &Value, no: &Value) -> Result<Value> {
@@ -151,25 +170,21 @@ impl Build {
                 return Ok(known.into());
             }
         }
-        let (yes, no) = (self.broadcast_node(yes, &shape)?, self.broadcast_node(no, &shape)?);
-        let condition = self.broadcast_node(condition, &shape)?;
-        Ok(self.graph.select(condition, yes, no)?.into())
+        self.pointwise(&[condition, yes, no], &shape, |graph, ids| graph.select(ids[0], ids[1], ids[2]))
     }
 
     pub fn cast(&mut self, x: &Value, dtype: DType) -> Result<Value> {
         if let Some(known) = x.known().and_then(|known| known.cast(dtype)) {
             return Ok(known.into());
         }
-        let x = self.node(x)?;
-        Ok(self.graph.cast(x, dtype)?.into())
+        self.pointwise(&[x], &x.shape(self)?, |graph, ids| graph.cast(ids[0], dtype))
     }
 
     pub fn stop_gradient(&mut self, x: &Value) -> Result<Value> {
         if x.known().is_some() {
             return Ok(x.clone());
         }
-        let x = self.node(x)?;
-        Ok(self.graph.add(StopGradient {}, &[x])?.into())
+        self.pointwise(&[x], &x.shape(self)?, |graph, ids| graph.add(StopGradient {}, ids))
     }
 
     /// NumPy broadcasting to `shape`.
@@ -180,17 +195,7 @@ impl Build {
         }
         match x {
             Value::Known(known) => Ok(known.broadcast(shape).into()),
-            _ => Ok(self.broadcast_node(x, shape)?.into()),
-        }
-    }
-
-    fn broadcast_node(&mut self, x: &Value, shape: &[u64]) -> Result<NodeId> {
-        match x {
-            Value::Known(known) => self.constant(&known.broadcast(shape)),
-            _ => {
-                let x = self.node(x)?;
-                self.graph.broadcast_trailing(x, shape)
-            }
+            _ => self.pointwise(&[x], shape, |_, ids| Ok(ids[0])),
         }
     }
 

@@ -40,7 +40,7 @@ impl Build {
         let out: Vec<String> = out.iter().map(|&name| name.to_owned()).collect();
         let size = |name: &String| sizes.iter().find(|(n, _)| n == name).map_or(1, |&(_, size)| size);
         let merged_shape: Vec<u64> = out.iter().map(size).collect();
-        let out = self.unflatten(&mut terms, out);
+        let out = self.unflatten(&mut terms, out)?;
         for (mine, other) in [(0, 1), (1, 0)] {
             let shared = |name: &String| terms[other].factors.contains(name) && out.contains(name);
             let term = self.without_broadcast(&terms[mine], shared);
@@ -93,54 +93,43 @@ impl Build {
         Term { id: node.operands[0], factors }
     }
 
-    /// Replaces flattened operands by what they were before, where the factors still correspond; gives the result's factors.
-    fn unflatten(&self, terms: &mut [Term], out: Vec<String>) -> Vec<String> {
-        let open: Vec<Option<(Term, Splits)>> = terms.iter().map(|term| self.before_reshape(term)).collect();
-        for chosen in [[true, true], [true, false], [false, true]] {
-            if (0..2).any(|side| chosen[side] && open[side].is_none()) {
-                continue;
-            }
-            let splits = |side: usize| open[side].as_ref().filter(|_| chosen[side]).map_or(&[][..], |(_, splits)| splits);
-            let agrees = |side: usize| {
-                splits(side).iter().all(|split| !terms[1 - side].factors.contains(&split.0) || splits(1 - side).contains(split))
-            };
-            if !agrees(0) || !agrees(1) {
-                continue;
-            }
-            let names = out.iter().flat_map(|name| {
-                let split = splits(0).iter().chain(splits(1)).find(|(split, _)| split == name);
-                split.map_or_else(|| vec![name.clone()], |(name, sizes)| part_names(name, sizes.len()))
-            });
-            let names = names.collect();
-            for (side, term) in terms.iter_mut().enumerate() {
-                if let Some((opened, _)) = open[side].as_ref().filter(|_| chosen[side]) {
-                    *term = self.without_transpose(opened.clone());
-                }
-            }
-            return names;
+    /// Replaces flattened operands by what they were before: a dim is split where the other operand does not have it or splits
+    /// it alike. Gives the result's factors.
+    fn unflatten(&mut self, terms: &mut [Term], out: Vec<String>) -> Result<Vec<String>> {
+        let groups: Vec<Splits> = terms.iter().map(|term| self.splits(term)).collect();
+        let mut all = Splits::new();
+        for side in 0..2 {
+            let other = &terms[1 - side].factors;
+            let agreed = |split: &&(String, Vec<u64>)| !other.contains(&split.0) || groups[1 - side].contains(split);
+            let chosen: Splits = groups[side].iter().filter(agreed).cloned().collect();
+            all.extend(chosen);
         }
-        out
+        let parts = |name: &String| match all.iter().find(|(split, _)| split == name) {
+            Some((_, sizes)) => part_names(name, sizes.len()),
+            None => vec![name.clone()],
+        };
+        for term in terms.iter_mut().filter(|term| term.factors.iter().any(|name| all.iter().any(|(split, _)| split == name))) {
+            let shape = self.graph.ty(term.id).shape.clone();
+            let fine = term.factors.iter().zip(&shape).flat_map(|(name, &size)| {
+                let split = all.iter().find(|(split, _)| split == name);
+                split.map_or_else(|| vec![size], |(_, sizes)| sizes.clone())
+            });
+            let fine: Vec<u64> = fine.collect();
+            let id = self.reshape_node(term.id, &fine)?;
+            let factors = term.factors.iter().flat_map(parts).collect();
+            *term = self.without_transpose(Term { id, factors });
+        }
+        Ok(out.iter().flat_map(parts).collect())
     }
 
-    /// The operand before a reshape that only merges dims.
-    fn before_reshape(&self, term: &Term) -> Option<(Term, Splits)> {
+    /// The dims of the operand that a reshape merged from several, with their sizes.
+    fn splits(&self, term: &Term) -> Splits {
         let node = &self.graph[term.id];
-        let Op::Reshape(_) = node.op else { return None };
-        let source = node.operands[0];
-        let from = &self.graph.ty(source).shape;
-        let groups = merged(from, &node.ty.shape)?;
-        let mut factors = Vec::with_capacity(from.len());
-        let mut splits = Splits::new();
-        for (name, group) in term.factors.iter().zip(groups) {
-            match group.len() {
-                1 => factors.push(name.clone()),
-                count => {
-                    factors.extend(part_names(name, count));
-                    splits.push((name.clone(), from[group].to_vec()));
-                }
-            }
-        }
-        Some((Term { id: source, factors }, splits))
+        let Op::Reshape(_) = node.op else { return Splits::new() };
+        let from = &self.graph.ty(node.operands[0]).shape;
+        let Some(groups) = merged(from, &node.ty.shape) else { return Splits::new() };
+        let named = term.factors.iter().zip(groups).filter(|(_, group)| group.len() > 1);
+        named.map(|(name, group)| (name.clone(), from[group].to_vec())).collect()
     }
 }
 

@@ -99,6 +99,34 @@ impl Known {
         (self.bits.len() == 1).then(|| self.bits[0])
     }
 
+    /// Start and steps where each element is `start + Σ step * index` over `varying`; `None` for bools and unstructured data.
+    pub fn affine(&self) -> Option<(f64, Vec<f64>)> {
+        let dims = self.varying();
+        if self.dtype == DType::Bool || dims.is_empty() || self.bits.len() < 2 {
+            return None;
+        }
+        let numbers: Vec<f64> = self.numbers().collect();
+        let inner = |position: usize| dims[position + 1..].iter().map(|&dim| self.stored[dim] as usize).product::<usize>();
+        let strides: Vec<usize> = (0..dims.len()).map(inner).collect();
+        let steps: Vec<f64> = strides.iter().map(|&stride| numbers[stride] - numbers[0]).collect();
+        let expected = |mut at: usize| {
+            let parts = strides.iter().zip(&steps).map(|(&stride, step)| {
+                let index = at / stride;
+                at %= stride;
+                index as f64 * step
+            });
+            numbers[0] + parts.sum::<f64>()
+        };
+        (0..numbers.len()).all(|at| numbers[at] == expected(at)).then_some((numbers[0], steps))
+    }
+
+    /// The first and the number of the stored elements where these count up by one.
+    pub fn consecutive(&self) -> Option<(i64, u64)> {
+        let first = *self.bits.first()? as i64;
+        let counts = self.bits.iter().enumerate().all(|(at, &bits)| bits as i64 == first.wrapping_add(at as i64));
+        (counts && !self.dtype.is_float()).then_some((first, self.bits.len() as u64))
+    }
+
     /// All elements of an integer tensor of rank 0 or 1.
     pub fn to_ints(&self) -> Option<Vec<i64>> {
         if self.dtype.is_float() || self.rank() > 1 {

@@ -65,6 +65,8 @@ pub struct Classifier {
     /// The initializer that stands for the one missing parameter.
     tied: Option<String>,
     gains: BTreeSet<String>,
+    /// PyTorch wrote the file: module parameters are initializers, and tensors in Constant nodes are not weights.
+    from_torch: bool,
 }
 
 impl Classifier {
@@ -80,7 +82,8 @@ impl Classifier {
             (1, Some(one), None) => Some((*one).to_owned()),
             _ => None,
         };
-        Classifier { signature, missing, tied, gains }
+        let from_torch = model.proto.producer_name() == "pytorch";
+        Classifier { signature, missing, tied, gains, from_torch }
     }
 
     /// What the exporter did to parameters, for the user to know.
@@ -132,6 +135,7 @@ impl Classifier {
             Some(None) | None if tensor.shape.is_empty() => Class::Known,
             Some(None) | None if origin == Origin::Constant && tensor.elements() <= 1 => Class::Known,
             Some(None) if tensor.elements() <= 1 => Class::Known,
+            None if origin == Origin::Constant && self.from_torch => Class::Frozen,
             Some(None) | None => Class::Trained,
         }
     }

@@ -29,14 +29,19 @@ impl Build {
         if let Some(known) = x.known().and_then(|known| known.reshape(shape)) {
             return Ok(known.into());
         }
-        let mut id = self.node(x)?;
-        if let Op::Reshape(_) = self.graph[id].op {
+        let id = self.node(x)?;
+        Ok(self.reshape_node(id, shape)?.into())
+    }
+
+    /// A reshape of the same number of elements, of what is under other reshapes.
+    pub(super) fn reshape_node(&mut self, mut id: NodeId, shape: &[u64]) -> Result<NodeId> {
+        while let Op::Reshape(_) = self.graph[id].op {
             id = self.graph[id].operands[0];
         }
-        if let Some(id) = self.reshape_of_broadcast(id, shape)? {
-            return Ok(id.into());
+        match self.reshape_of_broadcast(id, shape)? {
+            Some(id) => Ok(id),
+            None => self.graph.reshape(id, shape),
         }
-        Ok(self.graph.reshape(id, shape)?.into())
     }
 
     /// A broadcast whose reshape only adds or drops dims of size 1 is another broadcast of the same value.
@@ -52,7 +57,7 @@ impl Build {
         let dims: Vec<usize> = dims.iter().filter_map(|dim| old.iter().position(|d| d == dim)).map(|at| new[at]).collect();
         let inner = self.graph[id].operands[0];
         let dense: Vec<u64> = dims.iter().map(|&dim| shape[dim]).collect();
-        let inner = self.graph.reshape(inner, &dense)?;
+        let inner = self.reshape_node(inner, &dense)?;
         Ok(Some(self.graph.broadcast(inner, shape, &dims)?))
     }
 
@@ -62,23 +67,27 @@ impl Build {
             return Ok(known.into());
         }
         let id = self.node(x)?;
+        Ok(self.transpose_node(id, perm)?.into())
+    }
+
+    fn transpose_node(&mut self, id: NodeId, perm: &[usize]) -> Result<NodeId> {
         let node = &self.graph[id];
         match &node.op {
             Op::Transpose(inner) => {
                 let perm: Vec<usize> = perm.iter().map(|&dim| usize::from(inner.perm[dim])).collect();
                 let source = node.operands[0];
-                Ok(self.graph.transpose(source, &perm)?.into())
+                self.transpose_node(source, &perm)
             }
             Op::Reshape(_) => {
                 let source = node.operands[0];
                 let (from, to) = (self.graph.ty(source).shape.clone(), node.ty.shape.clone());
-                let Some(groups) = merged(&from, &to) else { return Ok(self.graph.transpose(id, perm)?.into()) };
+                let Some(groups) = merged(&from, &to) else { return self.graph.transpose(id, perm) };
                 let fine: Vec<usize> = perm.iter().flat_map(|&dim| groups[dim].clone()).collect();
-                let moved = self.graph.transpose(source, &fine)?;
+                let moved = self.transpose_node(source, &fine)?;
                 let shape: Vec<u64> = perm.iter().map(|&dim| to[dim]).collect();
-                self.reshape(&moved.into(), &shape)
+                self.reshape_node(moved, &shape)
             }
-            _ => Ok(self.graph.transpose(id, perm)?.into()),
+            _ => self.graph.transpose(id, perm),
         }
     }
 

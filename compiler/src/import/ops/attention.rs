@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};
 use crate::import::build::Build;
 use crate::import::value::Value;
+use crate::import::view::View;
 use crate::ops::{Attention, Op};
 
 pub const ONNX: &[(&str, Import)] = &[("Attention", attention), ("RotaryEmbedding", rotary_embedding)];
@@ -113,15 +114,11 @@ impl Mask {
             return Ok(Mask::default());
         }
         let id = build.node(&wide)?;
-        if is_causal(&build.graph, id, 4) && scores[2] == scores[3] {
+        let View { id, dims } = View::of(&build.graph, id);
+        if dims == [2, 3] && scores[2] == scores[3] && is_causal(&build.graph, id) {
             return Ok(Mask { causal: true, ..Mask::default() });
         }
-        let dims = match &build.graph[id].op {
-            Op::BroadcastInDim(op) => op.dims.iter().map(|&dim| usize::from(dim)).collect(),
-            _ => vec![0, 1, 2, 3],
-        };
-        let value = if dims.len() == 4 { id } else { build.graph[id].operands[0] };
-        Ok(Mask { value: Some(value.into()), dims, causal: false })
+        Ok(Mask { value: Some(id.into()), dims, causal: false })
     }
 
     /// The mask and its factors, heads split into groups where the queries' are.
@@ -140,29 +137,18 @@ impl Mask {
     }
 }
 
-/// Whether the value is `key position <= query position`, keys in the last dim of `rank` and queries in the one before.
-pub(in crate::import) fn is_causal(graph: &Graph, id: NodeId, rank: usize) -> bool {
-    let (id, dims) = under_broadcast(graph, id, (0..rank).collect());
-    let node = &graph[id];
-    let (columns, rows) = match &node.op {
-        Op::Compare(op) if op.op == CompareOp::Le => (node.operands[0], node.operands[1]),
-        Op::Compare(op) if op.op == CompareOp::Ge => (node.operands[1], node.operands[0]),
+/// Whether the matrix is `column index <= row index`.
+fn is_causal(graph: &Graph, id: NodeId) -> bool {
+    let (columns, rows) = match &graph[id].op {
+        Op::Compare(op) if op.op == CompareOp::Le => (graph[id].operands[0], graph[id].operands[1]),
+        Op::Compare(op) if op.op == CompareOp::Ge => (graph[id].operands[1], graph[id].operands[0]),
         _ => return false,
     };
     let counts = |id: NodeId, dim: usize| {
-        let (id, dims) = under_broadcast(graph, id, dims.clone());
-        matches!(&graph[id].op, Op::Iota(iota) if dims.get(usize::from(iota.dim)) == Some(&dim))
+        let view = View::of(graph, id);
+        view.dims == [dim] && matches!(&graph[view.id].op, Op::Iota(_))
     };
-    counts(columns, rank - 1) && counts(rows, rank - 2)
-}
-
-/// The value under broadcasts, and which of the outer dims its dims are.
-fn under_broadcast(graph: &Graph, mut id: NodeId, mut dims: Vec<usize>) -> (NodeId, Vec<usize>) {
-    while let Op::BroadcastInDim(op) = &graph[id].op {
-        dims = op.dims.iter().map(|&dim| dims[usize::from(dim)]).collect();
-        id = graph[id].operands[0];
-    }
-    (id, dims)
+    counts(columns, 1) && counts(rows, 0)
 }
 
 /// Rotates pairs of the first `rotary_embedding_dim` elements of each head by the angle of their position. Su et al. 2021,

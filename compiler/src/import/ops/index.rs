@@ -78,9 +78,13 @@ fn gather(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
         return Ok(vec![known.into()]);
     }
     let joined: Shape = shape[..dim].iter().chain(&inner).chain(&shape[dim + 1..]).copied().collect();
-    if let Some(at) = indices.uniform().filter(|_| inner.iter().product::<u64>() == 1) {
-        let row = build.narrow(data, dim, at as u64, 1)?;
-        return Ok(vec![build.reshape(&row, &joined)?]);
+    if let Some((known, (first, count))) = indices.known().and_then(|known| Some((known, known.consecutive()?))) {
+        let rows = build.narrow(data, dim, first as u64, count)?;
+        let spread = known.varying();
+        let kept = (0..inner.len()).map(|d| if spread.contains(&d) { inner[d] } else { 1 });
+        let narrow: Shape = shape[..dim].iter().copied().chain(kept).chain(shape[dim + 1..].iter().copied()).collect();
+        let rows = build.reshape(&rows, &narrow)?;
+        return Ok(vec![build.broadcast(&rows, &joined)?]);
     }
     let names = |letter: char, count: usize| (0..count).map(|i| format!("{letter}{i}")).collect::<Vec<String>>();
     let (outer, index, tail) = (names('a', dim), names('i', inner.len()), names('e', shape.len() - dim - 1));
