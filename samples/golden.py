@@ -11,7 +11,7 @@ A case *is* the dcc command: its flags are parsed here and mean what they mean t
   Adam magnifies: they are listed under `noise` as [start, end) and count as 0 in sums, norms and samples.
 - `f32_off`: the largest |f32 - f64| over a parameter's elements. Compare samples with tolerances relative to the tensor's
   largest element, not to each: repeating a case with its batches' rows reversed moves a float64 parameter by < 1e-12 so
-  measured, but single elements near zero by up to 3e-9 of themselves.
+  measured, but single elements near zero by up to 5e-8 of themselves.
 - `gradient`: the same of the first step's gradient before clipping, in float64.
 
     python samples/golden.py [NAME ...]
