@@ -1,7 +1,8 @@
 //! ONNX import: every sample graph comes in, and every bad file gets the error that fits.
 
 use bytes::Bytes;
-use dcc::import::{Imported, Model, Options, onnx};
+use dcc::import::{Imported, InputInfo, Model, Options, Parameter, TensorData, onnx};
+use dcc::interp::{Bindings, Precision, Tensor, outputs};
 use expect_test::expect_file;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -47,4 +48,68 @@ fn all_sample_graphs_import() {
     check("samples/gpt", expect_file!["../golden/import/gpt.txt"]);
     check("tests/models", expect_file!["../golden/import/models.txt"]);
     check("tests/models/attention", expect_file!["../golden/import/attention.txt"]);
+}
+
+/// The formula of `golden/import/forward.py`.
+fn fill(name: &str, count: u64, offset: f64) -> Vec<f64> {
+    let hash =
+        name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let unit =
+        |i: u64| (i.wrapping_mul(2_654_435_761).wrapping_add(hash % (1 << 32)) % (1 << 32)) as f64 / (1_u64 << 32) as f64;
+    (0..count).map(|i| f64::from((0.4 * unit(i) - 0.2 + offset) as f32)).collect()
+}
+
+fn feed(input: &InputInfo) -> Tensor {
+    let shape = &input.shape;
+    let count: u64 = shape.iter().product();
+    if input.dtype.is_float() {
+        return Tensor::floats(input.dtype, shape, fill(&input.name, count, 0.0));
+    }
+    let element = |i: u64| match input.name.as_str() {
+        "attention_mask" => i64::from(!(i / shape[1] % 2 == 1 && i % shape[1] >= shape[1] - 2)),
+        "token_type_ids" => (i % 2) as i64,
+        "labels" => ((7 * i + 3) % 10) as i64,
+        _ => ((7 * i + 3) % 13) as i64,
+    };
+    Tensor::ints(input.dtype, shape, (0..count).map(element).collect())
+}
+
+fn weight(model: &Model, parameter: &Parameter) -> Tensor {
+    let dcc::import::Tensor { name, dtype, shape, data } = &parameter.tensor;
+    if !matches!(data, TensorData::External { .. }) {
+        return parameter.tensor.read(model).expect("data in the file");
+    }
+    let offset = f64::from(parameter.gain && shape.len() == 1);
+    Tensor::floats(*dtype, shape, fill(name, shape.iter().product(), offset))
+}
+
+#[test]
+fn forward_matches_onnxruntime() {
+    let golden: serde_json::Value = serde_json::from_str(include_str!("../golden/import/forward.json")).expect("JSON");
+    for path in models("tests/models").into_iter().chain(models("tests/models/attention")) {
+        let name = path.file_stem().expect("a file").to_string_lossy().into_owned();
+        let Some(expected) = golden.get(&name) else { continue };
+        let model = Model::decode(Bytes::from(std::fs::read(&path).expect("a model"))).expect("decodes");
+        let global_batch = Some(4).filter(|_| name != "static_gpt");
+        let imported = onnx(&model, &Options { global_batch, ..Options::default() });
+        let imported = imported.unwrap_or_else(|error| panic!("{name}: {error}"));
+        let mut bindings = Bindings::default();
+        for input in &imported.inputs {
+            bindings = bindings.input(&input.name, feed(input));
+        }
+        for parameter in &imported.parameters {
+            bindings = bindings.weight(&parameter.tensor.name, weight(&model, parameter));
+        }
+        for (output, value) in outputs(&imported.graph, &bindings, Precision::Declared).expect("evaluates") {
+            let expected = &expected[&output];
+            let shape: Vec<u64> = serde_json::from_value(expected["shape"].clone()).expect("a shape");
+            assert_eq!(value.shape.as_slice(), shape, "{name} {output}");
+            let wanted: Vec<f64> = serde_json::from_value(expected["values"].clone()).expect("numbers");
+            let flat = value.to_f64s();
+            let got: Vec<f64> = flat.iter().step_by((flat.len() / 24).max(1)).take(24).copied().collect();
+            let scale = wanted.iter().fold(0.0_f64, |scale, x| scale.max(x.abs()));
+            let error = got.iter().zip(&wanted).fold(0.0_f64, |error, (a, b)| error.max((a - b).abs()));
+            assert!(got.len() == wanted.len() && error <= 1e-5 * scale, "{name} {output}: {got:?} for {wanted:?}");
+        }
+    }
 }

@@ -73,6 +73,15 @@ impl Known {
         Some(dense.bits.iter().flat_map(|&bits| encode_bytes(self.dtype, bits)).collect())
     }
 
+    /// All elements, for reference evaluation.
+    pub fn to_tensor(&self) -> crate::interp::Tensor {
+        let dense = self.dense().expect("what was read is within the budget");
+        match self.dtype.is_float() {
+            true => crate::interp::Tensor::floats(self.dtype, &self.shape, dense.numbers().collect()),
+            false => crate::interp::Tensor::ints(self.dtype, &self.shape, dense.bits.iter().map(|&bits| bits as i64).collect()),
+        }
+    }
+
     pub fn rank(&self) -> usize {
         self.shape.len()
     }

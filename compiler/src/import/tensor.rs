@@ -4,6 +4,7 @@ use bytes::Bytes;
 use dcc_program::external::check_location;
 use dcc_program::{DType, Shape};
 
+use super::known::Known;
 use super::model::Model;
 use super::proto::TensorProto;
 use super::proto::tensor_proto::{DataLocation, DataType};
@@ -48,6 +49,11 @@ impl Tensor {
 
     pub fn elements(&self) -> u64 {
         self.shape.iter().product()
+    }
+
+    /// The elements, for reference evaluation. Errors: as `bytes`.
+    pub fn read(&self, model: &Model) -> Result<crate::interp::Tensor> {
+        Ok(Known::read(self, &self.bytes(model)?)?.to_tensor())
     }
 
     /// The bytes, where the caller gave the file that holds them. Errors: DCC0110.
