@@ -5,9 +5,13 @@ pub mod error;
 pub mod graph;
 pub mod import;
 pub mod interp;
+pub mod loss;
 pub mod ops;
+pub mod optimizer;
 pub mod place;
 pub mod plan;
+pub mod precision;
+pub mod train;
 
 pub use error::{Error, Result};
 pub use graph::{Graph, NodeId};

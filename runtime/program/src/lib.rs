@@ -4,6 +4,7 @@
 
 pub mod external;
 pub mod factors;
+pub mod glob;
 pub mod kernel;
 #[allow(unsafe_code)]
 pub mod map;
@@ -15,5 +16,6 @@ pub mod text;
 pub mod types;
 
 pub use factors::{FactorId, FactorSpec};
+pub use glob::Glob;
 pub use mesh::{AxisId, Coordinates, Extent, Mesh, MeshAxis};
 pub use types::{AxisList, DType, Reduce, Shape, Sharding, TensorType};

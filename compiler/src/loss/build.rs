@@ -1,0 +1,269 @@
+//! The formulas, in core ops. `log Σ exp` is taken after subtracting a maximum without gradient: exact, and no overflow.
+
+use super::{LABELS, Labels, Loss, LossKind, LossOptions, TARGET, batch_dims, data_input};
+use crate::error::{Error, Result};
+use crate::graph::{Graph, NodeId};
+use crate::ops::{Input, Iota, Op, Pad, Slice, StopGradient};
+use dcc_program::kernel::{BinaryOp, CompareOp, UnaryOp};
+use dcc_program::{DType, Reduce, Shape};
+
+/// Cross-entropy of `logits` against an input of integer labels: mean over those that are not the ignored one.
+pub fn cross_entropy(graph: &mut Graph, logits: NodeId, options: &LossOptions) -> Result<Loss> {
+    let class_dim = class_dim(graph, logits, options)?;
+    let mut shape = graph.ty(logits).shape.clone();
+    shape.remove(class_dim);
+    let batch_dim = input_batch_dim(graph, logits).and_then(|b| match usize::from(b) {
+        b if b == class_dim => None,
+        b => Some((b - usize::from(b > class_dim)) as u8),
+    });
+    let dims = shape.to_vec();
+    let input = Input { name: LABELS.to_owned(), dtype: DType::I64, shape, batch_dim };
+    let labels = data_input(graph, input)?;
+    let ignored = graph.splat_like(options.ignore_index as f64, labels)?;
+    let valid = graph.compare(CompareOp::Ne, labels, ignored)?;
+    let entropy = Entropy::build(graph, logits, labels, class_dim, options.label_smoothing)?;
+    let report = format!(", classes on dim {class_dim}, labels i64{dims:?}, ignoring {}", options.ignore_index);
+    entropy.mean_of(graph, valid, None, LossKind::CrossEntropy, report)
+}
+
+/// Cross-entropy of `logits[b, t]` against the token input at `[b, t + 1]`. The last position has no label.
+pub fn next_token(graph: &mut Graph, logits: NodeId, options: &LossOptions) -> Result<Loss> {
+    let ty = graph.ty(logits).clone();
+    let (name, tokens) = token_input(graph, logits)?;
+    let shape = graph.ty(tokens).shape.clone();
+    let last = shape.len() - 1;
+    let labels = shifted(graph, tokens, last)?;
+    let labels = graph.cast(labels, DType::I64)?;
+    let position = graph.add(Iota { dtype: DType::I64, shape: shape.clone(), dim: last as u8 }, &[])?;
+    let end = graph.splat_like((shape[last] - 1) as f64, position)?;
+    let mut valid = graph.compare(CompareOp::Lt, position, end)?;
+    // A negative index is never a token, so that the number of labels is known while compiling.
+    let mut count = Some(shape[..last].iter().product::<u64>() * (shape[last] - 1));
+    if options.ignore_index >= 0 {
+        let ignored = graph.splat_like(options.ignore_index as f64, labels)?;
+        let kept = graph.compare(CompareOp::Ne, labels, ignored)?;
+        valid = graph.binary(BinaryOp::And, valid, kept)?;
+        count = None;
+    }
+    let entropy = Entropy::build(graph, logits, labels, ty.rank() - 1, options.label_smoothing)?;
+    let report = format!(", labels are input {name} shifted by one");
+    entropy.mean_of(graph, valid, count, LossKind::NextToken, report)
+}
+
+/// `x[…, 1:]` with a zero at the end.
+fn shifted(graph: &mut Graph, x: NodeId, dim: usize) -> Result<NodeId> {
+    let shape = graph.ty(x).shape.clone();
+    let zero = Shape::from_elem(0, shape.len());
+    let mut one = zero.clone();
+    one[dim] = 1;
+    let stride = Shape::from_elem(1, shape.len());
+    let rest = graph.add(Slice { start: one.clone(), limit: shape, stride }, &[x])?;
+    graph.add(Pad { low: zero.clone(), high: one, interior: zero }, &[rest])
+}
+
+/// Per label: its cross-entropy, and whether the largest logit is its.
+struct Entropy {
+    each: NodeId,
+    right: NodeId,
+}
+
+impl Entropy {
+    fn build(graph: &mut Graph, logits: NodeId, labels: NodeId, class_dim: usize, smoothing: f64) -> Result<Entropy> {
+        let ty = graph.ty(logits).clone();
+        let kept: Vec<usize> = (0..ty.rank()).filter(|&d| d != class_dim).collect();
+        let max = graph.reduce(Reduce::Max, logits, &[class_dim])?;
+        let max = graph.add(StopGradient {}, &[max])?;
+        let max_up = graph.broadcast(max, &ty.shape, &kept)?;
+        let z = graph.binary(BinaryOp::Sub, logits, max_up)?;
+        let exp = graph.unary(UnaryOp::Exp, z)?;
+        let sum = graph.sum(exp, &[class_dim])?;
+        let lse = graph.unary(UnaryOp::Log, sum)?;
+        let class = graph.add(Iota { dtype: DType::I64, shape: ty.shape.clone(), dim: class_dim as u8 }, &[])?;
+        let labels_up = graph.broadcast(labels, &ty.shape, &kept)?;
+        let hit = graph.compare(CompareOp::Eq, class, labels_up)?;
+        let zero = graph.splat_like(0.0, z)?;
+        let picked = graph.select(hit, z, zero)?;
+        let target = graph.sum(picked, &[class_dim])?;
+        let mut each = graph.binary(BinaryOp::Sub, lse, target)?;
+        if smoothing != 0.0 {
+            let total = graph.sum(z, &[class_dim])?;
+            let mean = graph.scale(total, 1.0 / ty.shape[class_dim] as f64)?;
+            let even = graph.binary(BinaryOp::Sub, lse, mean)?;
+            let even = graph.scale(even, smoothing)?;
+            let sharp = graph.scale(each, 1.0 - smoothing)?;
+            each = graph.binary(BinaryOp::Add, sharp, even)?;
+        }
+        // The first of the largest logits, as argmax has it.
+        let largest = graph.compare(CompareOp::Ge, logits, max_up)?;
+        let none = graph.splat_like(ty.shape[class_dim] as f64, class)?;
+        let first = graph.select(largest, class, none)?;
+        let first = graph.reduce(Reduce::Min, first, &[class_dim])?;
+        let right = graph.compare(CompareOp::Eq, first, labels)?;
+        Ok(Entropy { each, right })
+    }
+
+    /// Means over the `valid` ones; `count` is their number where it is known.
+    fn mean_of(self, graph: &mut Graph, valid: NodeId, count: Option<u64>, kind: LossKind, report: String) -> Result<Loss> {
+        let dtype = graph.ty(self.each).dtype;
+        let dims: Vec<usize> = (0..graph.ty(valid).rank()).collect();
+        let right = graph.binary(BinaryOp::And, self.right, valid)?;
+        let right = graph.cast(right, dtype)?;
+        let right = graph.sum(right, &dims)?;
+        let zero = graph.splat_like(0.0, self.each)?;
+        let each = graph.select(valid, self.each, zero)?;
+        let total = graph.sum(each, &dims)?;
+        let (value, accuracy, count) = match count {
+            Some(n) => {
+                let (value, accuracy) = (graph.scale(total, 1.0 / n as f64)?, graph.scale(right, 1.0 / n as f64)?);
+                (value, accuracy, graph.splat(dtype, n as f64, &[])?)
+            }
+            None => {
+                let ones = graph.cast(valid, dtype)?;
+                let count = graph.sum(ones, &dims)?;
+                let value = graph.binary(BinaryOp::Div, total, count)?;
+                (value, graph.binary(BinaryOp::Div, right, count)?, count)
+            }
+        };
+        Ok(Loss { kind, value, count, accuracy: Some(accuracy), report })
+    }
+}
+
+/// Mean of the elementwise loss between `output` and an input `target` of the same shape.
+pub fn against_target(graph: &mut Graph, kind: LossKind, output: NodeId) -> Result<Loss> {
+    let ty = graph.ty(output).clone();
+    let batch_dim = input_batch_dim(graph, output);
+    let input = Input { name: TARGET.to_owned(), dtype: ty.dtype, shape: ty.shape.clone(), batch_dim };
+    let target = data_input(graph, input)?;
+    let each = match kind {
+        LossKind::Bce => binary_cross_entropy(graph, output, target)?,
+        _ => {
+            let difference = graph.binary(BinaryOp::Sub, output, target)?;
+            match kind {
+                LossKind::L1 => graph.unary(UnaryOp::Abs, difference)?,
+                _ => graph.binary(BinaryOp::Mul, difference, difference)?,
+            }
+        }
+    };
+    let report = format!(", target {}{:?}", ty.dtype.name(), ty.shape.as_slice());
+    mean_of_all(graph, each, kind, report)
+}
+
+/// `log(1 + exp x) - x t`, as `m + log(exp(-m) + exp(x - m)) - x t` with `m = max(x, 0)` without gradient: the gradient is
+/// `logistic x - t` everywhere.
+fn binary_cross_entropy(graph: &mut Graph, x: NodeId, target: NodeId) -> Result<NodeId> {
+    let max = graph.binary_scalar(BinaryOp::Max, x, 0.0)?;
+    let max = graph.add(StopGradient {}, &[max])?;
+    let minus = graph.unary(UnaryOp::Neg, max)?;
+    let one = graph.unary(UnaryOp::Exp, minus)?;
+    let shifted = graph.binary(BinaryOp::Sub, x, max)?;
+    let other = graph.unary(UnaryOp::Exp, shifted)?;
+    let sum = graph.binary(BinaryOp::Add, one, other)?;
+    let log = graph.unary(UnaryOp::Log, sum)?;
+    let softplus = graph.binary(BinaryOp::Add, max, log)?;
+    let product = graph.binary(BinaryOp::Mul, x, target)?;
+    graph.binary(BinaryOp::Sub, softplus, product)
+}
+
+/// The output itself, its mean where it has dims.
+pub fn mean_output(graph: &mut Graph, output: NodeId) -> Result<Loss> {
+    mean_of_all(graph, output, LossKind::Output, String::new())
+}
+
+fn mean_of_all(graph: &mut Graph, each: NodeId, kind: LossKind, report: String) -> Result<Loss> {
+    let ty = graph.ty(each).clone();
+    let dims: Vec<usize> = (0..ty.rank()).collect();
+    let total = graph.sum(each, &dims)?;
+    let n = ty.elements() as f64;
+    let value = if dims.is_empty() { total } else { graph.scale(total, 1.0 / n)? };
+    let count = graph.splat(ty.dtype, n, &[])?;
+    Ok(Loss { kind, value, count, accuracy: None, report })
+}
+
+/// The last dim if the labels have the output's shape without it, else dim 1. Errors: labels that fit neither.
+fn class_dim(graph: &Graph, logits: NodeId, options: &LossOptions) -> Result<usize> {
+    let shape = graph.ty(logits).shape.clone();
+    if shape.len() < 2 && options.class_dim.is_none() {
+        return Err(Error::shape(format!("cross-entropy of shape {:?} has no dim of classes", shape.as_slice())));
+    }
+    let without = |dim: usize| {
+        let mut rest = shape.clone();
+        rest.remove(dim);
+        rest
+    };
+    if let Some(dim) = options.class_dim {
+        if dim >= shape.len() {
+            return Err(Error::usage(format!("--class-dim {dim} of an output of {} dims", shape.len())));
+        }
+        return Ok(dim);
+    }
+    match &options.labels {
+        Labels::Given(given) if *given == without(shape.len() - 1) => Ok(shape.len() - 1),
+        Labels::Given(given) if *given == without(1) => Ok(1),
+        Labels::Given(given) => {
+            let (given, shape) = (given.as_slice(), shape.as_slice());
+            let what = format!("labels of shape {given:?} fit no dim of classes of an output of shape {shape:?}");
+            Err(Error::shape(what).help("labels have the output's shape without one dim; --class-dim D names it"))
+        }
+        Labels::Unknown | Labels::Absent => Ok(shape.len() - 1),
+    }
+}
+
+/// The dim of `output` that counts samples. Where the trace breaks off, the inputs' own batch dim if the size is the same.
+fn input_batch_dim(graph: &Graph, output: NodeId) -> Option<u8> {
+    if let Some(dim) = batch_dims(graph)[output.0 as usize] {
+        return Some(dim);
+    }
+    let shape = &graph.ty(output).shape;
+    graph.nodes.iter().find_map(|n| match &n.op {
+        Op::Input(i) => i.batch_dim.filter(|&b| shape.get(usize::from(b)) == i.shape.get(usize::from(b))),
+        _ => None,
+    })
+}
+
+/// The integer input that the model looks tokens up by: of the shape of `logits` without its classes. Of several, the one that
+/// reaches a gather as indices into as many rows as there are classes.
+fn token_input(graph: &Graph, logits: NodeId) -> Result<(String, NodeId)> {
+    let shape = &graph.ty(logits).shape;
+    let (&classes, rest) = shape.split_last().ok_or_else(|| Error::shape("next-token of a scalar output"))?;
+    let fits = |input: &Input| !input.dtype.is_float() && input.dtype != DType::Bool && input.shape.as_slice() == rest;
+    let candidates: Vec<(String, NodeId)> = graph
+        .ids()
+        .filter_map(|id| match &graph[id].op {
+            Op::Input(input) if fits(input) && !rest.is_empty() => Some((input.name.clone(), id)),
+            _ => None,
+        })
+        .collect();
+    let looked_up: Vec<_> = candidates.iter().filter(|(_, id)| indexes_rows(graph, *id, classes)).cloned().collect();
+    match (candidates.as_slice(), looked_up.as_slice()) {
+        ([one], _) | (_, [one]) => Ok(one.clone()),
+        ([], _) => Err(Error::shape(format!("next-token finds no integer input of shape {rest:?}"))),
+        _ => {
+            let names: Vec<&str> = candidates.iter().map(|(n, _)| n.as_str()).collect();
+            Err(Error::unbound(format!("next-token cannot tell which of {names:?} are the tokens")).help("give labels"))
+        }
+    }
+}
+
+/// Whether `input`, possibly cast or reshaped, indexes a table of `rows`.
+fn indexes_rows(graph: &Graph, input: NodeId, rows: u64) -> bool {
+    let mut same = vec![false; graph.nodes.len()];
+    same[input.0 as usize] = true;
+    for id in graph.ids() {
+        let node = &graph[id];
+        let from = |i: usize| node.operands.get(i).is_some_and(|o| same[o.0 as usize]);
+        match &node.op {
+            Op::Cast(_) | Op::Reshape(_) | Op::Select(_) if (0..node.operands.len()).any(from) => same[id.0 as usize] = true,
+            Op::Binary(_) if node.ty.dtype != DType::Bool && (from(0) || from(1)) => same[id.0 as usize] = true,
+            Op::Gather(g) if from(1) => {
+                let table = &graph.ty(node.operands[0]).shape;
+                let indexed = g.indexed();
+                let dim = g.spec.operands[0].iter().position(|d| d.contains(&indexed));
+                if dim.is_some_and(|d| table[d] == rows) {
+                    return true;
+                }
+            }
+            _ => {}
+        }
+    }
+    false
+}

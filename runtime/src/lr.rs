@@ -1,0 +1,125 @@
+//! Learning rates: what a schedule gives each step, known without a device.
+
+/// `--lr`, `--lr-schedule`, `--warmup`, `--min-lr` and the number of steps of the whole run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LearningRate {
+    pub lr: f64,
+    pub min_lr: f64,
+    pub schedule: Schedule,
+    pub warmup: u64,
+    pub steps: u64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Schedule {
+    Constant,
+    /// From `lr` to `min_lr` at the last step's end.
+    Linear,
+    Cosine,
+    /// Times `factor` after each `every` steps.
+    Step {
+        every: u64,
+        factor: f64,
+    },
+    /// One rate per step, from a file; nothing else has a say.
+    Rates(Vec<f64>),
+}
+
+impl Schedule {
+    /// `constant`, `linear`, `cosine`, `step:EVERY:FACTOR`. `Err` says what is wrong. `@FILE` is its caller's: see `rates`.
+    pub fn parse(text: &str) -> Result<Schedule, String> {
+        match text {
+            "constant" => return Ok(Schedule::Constant),
+            "linear" => return Ok(Schedule::Linear),
+            "cosine" => return Ok(Schedule::Cosine),
+            _ => {}
+        }
+        let wrong = || format!("`{text}` is none of constant, linear, cosine, step:EVERY:FACTOR, @FILE");
+        let (every, factor) = text.strip_prefix("step:").and_then(|rest| rest.split_once(':')).ok_or_else(wrong)?;
+        let every = every.parse().ok().filter(|&e: &u64| e > 0).ok_or_else(wrong)?;
+        let factor = factor.parse().ok().filter(|f: &f64| f.is_finite() && *f > 0.0).ok_or_else(wrong)?;
+        Ok(Schedule::Step { every, factor })
+    }
+
+    /// The rates of a file: one a line. `Err` names the line.
+    pub fn rates(text: &str) -> Result<Schedule, String> {
+        let rate = |(i, line): (usize, &str)| {
+            let rate: Option<f64> = line.trim().parse().ok().filter(|r: &f64| r.is_finite());
+            rate.ok_or_else(|| format!("line {}: `{line}` is not a rate", i + 1))
+        };
+        text.lines().enumerate().map(rate).collect::<Result<_, _>>().map(Schedule::Rates)
+    }
+}
+
+impl LearningRate {
+    /// `Err` where a file has fewer rates than there are steps.
+    pub fn check(&self) -> Result<(), String> {
+        match &self.schedule {
+            Schedule::Rates(rates) if (rates.len() as u64) < self.steps => {
+                Err(format!("the file has {} rates for {} steps", rates.len(), self.steps))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The rate of step `t`, counted from 0.
+    pub fn at(&self, t: u64) -> f64 {
+        if let Schedule::Rates(rates) = &self.schedule {
+            return rates.get(t as usize).or(rates.last()).copied().unwrap_or(self.lr);
+        }
+        if t < self.warmup {
+            return self.lr * (t + 1) as f64 / self.warmup as f64;
+        }
+        let span = self.steps.saturating_sub(self.warmup).max(1);
+        let p = (t - self.warmup) as f64 / span as f64;
+        let range = self.lr - self.min_lr;
+        match self.schedule {
+            Schedule::Constant | Schedule::Rates(_) => self.lr,
+            Schedule::Linear => self.min_lr + range * (1.0 - p),
+            Schedule::Cosine => self.min_lr + range * (1.0 + (std::f64::consts::PI * p).cos()) / 2.0,
+            Schedule::Step { every, factor } => self.lr * factor.powf((t / every) as f64),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rates(schedule: Schedule, warmup: u64, steps: u64) -> Vec<f64> {
+        let lr = LearningRate { lr: 1.0, min_lr: 0.1, schedule, warmup, steps };
+        (0..steps).map(|t| lr.at(t)).collect()
+    }
+
+    fn check(schedule: &str, warmup: u64, steps: u64, expected: &[f64]) {
+        let got = rates(Schedule::parse(schedule).unwrap(), warmup, steps);
+        let close = got.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-15);
+        assert!(close && got.len() == expected.len(), "{schedule}: {got:?} for {expected:?}");
+    }
+
+    #[test]
+    fn schedules_follow_their_formulas() {
+        check("constant", 2, 4, &[0.5, 1.0, 1.0, 1.0]);
+        check("linear", 1, 4, &[1.0, 1.0, 0.7, 0.4]);
+        check("cosine", 0, 3, &[1.0, 0.775, 0.325]);
+        check("step:2:0.5", 0, 5, &[1.0, 1.0, 0.5, 0.5, 0.25]);
+        check("linear", 4, 2, &[0.25, 0.5]);
+    }
+
+    #[test]
+    fn files_are_exact() {
+        let schedule = Schedule::rates("0.1\n 2e-3 \n7\n").unwrap();
+        assert_eq!(rates(schedule.clone(), 2, 3), [0.1, 2e-3, 7.0]);
+        let run = |steps| LearningRate { lr: 1.0, min_lr: 0.0, schedule: schedule.clone(), warmup: 0, steps };
+        assert!(run(3).check().is_ok());
+        assert_eq!(run(4).check().unwrap_err(), "the file has 3 rates for 4 steps");
+        assert_eq!(Schedule::rates("1\nx\n").unwrap_err(), "line 2: `x` is not a rate");
+    }
+
+    #[test]
+    fn wrong_schedules_are_refused() {
+        for text in ["", "sine", "step", "step:0:0.5", "step:2:-1", "step:a:1", "constant:1"] {
+            assert!(Schedule::parse(text).is_err(), "{text}");
+        }
+    }
+}
