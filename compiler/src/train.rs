@@ -4,7 +4,6 @@
 //! [`Output`]: the loss, the gradient norm, and the new value of every trained weight and its states.
 //! [`updates`] finds the latter by their `Param` leaves.
 
-
 use crate::autodiff;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};
@@ -37,7 +36,10 @@ pub struct Selection {
 pub enum Names {
     Glob(Glob),
     /// The lines of a file, with its path.
-    File { path: String, names: BTreeSet<String> },
+    File {
+        path: String,
+        names: BTreeSet<String>,
+    },
 }
 
 /// A parameter of the model.
