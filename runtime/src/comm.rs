@@ -32,7 +32,7 @@ use crate::error::Result;
 pub use dcc_program::{DType, Reduce};
 #[cfg(target_os = "linux")]
 pub use peer::Peer;
-pub use segment::{Layout, PAGE};
+pub use segment::{Layout, PAGE, Segment};
 
 /// One rank's end of all its communicators.
 pub trait Comm: Send {

@@ -2,4 +2,13 @@
 
 pub mod comm;
 pub mod error;
+pub mod init;
+#[cfg(target_os = "linux")]
+pub mod launch;
 pub mod lr;
+pub mod metrics;
+// Masks signals, which no safe interface offers.
+#[cfg(target_os = "linux")]
+#[allow(unsafe_code)]
+pub mod signal;
+pub mod slice;

@@ -7,7 +7,7 @@
 
 use super::advance::NOT_READ;
 use super::pull::BLOCK;
-use super::segment::Segment;
+use super::segment::{Segment, WAKE};
 use super::shm::{self, Arena};
 use super::{Comm, Hello, Op, Patience, Place, Stop, Token, Transfer};
 use crate::error::{Error, Result};
@@ -195,7 +195,7 @@ impl Peer {
             }
             self.segment.set_waiting_on(self.rank, Some(need.peer));
             self.segment.sleeping(self.rank).store(1, SeqCst);
-            shm::sleep(self.segment.bell(self.rank), bell, self.patience.timeout - waited);
+            shm::sleep(self.segment.bell(self.rank), bell, WAKE.min(self.patience.timeout - waited));
             self.segment.sleeping(self.rank).store(0, SeqCst);
             self.segment.set_waiting_on(self.rank, None);
         }
@@ -216,7 +216,7 @@ impl Peer {
 
     /// A wait for a silent peer ends as an error that names it, or the rank that it waits for in turn.
     fn silent(&self, need: &Need, waited: Duration) -> Error {
-        let culprit = self.segment.culprit(need.peer);
+        let culprit = self.segment.culprit(self.rank, need.peer);
         let seconds = waited.as_secs_f64();
         let last = match self.segment.is_finished(culprit) {
             true => "has finished its program".to_owned(),

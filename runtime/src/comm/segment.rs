@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::time::Duration;
 
 pub const PAGE: usize = 4096;
 /// Arenas start at multiples of a huge page.
@@ -21,6 +22,9 @@ pub const RING: u64 = 16;
 const ENTRY_BYTES: usize = 96;
 const SLOT_BYTES: usize = 64 + RING as usize * ENTRY_BYTES;
 const RANK_BYTES: usize = 512;
+
+/// A sleeping wait looks up this often, which shows that its process runs.
+pub const WAKE: Duration = Duration::from_millis(100);
 
 /// Where everything lies; equal on all ranks. Untouched pages of a segment cost nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,6 +112,8 @@ enum RankWord {
     /// Peer + 1 that a sleeping wait needs.
     WaitingOn = 8,
     Finished = 12,
+    /// Milliseconds of the monotonic clock when a sleeping wait last looked up.
+    Alive = 16,
     Agreed = 64,
     AgreedValues = 72,
     Hello = 128,
@@ -227,21 +233,27 @@ impl Segment {
         self.rank32(rank, RankWord::Finished).load(Acquire) != 0
     }
 
+    /// Said again by a waiting rank each time it wakes, at least every `WAKE`.
     pub fn set_waiting_on(&self, rank: u32, peer: Option<u32>) {
-        self.rank32(rank, RankWord::WaitingOn).store(peer.map_or(0, |peer| peer + 1), Relaxed);
+        self.rank64(rank, RankWord::Alive, 0).store(milliseconds(), Relaxed);
+        self.rank32(rank, RankWord::WaitingOn).store(peer.map_or(0, |peer| peer + 1), Release);
     }
 
+    /// Whom `rank` waits for. A rank that was stopped while it waited counts as silent, not as waiting.
     pub fn waiting_on(&self, rank: u32) -> Option<u32> {
-        self.rank32(rank, RankWord::WaitingOn).load(Relaxed).checked_sub(1)
+        let peer = self.rank32(rank, RankWord::WaitingOn).load(Acquire).checked_sub(1)?;
+        let alive = self.rank64(rank, RankWord::Alive, 0).load(Relaxed);
+        (milliseconds().saturating_sub(alive) < 4 * WAKE.as_millis() as u64).then_some(peer)
     }
 
-    /// The rank that a wait for `peer` is really for: `peer` itself may be waiting for another.
-    pub fn culprit(&self, peer: u32) -> u32 {
+    /// The rank that `me`'s wait for `peer` is really for: `peer` itself may be waiting for another.
+    pub fn culprit(&self, me: u32, peer: u32) -> u32 {
         let mut at = peer;
         for _ in 0..self.layout.world() {
             match self.waiting_on(at) {
-                Some(next) if next != at => at = next,
-                _ => return at,
+                None => return at,
+                Some(next) if next == me => return peer,
+                Some(next) => at = next,
             }
         }
         peer
@@ -289,6 +301,11 @@ impl Segment {
     pub fn beats(&self, rank: u32) -> u64 {
         self.rank64(rank, RankWord::Beats, 0).load(Relaxed)
     }
+}
+
+/// Of a clock that all processes of a machine share.
+fn milliseconds() -> u64 {
+    crate::metrics::now_ns() / 1_000_000
 }
 
 impl<'a> Slot<'a> {

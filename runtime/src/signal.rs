@@ -1,0 +1,59 @@
+//! SIGTERM and SIGINT as something to read: no handler, no global state.
+
+use crate::comm::Stop;
+use crate::error::{Error, Result};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// Receives the requests to stop that this process gets from now on.
+#[derive(Debug)]
+pub struct StopSignals(OwnedFd);
+
+impl StopSignals {
+    /// Call before any thread is started: threads inherit what is blocked. Children start with nothing blocked.
+    pub fn block() -> Result<StopSignals> {
+        let failed = |action: &str| Error::system(action, std::io::Error::last_os_error());
+        // SAFETY: `sigemptyset` initialises the set before anything reads it; a zeroed set is a valid value of the type.
+        let set = unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&mut set);
+            libc::sigaddset(&mut set, libc::SIGTERM);
+            libc::sigaddset(&mut set, libc::SIGINT);
+            set
+        };
+        // SAFETY: the set is initialised, and no old mask is asked for.
+        if unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) } != 0 {
+            return Err(failed("block signals"));
+        }
+        // SAFETY: the set is initialised; -1 asks for a new descriptor.
+        let fd = unsafe { libc::signalfd(-1, &set, libc::SFD_NONBLOCK | libc::SFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(failed("watch signals"));
+        }
+        // SAFETY: the kernel just made this descriptor, and nobody else has it.
+        Ok(StopSignals(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Whether a request came since the last call; never waits.
+    pub fn take(&self) -> Stop {
+        let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
+        match rustix::io::read(&self.0, &mut info) {
+            Ok(bytes) if bytes > 0 => Stop::Requested,
+            _ => Stop::Continue,
+        }
+    }
+}
+
+impl AsFd for StopSignals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+impl StopSignals {
+    /// A request is a byte written to the first result: tests cannot block the signals of their whole process.
+    pub fn pipe() -> (OwnedFd, StopSignals) {
+        let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).expect("a pipe");
+        (write, StopSignals(read))
+    }
+}
