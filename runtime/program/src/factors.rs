@@ -143,7 +143,7 @@ impl FactorSpec {
         }
         for (dims, ty) in sides() {
             for (dim, &size) in dims.iter().zip(&ty.shape).filter(|(dim, _)| dim.len() != 1) {
-                let known: u64 = dim.iter().filter_map(|f| sizes[f.0 as usize]).product();
+                let known = dim.iter().filter_map(|f| sizes[f.0 as usize]).fold(1u64, u64::saturating_mul);
                 let unknown: Vec<_> = dim.iter().filter(|f| sizes[f.0 as usize].is_none()).collect();
                 match unknown[..] {
                     [] if known == size => {}

@@ -59,7 +59,7 @@ pub(super) fn run(p: &Program, kernel: &Kernel, instr: &Instr, step: &Step, rank
     let inputs = instr.operands.iter().map(|&id| array(id, false)).collect::<Fault<Vec<_>>>()?;
     let outputs = instr.results.iter().enumerate().map(|(n, &id)| array(id, !accumulates(n))).collect::<Fault<Vec<_>>>()?;
     let dtypes = kernel.dtypes().map_err(SimulateError::fault)?;
-    let extents = bind(kernel, &inputs, &outputs)?;
+    let extents = bind(kernel, &dtypes, &inputs, &outputs)?;
     let values = vec![Value::Int(0); kernel.exprs.len()];
     let at = vec![0; kernel.dims.len()];
     let mut machine = Machine { kernel, dtypes, extents, shared, inputs, outputs, at, vars: HashMap::new(), values };
@@ -75,7 +75,7 @@ fn regions(p: &Program, ids: &[BufferId], step: &Step) -> Fault<Vec<Region>> {
 }
 
 /// Extents of the loop dims, from the operand dims that they index.
-fn bind(kernel: &Kernel, inputs: &[Array], outputs: &[Array]) -> Fault<Vec<Extent>> {
+fn bind(kernel: &Kernel, dtypes: &Dtypes, inputs: &[Array], outputs: &[Array]) -> Fault<Vec<Extent>> {
     let mut extents: Vec<Option<Extent>> = vec![None; kernel.dims.len()];
     let mut bind = |index: &[Index], array: &Array| {
         for (i, &extent) in index.iter().zip(&array.extents) {
@@ -89,7 +89,7 @@ fn bind(kernel: &Kernel, inputs: &[Array], outputs: &[Array]) -> Fault<Vec<Exten
         }
         Ok(())
     };
-    for expr in &kernel.exprs {
+    for (expr, _) in kernel.exprs.iter().zip(&dtypes.exprs).filter(|(_, dtype)| dtype.is_some()) {
         if let Expr::Load { input, index, .. } = expr {
             bind(index, inputs.get(*input as usize).ok_or_else(|| SimulateError::fault("no such input"))?)?;
         }

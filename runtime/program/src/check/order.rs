@@ -1,0 +1,85 @@
+//! When sections run: `begin` first, `count` of all microbatches before `ready`, `ready` before forward and backward, a
+//! microbatch's forward before its backward, `update` last; what runs once per step once, all microbatches alike.
+
+use super::{Checked, Fault, refuse};
+use crate::program::*;
+
+/// Instructions of one step, sections inlined in order.
+const MAX_INSTRS: u64 = 1 << 26;
+
+pub(super) fn program(p: &Program) -> Checked<()> {
+    let microbatches = p.mesh.size_of("mb");
+    for (i, step) in p.order.iter().enumerate() {
+        let Some(section) = p.sections.get(step.section as usize) else {
+            return refuse(Fault::Malformed, format!("step {i} runs section {} of {}", step.section, p.sections.len()));
+        };
+        let last = if section.kind.is_per_microbatch() { microbatches } else { 1 };
+        if step.microbatch >= last {
+            let (name, mb) = (section.kind.name(), step.microbatch);
+            return refuse(Fault::Order, format!("{name} runs for microbatch {mb} of {last}"));
+        }
+        let fits = step.slots.len() == p.areas.len() && step.slots.iter().zip(&p.areas).all(|(&s, a)| s < a.slots);
+        if !fits {
+            return refuse(Fault::Bounds, format!("step {i} names slots {:?}, which the areas have not", step.slots));
+        }
+    }
+    let body = |s: &Step| p.sections[s.section as usize].body.len() as u64;
+    let expanded: u64 = p.order.iter().map(body).sum();
+    if expanded > MAX_INSTRS {
+        return refuse(Fault::Order, format!("the order expands to {expanded} instructions, more than {MAX_INSTRS}"));
+    }
+    counts(p, microbatches)?;
+    phases(p)
+}
+
+fn counts(p: &Program, microbatches: u32) -> Checked<()> {
+    let mut runs = vec![0u32; p.sections.len()];
+    let mut seen = std::collections::HashSet::new();
+    for step in &p.order {
+        runs[step.section as usize] += 1;
+        if !seen.insert((step.section, step.microbatch)) {
+            let name = p.sections[step.section as usize].kind.name();
+            return refuse(Fault::Order, format!("{name} runs twice for microbatch {}", step.microbatch));
+        }
+    }
+    if let Some(i) = runs.iter().position(|&n| n == 0) {
+        return refuse(Fault::Order, format!("a section {} never runs", p.sections[i].kind.name()));
+    }
+    for kind in SectionKind::ALL.into_iter().filter(|k| k.is_per_microbatch()) {
+        let of_kind = |s: &u32| p.sections[*s as usize].kind == kind;
+        if !p.sections.iter().any(|s| s.kind == kind) {
+            continue;
+        }
+        let mut done = vec![false; microbatches as usize];
+        p.order.iter().filter(|s| of_kind(&s.section)).for_each(|s| done[s.microbatch as usize] = true);
+        if let Some(mb) = done.iter().position(|d| !d) {
+            return refuse(Fault::Order, format!("{} never runs for microbatch {mb}", kind.name()));
+        }
+    }
+    Ok(())
+}
+
+fn phases(p: &Program) -> Checked<()> {
+    let phase = |kind: SectionKind| match kind {
+        SectionKind::Begin => 0,
+        SectionKind::Count => 1,
+        SectionKind::Ready => 2,
+        SectionKind::Forward | SectionKind::Backward => 3,
+        SectionKind::Update => 4,
+    };
+    let kinds: Vec<(SectionKind, u32)> = p.order.iter().map(|s| (p.sections[s.section as usize].kind, s.microbatch)).collect();
+    if let Some(w) = kinds.windows(2).find(|w| phase(w[0].0) > phase(w[1].0)) {
+        return refuse(Fault::Order, format!("{} runs after {}", w[1].0.name(), w[0].0.name()));
+    }
+    let mut backward = std::collections::HashSet::new();
+    for (kind, microbatch) in kinds {
+        match kind {
+            SectionKind::Backward => _ = backward.insert(microbatch),
+            SectionKind::Forward if backward.contains(&microbatch) => {
+                return refuse(Fault::Order, format!("forward of microbatch {microbatch} runs after its backward"));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,227 @@
+//! The gate: sound programs pass, each planted fault is refused by the message that fits it.
+
+use dcc_program::check::{CheckError, Fault, programs};
+use dcc_program::text::parse;
+
+const MLP: &str = include_str!("programs/mlp_tp2.txt");
+const PIPE: [&str; 2] = [include_str!("programs/pipe_stage0.txt"), include_str!("programs/pipe_stage1.txt")];
+
+fn check(texts: &[&str]) -> Result<(), CheckError> {
+    let parsed: Vec<_> = texts
+        .iter()
+        .map(|t| parse(t).unwrap_or_else(|e| panic!("{e}: {}", t.lines().nth(e.line as usize - 1).unwrap_or_default())))
+        .collect();
+    programs(&parsed)
+}
+
+#[test]
+fn sound_programs_pass() {
+    check(&[MLP]).unwrap();
+    check(&PIPE).unwrap();
+}
+
+/// One line of the table: the fault, edits of a text, what the message says.
+fn refused(fault: Fault, says: &str, texts: &[&str], edits: &[(usize, &str, &str)]) {
+    let mut texts: Vec<String> = texts.iter().map(|t| (*t).to_owned()).collect();
+    for (stage, from, to) in edits {
+        assert!(texts[*stage].contains(from), "nothing to edit: {from}");
+        texts[*stage] = texts[*stage].replacen(from, to, 1);
+    }
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    match check(&texts) {
+        Ok(()) => panic!("accepted: {edits:?}"),
+        Err(e) => assert!(e.code == fault && e.to_string().contains(says), "{edits:?}\ngives {:?}: {e}", e.code),
+    }
+}
+
+fn mlp(fault: Fault, says: &str, from: &str, to: &str) {
+    refused(fault, says, &[MLP], &[(0, from, to)]);
+}
+
+#[test]
+fn partial_results_are_not_read_as_whole() {
+    // A dropped all_reduce: its result is the partial sum itself.
+    let dropped =
+        "t0 = start all_reduce.sum(tp) b10\nb11 f32[8/mb, 3] @s0 = wait t0\nb7, b12 f32[8/mb, 3] @m1+96 = fused.1 b11, b3";
+    let read = "b11 f32[8/mb, 3]+tp @s0 = copy b10\nb7, b12 f32[8/mb, 3] @m1+96 = fused.1 b11, b3";
+    mlp(Fault::Pending, "one that is whole", dropped, read);
+    mlp(Fault::Pending, "declared as", "b10 f32[8/mb, 3]+tp @s0", "b10 f32[8/mb, 3] @s0");
+    mlp(Fault::Pending, "declared as f32[4, 6/tp]", "b5 f32[4, 6/tp]+mb @p84 = zero", "b5 f32[4, 6/tp] @p84 = zero");
+    mlp(Fault::Pending, "reads a partial", "fused.1 b11, b3  # mse", "fused.1 b11, b3\nb19 f32[8/mb, 3] @s48 = fused.0 b10");
+    // A nonlinear function of a partial sum, and a product of two.
+    mlp(
+        Fault::Pending,
+        "+tp",
+        "t0 = start all_reduce.sum(tp) b10",
+        "b19 f32[8/mb, 3]+tp @s48 = fused.0 b10\nt0 = start all_reduce.sum(tp) b10",
+    );
+    mlp(Fault::Pending, "operands [0, 1]", "t0 = start", "b19 f32[3, 3]+tp @s48 = dot(m j, m k -> j k) b10, b10\nt0 = start");
+}
+
+#[test]
+fn collectives_fit_their_operands() {
+    mlp(Fault::Sharding, "taken twice", "t0 = start all_reduce.sum(tp) b10", "t0 = start all_reduce.sum(tp) b9");
+    mlp(Fault::Sharding, "taken twice", "all_reduce.sum(tp) b10", "all_reduce.max(tp) b10");
+    mlp(Fault::Sharding, "no axis that ranks communicate", "all_reduce.sum(tp) b10", "all_reduce.sum(mb) b10");
+    mlp(Fault::Declared, "declared as", "all_reduce.sum(tp) b10", "reduce_scatter(tp, dim 1) b10");
+    mlp(Fault::Sharding, "not the last axis", "all_reduce.sum(tp) b10", "all_gather(tp, dim 0) b10");
+    mlp(Fault::Sharding, "there is no dim 7", "all_reduce.sum(tp) b10", "reduce_scatter(tp, dim 7) b10");
+    mlp(Fault::Unwaited, "t0 has 1 starts and 0 waits", "b11 f32[8/mb, 3] @s0 = wait t0", "b11 f32[8/mb, 3] @s0 = zero");
+    mlp(
+        Fault::Unwaited,
+        "t0 has 2 starts",
+        "b11 f32[8/mb, 3] @s0 = wait t0",
+        "t0 = start all_reduce.sum(tp) b10\nb11 f32[8/mb, 3] @s0 = wait t0",
+    );
+}
+
+#[test]
+fn types_follow_from_operands() {
+    mlp(
+        Fault::Sharding,
+        "factor m is sharded over nothing and over mb",
+        "b6 += dot(m k, m n -> k n) b9, b13",
+        "b6 += dot(m k, m n -> k n) b9, b13\nb19 f32[8, 1] @s48 = zero\nb20 f32[1, 3] @s80 = dot(m k, m n -> k n) b19, b13",
+    );
+    mlp(
+        Fault::Sharding,
+        "axis tp is on two factors",
+        "t0 = start",
+        "b19 f32[6/tp, 6] @m1+0 = dot(m j, m k -> j k) b9, b9\nt0 = start",
+    );
+    mlp(Fault::Type, "factor", "dot(m k, k n -> m n) b2, b0", "dot(k m, k n -> m n) b2, b0");
+    mlp(Fault::Declared, "declared as f32[8/mb, 6]", "b8 f32[8/mb, 6/tp] @m1+0", "b8 f32[8/mb, 6] @m1+0");
+    mlp(Fault::Declared, "declared as f64", "b14 f32[8/mb, 6/tp] @s48", "b14 f64[8/mb, 6/tp] @s0");
+    mlp(Fault::Type, "dim i of the kernel is", "fused.1 b11, b3", "fused.1 b11, b1");
+    mlp(Fault::Kernel, "depends on dim j", "outer()", "outer(i)");
+    mlp(Fault::Type, "the kernel takes f32 of rank 2", "b0 = fused.4 b0, b16, b4", "b0 = fused.4 b0, b4, b4");
+    mlp(Fault::Kernel, "the value stored is bool", "max(x0[i, j], 0.0:f32)", "gt(x0[i, j], 0.0:f32)");
+    mlp(Fault::Kernel, "0 of 48 points", "  y0[i, j] = x0[i, j] * 0.08", "  v0 = x0[i, j] * 0.08");
+}
+
+#[test]
+fn memory_is_not_shared() {
+    mlp(Fault::Bounds, "do not fit", "scratch=96", "scratch=92");
+    mlp(Fault::Bounds, "not aligned", "@s48 = dot", "@s46 = dot");
+    mlp(Fault::InPlace, "share part", "b14 f32[8/mb, 6/tp] @s48", "b14 f32[8/mb, 6/tp] @s44");
+    mlp(Fault::InPlace, "writes before all is read", "b14 f32[8/mb, 6/tp] @s48", "b14 f32[8/mb, 6/tp] @s0");
+    mlp(Fault::Overwritten, "b9 has overwritten", "@m1+48 = fused.0 b8", "@m1+0 = fused.0 b8");
+    mlp(
+        Fault::Overwritten,
+        "b17 has overwritten",
+        "b17 f32[6/tp, 3] @p132 = resolve b6\n",
+        "b17 f32[6/tp, 3] @p84 = copy b1\n",
+    );
+    mlp(Fault::Unwritten, "b13 is read before", "b13 f32[8/mb, 3] @s0 = fused.2 b12\n", "b13 f32[8/mb, 3] @s0 = fused.2 b13\n");
+    mlp(Fault::Overwritten, "not intact", "param b1 f32[6/tp, 3] @p48", "param b1 f32[6/tp, 3] @p40");
+    let dropped = "b10 f32[8/mb, 3]+tp @s0 = dot(m k, k n -> m n) b9, b1  # /fc2/MatMul\nt0 =";
+    let text = MLP.replacen(dropped, "t0 =", 1).replacen("section begin", "buffer b10 f32[8/mb, 3]+tp @s0\nsection begin", 1);
+    refused(Fault::Unwritten, "b10 is read before it is written", &[&text], &[]);
+}
+
+#[test]
+fn microbatches_stay_apart() {
+    let update = "section update\n";
+    let before_update = |lines: &str| format!("{lines}\nsection update\n");
+    let in_update = |lines: &str| format!("section update\n{lines}\n");
+    let early = "section update\nb16 f32[4, 6/tp] @p84 = resolve b5\n";
+    mlp(Fault::Accumulator, "1 of 2 microbatches", early, &before_update("b16 f32[4, 6/tp] @p84 = resolve b5"));
+    // The zeroing of an accumulator lost, or done for each microbatch.
+    let zero = "b5 f32[4, 6/tp]+mb @p84 = zero\n";
+    let lost = MLP.replacen(zero, "", 1).replacen("section begin\n", "buffer b5 f32[4, 6/tp]+mb @p84\nsection begin\n", 1);
+    refused(Fault::Accumulator, "nothing has zeroed", &[&lost], &[]);
+    let each = MLP.replacen(zero, "", 1).replacen("section forward\n", &format!("section forward\n{zero}"), 1);
+    refused(Fault::Accumulator, "1 of 2", &[&each], &[]);
+    mlp(Fault::Accumulator, "only resolve may", update, &before_update("b19 f32[]+mb @s0 = copy b7"));
+    let sent = in_update("t7 = start send(to 1) b5\nwait t7");
+    refused(Fault::Microbatch, "belongs to no microbatch", &PIPE, &[(0, update, &sent)]);
+    mlp(Fault::Microbatch, "runs once per step", update, &in_update("b19 f32[8/mb, 6/tp] @s0 = fused.0 b8"));
+    // One slot for two microbatches in flight.
+    let order = "forward 0; backward 0; forward 1; backward 1";
+    mlp(Fault::Microbatch, "the value of microbatch 1", order, "forward 0; forward 1; backward 0; backward 1");
+    mlp(Fault::External, "outside of the update section", update, &before_update("b1 = fused.4 b1, b1, b4"));
+    let state = "memory persistent=180";
+    let counted = MLP.replacen("memory persistent=176", state, 1).replacen(update, &before_update("b19 = fused.5 b19"), 1);
+    let counted = counted.replacen("section forward", "b19 f32[] @p176 = zero\nsection forward", 1);
+    let counted = counted + "kernel fused.5(x0: f32[]) -> (y0: f32[]) dims() outer()\n  y0[] = x0[] + 1.0:f32\n";
+    refused(Fault::Microbatch, "changes with each microbatch", &[&counted], &[]);
+}
+
+#[test]
+fn sections_run_when_they_must() {
+    let order = "order begin; forward 0; backward 0; forward 1; backward 1; update";
+    let wrong = |fault, says: &str, steps: &str| mlp(fault, says, order, steps);
+    wrong(Fault::Order, "never runs", "order begin; forward 0; forward 1; backward 0; update");
+    wrong(Fault::Order, "twice", "order begin; forward 0; backward 0; forward 1; backward 1; backward 1; update");
+    wrong(Fault::Order, "after its backward", "order begin; backward 0; forward 0; forward 1; backward 1; update");
+    wrong(Fault::Order, "begin runs after forward", "order forward 0; begin; backward 0; forward 1; backward 1; update");
+    wrong(Fault::Order, "microbatch 2 of 2", "order begin; forward 0; backward 0; forward 1; backward 1; forward 2; update");
+    wrong(Fault::Bounds, "slots", "order begin; forward 0 [1 0]; backward 0; forward 1; backward 1; update");
+    wrong(Fault::Order, "update never runs", "order begin; forward 0; backward 0; forward 1; backward 1");
+}
+
+fn pipe(fault: Fault, says: &str, edits: &[(usize, &str, &str)]) {
+    refused(fault, says, &PIPE, edits);
+}
+
+#[test]
+fn stages_understand_each_other() {
+    pipe(
+        Fault::Unmatched,
+        "sends 4, stage 1 receives 2",
+        &[(0, "section backward\n", "section backward\nt7 = start send(to 1) b5\nwait t7\n")],
+    );
+    pipe(
+        Fault::Unmatched,
+        "f32[8/mb, 5]",
+        &[(1, "t1 = start send(to 0) b9", "b12 f32[8/mb, 5] @s48 = zero\nt1 = start send(to 0) b12")],
+    );
+    pipe(
+        Fault::Unmatched,
+        "of microbatch 1",
+        &[(1, "forward 0; backward 0; forward 1; backward 1", "forward 1; backward 1; forward 0; backward 0")],
+    );
+    pipe(Fault::Malformed, "exchanges with stage 5", &[(0, "send(to 1)", "send(to 5)")]);
+    pipe(Fault::Malformed, "exchanges with stage 0", &[(0, "send(to 1)", "send(to 0)")]);
+    pipe(Fault::Mesh, "2 programs for 3 stages", &[(0, "mesh(mb=2, pp=2)", "mesh(mb=2, pp=3)")]);
+    pipe(Fault::Mesh, "another mesh", &[(1, "mesh(mb=2, pp=2)", "mesh(mb=4, pp=2)")]);
+    pipe(Fault::Mesh, "stage 0/2", &[(1, "stage 1/2", "stage 0/2")]);
+    // One slot for two microbatches in flight, or the slot of another one.
+    pipe(Fault::InFlight, "is in flight", &[(0, "forward 1 [1]", "forward 1")]);
+    pipe(Fault::Microbatch, "microbatch 1", &[(0, "backward 0; backward 1 [1]", "backward 0 [1]; backward 1")]);
+}
+
+#[test]
+fn transfers_are_left_alone() {
+    let send = "t0 = start send(to 1) b5\n";
+    pipe(
+        Fault::InFlight,
+        "b5 is written to while t0 is in flight",
+        &[(0, send, "t0 = start send(to 1) b5\nb5 = fused.0 b4\n")],
+    );
+    let receive = "t1 = start recv(from 1)\nb6 f32[8/mb, 6] @s0 = wait t1\n";
+    let early = "t1 = start recv(from 1)\nb9 f32[8/mb, 6] @s0 = fused.0 b4\nb6 f32[8/mb, 6] @s0 = wait t1\n";
+    pipe(Fault::InFlight, "b9 is written to while t1 is in flight", &[(0, receive, early)]);
+    pipe(Fault::InFlight, "uses scratch beyond", &[(1, "wait t1\nsection update\n", "section update\nwait t1\n")]);
+    let wait = "b11 f32[8/mb, 3] @s0 = wait t0\n";
+    mlp(Fault::InFlight, "b19 is written to while t0", wait, &format!("b19 f32[8/mb, 3] @s0 = copy b3\n{wait}"));
+    let unwaited = [(0, "wait t0\n", "")];
+    pipe(Fault::Unwaited, "0 waits", &unwaited);
+}
+
+#[test]
+fn nobody_waits_for_ever() {
+    // Stage 0 waits for its send of microbatch 0 before it starts the send of 1; stage 1 first receives the gradient … of
+    // which stage 0 knows only after its own wait.
+    let receive = "wait t0\nt1 = start recv(from 1)\nb6 f32[8/mb, 6] @s0 = wait t1\n";
+    let late = [
+        (
+            0,
+            "t0 = start send(to 1) b5\nsection backward\nwait t0\nt1 = start recv(from 1)\n",
+            "section backward\nt1 = start recv(from 1)\n",
+        ),
+        (0, "b6 f32[8/mb, 6] @s0 = wait t1\n", "b6 f32[8/mb, 6] @s0 = wait t1\nt0 = start send(to 1) b5\nwait t0\n"),
+    ];
+    assert!(PIPE[0].contains(receive));
+    pipe(Fault::Deadlock, "waits in a circle: stage 0 in backward of microbatch 0", &late);
+}
