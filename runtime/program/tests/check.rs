@@ -93,7 +93,7 @@ fn types_follow_from_operands() {
     mlp(Fault::Declared, "declared as f32[8/mb, 6]", "b8 f32[8/mb, 6/tp] @m1+0", "b8 f32[8/mb, 6] @m1+0");
     mlp(Fault::Declared, "declared as f64", "b14 f32[8/mb, 6/tp] @s48", "b14 f64[8/mb, 6/tp] @s0");
     mlp(Fault::Type, "dim i of the kernel is", "fused.1 b11, b3", "fused.1 b11, b1");
-    mlp(Fault::Kernel, "depends on dim j", "outer()", "outer(i)");
+    mlp(Fault::Kernel, "reduces over the outer dim i", "outer()", "outer(i)");
     mlp(Fault::Type, "the kernel takes f32 of rank 2", "b0 = fused.4 b0, b16, b4", "b0 = fused.4 b0, b4, b4");
     mlp(Fault::Kernel, "the value stored is bool", "max(x0[i, j], 0.0:f32)", "gt(x0[i, j], 0.0:f32)");
     mlp(Fault::Kernel, "0 of 48 points", "  y0[i, j] = x0[i, j] * 0.08", "  v0 = x0[i, j] * 0.08");
