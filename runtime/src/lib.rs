@@ -1,6 +1,7 @@
 //! Runs one rank's program of a dcc artifact: devices, collectives, launch, data, checkpoints.
 
 pub mod comm;
+pub mod data;
 pub mod error;
 pub mod init;
 #[cfg(target_os = "linux")]

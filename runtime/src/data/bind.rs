@@ -1,0 +1,232 @@
+//! Files to inputs: which array feeds which input, whether it fits, whether its values do.
+
+use super::convert::{Bounds, Convert};
+use super::file::{Array, Files};
+use super::order::Permutation;
+use super::{Dataset, Feed, Fill, Input, Kind, Layout, Options};
+use crate::error::{Error, Result};
+use bytes::Bytes;
+use dcc_program::DType;
+
+pub fn bind(files: &Files, inputs: &[Input], options: &Options) -> Result<Dataset> {
+    check_keys(files, inputs, options)?;
+    let tokens = token_input(files, inputs, options)?;
+    let mut feeds = Vec::new();
+    let mut len: Option<(u64, &str)> = None;
+    for input in inputs {
+        let fill = options.fills.iter().find(|(name, _)| *name == input.name).map(|(_, fill)| fill);
+        let array = files.arrays.iter().find(|array| array.name == input.name);
+        let (feed, count) = match (fill, array) {
+            (Some(fill), None) => (filled(input, fill)?, None),
+            (None, Some(array)) => {
+                let (feed, count) = fed(input, array, options.layout)?;
+                (feed, Some(count))
+            }
+            (None, None) => {
+                let shift = u64::from(input.name == "labels");
+                let (feed, count) = token_feed(input, &files.tokens, shift, tokens)?;
+                (feed, Some(count))
+            }
+            (Some(_), Some(_)) => {
+                return Err(Error::data_option(format!("--input {} feeds what the data have too", input.name)));
+            }
+        };
+        match (len, count) {
+            (Some((before, name)), Some(count)) if before != count => {
+                let what = format!("`{name}` has {before} {}, `{}` {count}", unit(options.layout), input.name);
+                return Err(Error::data_shape(what));
+            }
+            (_, Some(count)) => len = Some((count, &input.name)),
+            (_, None) => {}
+        }
+        feeds.push(feed);
+    }
+    let len = len.map(|(count, _)| count);
+    let batch = feeds.iter().map(|feed| feed.batch).max().unwrap_or(1).max(1);
+    let samples = match (options.layout, len) {
+        (Layout::Samples, Some(samples)) if samples < batch => {
+            return Err(Error::data_shape(format!("the data have {samples} samples, one batch needs {batch}"))
+                .help("give more data or a smaller --global-batch-size"));
+        }
+        (Layout::Samples, Some(samples)) => samples,
+        (Layout::Steps, Some(0)) => return Err(Error::data_shape("the data have no steps")),
+        _ => batch,
+    };
+    let order = Permutation::new(options.order, options.seed, samples, batch);
+    Ok(Dataset { fingerprint: fingerprint(&feeds, options), feeds, order, len })
+}
+
+fn unit(layout: Layout) -> &'static str {
+    match layout {
+        Layout::Samples => "samples",
+        Layout::Steps => "steps",
+    }
+}
+
+fn names(inputs: &[Input]) -> String {
+    inputs.iter().map(|input| input.name.as_str()).collect::<Vec<_>>().join(", ")
+}
+
+fn check_keys(files: &Files, inputs: &[Input], options: &Options) -> Result<()> {
+    if let Some(array) = files.arrays.iter().find(|array| inputs.iter().all(|input| input.name != array.name)) {
+        return Err(Error::data_keys(format!("the data have `{}`, which is no input", array.name))
+            .at(array.path.display())
+            .help(format!("inputs: {}; rename with --map {}=INPUT", names(inputs), array.name)));
+    }
+    if let Some((name, _)) = options.fills.iter().find(|(name, _)| inputs.iter().all(|input| input.name != *name)) {
+        return Err(Error::data_option(format!("--input {name}: no such input")).help(format!("inputs: {}", names(inputs))));
+    }
+    Ok(())
+}
+
+/// The input that token files feed: the one of integers `[batch, sequence]` that nothing else feeds. `Err` says why there is none.
+fn token_input<'a>(files: &Files, inputs: &'a [Input], options: &Options) -> Result<Option<&'a Input>> {
+    if files.tokens.is_empty() {
+        return Ok(None);
+    }
+    let fed = |input: &&Input| {
+        files.arrays.iter().any(|array| array.name == input.name) || options.fills.iter().any(|(name, _)| *name == input.name)
+    };
+    let is_tokens = |input: &&Input| {
+        input.name != "labels" && !input.dtype.is_float() && input.shape.len() == 2 && input.batch_dim == Some(0)
+    };
+    let candidates: Vec<&Input> = inputs.iter().filter(is_tokens).filter(|input| !fed(input)).collect();
+    match candidates[..] {
+        [input] => Ok(Some(input)),
+        [] => Err(Error::data_keys("the data are tokens, but no input takes integers [batch, sequence]")
+            .help(format!("inputs: {}", names(inputs)))),
+        _ => {
+            let several = candidates.iter().map(|input| input.name.as_str()).collect::<Vec<_>>().join(", ");
+            Err(Error::data_keys(format!("the data are tokens, but several inputs could take them: {several}"))
+                .help("feed the others with --input NAME=ones, zeros or arange"))
+        }
+    }
+}
+
+fn product(dims: &[u64]) -> u64 {
+    dims.iter().product()
+}
+
+fn feed(input: &Input, kind: Kind, parts: Vec<Bytes>, convert: Convert) -> Feed {
+    let (outer, batch, inner) = match input.batch_dim {
+        Some(dim) => (product(&input.shape[..dim]), input.shape[dim], product(&input.shape[dim + 1..])),
+        None => (1, 1, product(&input.shape)),
+    };
+    Feed { kind, parts, convert, outer, batch, inner }
+}
+
+fn bounds(input: &Input) -> Bounds {
+    Bounds { vocabulary: input.vocabulary, ignore_index: input.ignore_index }
+}
+
+fn fed(input: &Input, array: &Array, layout: Layout) -> Result<(Feed, u64)> {
+    let at = || format!("`{}` in {}", array.name, array.path.display());
+    let mut due = input.shape.clone();
+    match (layout, input.batch_dim) {
+        (Layout::Samples, Some(dim)) => drop(due.remove(dim)),
+        (Layout::Samples, None) => {
+            return Err(Error::data_keys(format!("input `{}` has no batch dim, so samples cannot feed it", input.name))
+                .at(at())
+                .help(format!("use --layout steps, or --input {}=@FILE.npy", input.name)));
+        }
+        (Layout::Steps, _) => {}
+    }
+    if array.shape.get(1..) != Some(&due[..]) {
+        return Err(Error::data_shape(format!(
+            "`{}` has shape {:?}, input `{}` needs [{}, {}]",
+            array.name,
+            array.shape,
+            input.name,
+            unit(layout),
+            due.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
+        ))
+        .at(at()));
+    }
+    let convert = Convert::new(array.dtype, input.dtype);
+    convert.check(&array.bytes, &bounds(input)).map_err(|error| error.at(at()))?;
+    let count = array.shape[0];
+    let kind = if layout == Layout::Samples { Kind::Samples } else { Kind::Steps(count) };
+    Ok((feed(input, kind, vec![array.bytes.clone()], convert), count))
+}
+
+/// Sample i is tokens `[i·T, i·T + T + 1)` of its part: the input takes the first T, the labels (`shift` 1) the last.
+fn token_feed(input: &Input, tokens: &[Array], shift: u64, takes: Option<&Input>) -> Result<(Feed, u64)> {
+    let takes = takes.filter(|takes| takes.name == input.name || (shift == 1 && takes.shape == input.shape));
+    let (Some(_), &[_, length]) = (takes, &input.shape[..]) else {
+        return Err(Error::data_keys(format!("input `{}` has no data", input.name)).help(format!(
+            "add the key, rename one with --map KEY={0}, or use --input {0}=ones, zeros, arange or @FILE.npy",
+            input.name
+        )));
+    };
+    let mut first_samples = Vec::new();
+    let mut samples = 0;
+    for part in tokens {
+        let convert = Convert::new(part.dtype, input.dtype);
+        convert.check(&part.bytes, &bounds(input)).map_err(|error| error.at(part.path.display()))?;
+        if part.dtype != tokens[0].dtype {
+            return Err(Error::data_format("token files of one run must have one dtype").at(part.path.display()));
+        }
+        first_samples.push(samples);
+        samples += part.shape[0].saturating_sub(1) / length.max(1);
+    }
+    // A part too short for a sample must not be found by the search for the last part that begins at or before one.
+    let mut parts: Vec<(u64, Bytes)> =
+        first_samples.iter().copied().zip(tokens.iter().map(|part| part.bytes.clone())).collect();
+    let ends: Vec<u64> = first_samples[1..].iter().copied().chain([samples]).collect();
+    let mut ends = ends.iter();
+    parts.retain(|(first, _)| ends.next().is_some_and(|end| end > first));
+    let (first_samples, parts) = parts.into_iter().unzip();
+    let kind = Kind::Tokens { shift, first_samples };
+    Ok((feed(input, kind, parts, Convert::new(tokens[0].dtype, input.dtype)), samples))
+}
+
+fn filled(input: &Input, fill: &Fill) -> Result<Feed> {
+    let elements = product(&input.shape) as usize;
+    let last = input.shape.last().copied().unwrap_or(1).max(1);
+    let (source, bytes): (DType, Bytes) = match fill {
+        Fill::Zeros => (DType::U8, vec![0; elements].into()),
+        Fill::Ones => (DType::U8, vec![1; elements].into()),
+        Fill::Arange => {
+            (DType::I64, (0..elements as u64).flat_map(|i| ((i % last) as i64).to_le_bytes()).collect::<Vec<u8>>().into())
+        }
+        Fill::File(path) => {
+            let files = Files::open(std::slice::from_ref(path), &[])?;
+            let [array] = &[files.arrays, files.tokens].concat()[..] else {
+                return Err(Error::data_option(format!("--input {}: one .npy is needed", input.name)).at(path.display()));
+            };
+            (array.dtype, repeated(input, array)?)
+        }
+    };
+    let convert = Convert::new(source, input.dtype);
+    convert.check(&bytes, &bounds(input)).map_err(|error| error.at(format!("--input {}", input.name)))?;
+    Ok(feed(input, Kind::Steps(1), vec![bytes], convert))
+}
+
+/// The array as the input's whole shape, its batch dim repeated where it is 1.
+fn repeated(input: &Input, array: &Array) -> Result<Bytes> {
+    if array.shape == input.shape {
+        return Ok(array.bytes.clone());
+    }
+    let mut one = input.shape.clone();
+    let Some(dim) = input.batch_dim.filter(|&dim| std::mem::replace(&mut one[dim], 1) > 0 && array.shape == one) else {
+        let what = format!("--input {}: shape {:?}, not {:?}", input.name, array.shape, input.shape);
+        return Err(Error::data_shape(what).at(array.path.display()));
+    };
+    let inner = (product(&input.shape[dim + 1..]) * array.dtype.bytes()) as usize;
+    let rows = array.bytes.chunks_exact(inner.max(1));
+    Ok(rows.flat_map(|row| row.repeat(input.shape[dim] as usize)).collect::<Vec<u8>>().into())
+}
+
+/// Sizes, order and both ends of every part: other data in the same files are found, without reading all of them.
+fn fingerprint(feeds: &[Feed], options: &Options) -> u64 {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(format!("{:?} {:?} {}", options.layout, options.order, options.seed).as_bytes());
+    for feed in feeds {
+        hasher.update(format!("{:?} {:?} {} {}", feed.kind, feed.convert, feed.outer, feed.inner).as_bytes());
+        for part in &feed.parts {
+            let end = part.len().min(4096);
+            hasher.update(&(part.len() as u64).to_le_bytes()).update(&part[..end]).update(&part[part.len() - end..]);
+        }
+    }
+    u64::from_le_bytes(hasher.finalize().as_bytes()[..8].try_into().expect("a hash has 32 bytes"))
+}

@@ -1,0 +1,216 @@
+//! Data files, told apart by their first bytes: .npy, .npz, .safetensors, token files of nanoGPT and llm.c, folders of .npy.
+//!
+//! Arrays stay mapped; only compressed members of an .npz are read into memory.
+
+use crate::error::{Error, Result};
+use bytes::Bytes;
+use dcc_program::DType;
+use npyz::zip::{CompressionMethod, ZipArchive};
+use safetensors::SafeTensors;
+use std::fs::File;
+use std::io::{Cursor, Read};
+use std::path::{Path, PathBuf};
+
+/// A row-major, little-endian array.
+#[derive(Clone, Debug)]
+pub struct Array {
+    pub name: String,
+    pub dtype: DType,
+    pub shape: Vec<u64>,
+    pub bytes: Bytes,
+    pub path: PathBuf,
+}
+
+/// All that `--data` names.
+#[derive(Clone, Debug, Default)]
+pub struct Files {
+    /// By name, after `--map`.
+    pub arrays: Vec<Array>,
+    /// One-dimensional integer arrays without a name, in the order given.
+    pub tokens: Vec<Array>,
+}
+
+/// llm.c: magic, version, count, then zeros up to 1024 bytes. GPT-2 tokens are u16, Llama 3 tokens u32.
+const LLM_C: [(u32, u32, DType); 2] = [(20240520, 1, DType::U16), (20240801, 7, DType::U32)];
+const LLM_C_HEADER: usize = 1024;
+
+impl Files {
+    /// `map`: `(key, input)` of `--map KEY=INPUT`. Errors: no kind of file that dcc reads, a damaged one, a key twice, a
+    /// `--map` of a key that is not there.
+    pub fn open(paths: &[PathBuf], map: &[(String, String)]) -> Result<Files> {
+        let mut files = Files::default();
+        for path in paths {
+            files.add(path)?;
+        }
+        for (key, input) in map {
+            let Some(array) = files.arrays.iter_mut().find(|array| array.name == *key) else {
+                let what = format!("--map {key}={input}: the data have no key `{key}`");
+                return Err(Error::data_option(what).help(format!("keys: {}", files.names())));
+            };
+            array.name.clone_from(input);
+        }
+        files.arrays.sort_by(|a, b| a.name.cmp(&b.name));
+        for pair in files.arrays.windows(2) {
+            if pair[0].name == pair[1].name {
+                return Err(Error::data_keys(format!("the data have `{}` twice", pair[0].name)).at(format!(
+                    "{} and {}",
+                    pair[0].path.display(),
+                    pair[1].path.display()
+                )));
+            }
+        }
+        Ok(files)
+    }
+
+    pub fn names(&self) -> String {
+        self.arrays.iter().map(|array| array.name.as_str()).collect::<Vec<_>>().join(", ")
+    }
+
+    fn add(&mut self, path: &Path) -> Result<()> {
+        let failed = |error| Error::io("read data", path, error);
+        if path.is_dir() {
+            let entries =
+                std::fs::read_dir(path).and_then(|entries| entries.collect::<std::io::Result<Vec<_>>>()).map_err(failed)?;
+            let mut members: Vec<PathBuf> = entries.iter().map(|entry| entry.path()).collect();
+            members.retain(|member| member.extension().is_some_and(|extension| extension == "npy"));
+            members.sort();
+            if members.is_empty() {
+                return Err(Error::data_format("a folder without .npy files").at(path.display()));
+            }
+            for member in members {
+                let bytes = File::open(&member).and_then(|file| dcc_program::map::map(&file)).map_err(failed)?;
+                self.arrays.push(npy(stem(&member), bytes, &member)?);
+            }
+            return Ok(());
+        }
+        let bytes = File::open(path).and_then(|file| dcc_program::map::map(&file)).map_err(failed)?;
+        match &bytes[..bytes.len().min(9)] {
+            [0x93, b'N', b'U', b'M', b'P', b'Y', ..] => {
+                let array = npy(stem(path), bytes, path)?;
+                let is_tokens = array.shape.len() == 1 && !array.dtype.is_float() && array.dtype != DType::Bool;
+                if is_tokens { self.tokens.push(array) } else { self.arrays.push(array) }
+            }
+            [b'P', b'K', 3 | 5, ..] => self.arrays.extend(npz(bytes, path)?),
+            [_, _, _, _, _, 0, 0, 0, b'{'] => self.arrays.extend(safetensors(bytes, path)?),
+            _ if path.extension().is_some_and(|extension| extension == "bin") => self.tokens.push(token_file(bytes, path)?),
+            _ => {
+                return Err(Error::data_format("no kind of data file that dcc reads")
+                    .at(path.display())
+                    .help("use .npz, .npy, .safetensors, a folder of NAME.npy, or a token file .bin"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn stem(path: &Path) -> String {
+    path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// The bytes of an array whose header says `shape`.
+fn array(name: String, dtype: DType, shape: Vec<u64>, bytes: Bytes, path: &Path) -> Result<Array> {
+    let due = shape.iter().try_fold(dtype.bytes(), |product, &dim| product.checked_mul(dim));
+    if due != Some(bytes.len() as u64) {
+        let text = format!("`{name}` of {} {shape:?} has {} bytes, not {}", dtype.name(), bytes.len(), due.unwrap_or(u64::MAX));
+        return Err(Error::damaged_data(text).at(path.display()));
+    }
+    Ok(Array { name, dtype, shape, bytes, path: path.to_owned() })
+}
+
+/// NumPy's format 1 to 3: magic, version, header length, a Python dict, the elements.
+fn npy(name: String, bytes: Bytes, path: &Path) -> Result<Array> {
+    let damaged = |what: &str| Error::damaged_data(format!("`{name}`: {what}")).at(path.display());
+    let (start, length) = match &bytes[..bytes.len().min(12)] {
+        [0x93, b'N', b'U', b'M', b'P', b'Y', 1, _, a, b, ..] => (10, usize::from(u16::from_le_bytes([*a, *b]))),
+        [0x93, b'N', b'U', b'M', b'P', b'Y', 2 | 3, _, a, b, c, d] => (12, u32::from_le_bytes([*a, *b, *c, *d]) as usize),
+        _ => return Err(damaged("no .npy header")),
+    };
+    let header = bytes.get(start..start + length).ok_or_else(|| damaged("the header ends early"))?;
+    let header = std::str::from_utf8(header).map_err(|_| damaged("the header is no text"))?;
+    let field = |key: &str| {
+        let (_, rest) = header.split_once(key)?;
+        Some(rest.trim_start_matches(['\'', '"', ':', ' ']))
+    };
+    let descr = field("descr").and_then(|rest| rest.split(['\'', '"']).next()).ok_or_else(|| damaged("no dtype"))?;
+    let dtype = numpy_dtype(descr).ok_or_else(|| {
+        Error::data_format(format!("`{name}` has numpy dtype `{descr}`, which dcc does not read"))
+            .at(path.display())
+            .help("use bool, an integer or a float dtype in little-endian order")
+    })?;
+    let shape = field("shape").and_then(|rest| rest.strip_prefix('(')?.split(')').next()).ok_or_else(|| damaged("no shape"))?;
+    let dims = shape.split(',').map(str::trim).filter(|dim| !dim.is_empty());
+    let shape: Vec<u64> = dims.map(|dim| dim.parse().map_err(|_| damaged("a dim is no number"))).collect::<Result<_>>()?;
+    if shape.len() > 1 && field("fortran_order").is_none_or(|rest| !rest.starts_with("False")) {
+        return Err(Error::data_format(format!("`{name}` is in Fortran order"))
+            .at(path.display())
+            .help("save it with np.ascontiguousarray"));
+    }
+    array(name, dtype, shape, bytes.slice(start + length..), path)
+}
+
+fn numpy_dtype(descr: &str) -> Option<DType> {
+    let (order, kind) = descr.split_at_checked(1)?;
+    let dtype = match kind {
+        "b1" => DType::Bool,
+        "u1" => DType::U8,
+        "i1" => DType::I8,
+        "u2" => DType::U16,
+        "i2" => DType::I16,
+        "u4" => DType::U32,
+        "i4" => DType::I32,
+        "u8" => DType::U64,
+        "i8" => DType::I64,
+        "f2" => DType::F16,
+        "f4" => DType::F32,
+        "f8" => DType::F64,
+        _ => return None,
+    };
+    (order != ">" || dtype.bytes() == 1).then_some(dtype)
+}
+
+fn npz(bytes: Bytes, path: &Path) -> Result<Vec<Array>> {
+    let damaged = |what: &dyn std::fmt::Display| Error::damaged_data(format!("not a readable .npz: {what}")).at(path.display());
+    let mut archive = ZipArchive::new(Cursor::new(bytes.clone())).map_err(|error| damaged(&error))?;
+    let mut arrays = Vec::new();
+    for index in 0..archive.len() {
+        let mut member = archive.by_index(index).map_err(|error| damaged(&error))?;
+        let Some(name) = member.name().strip_suffix(".npy").map(str::to_owned) else { continue };
+        let content = if member.compression() == CompressionMethod::Stored {
+            let (start, size) = (member.data_start() as usize, member.size() as usize);
+            let end = start.checked_add(size).filter(|&end| end <= bytes.len()).ok_or_else(|| damaged(&"it ends early"))?;
+            bytes.slice(start..end)
+        } else {
+            // What is read, not what the header promises, decides the memory.
+            let mut content = Vec::new();
+            member.read_to_end(&mut content).map_err(|error| damaged(&error))?;
+            content.into()
+        };
+        arrays.push(npy(name, content, path)?);
+    }
+    Ok(arrays)
+}
+
+fn safetensors(bytes: Bytes, path: &Path) -> Result<Vec<Array>> {
+    let damaged = |what: &dyn std::fmt::Display| Error::damaged_data(format!("not readable: {what}")).at(path.display());
+    let tensors = SafeTensors::deserialize(&bytes).map_err(|error| damaged(&error))?;
+    let array_of = |(name, view): (String, safetensors::tensor::TensorView<'_>)| {
+        let dtype = DType::parse(&view.dtype().to_string().to_lowercase()).ok_or_else(|| {
+            Error::data_format(format!("`{name}` has dtype {}, which dcc does not read", view.dtype())).at(path.display())
+        })?;
+        let shape = view.shape().iter().map(|&dim| dim as u64).collect();
+        array(name, dtype, shape, bytes.slice_ref(view.data()), path)
+    };
+    tensors.tensors().into_iter().map(array_of).collect()
+}
+
+fn token_file(bytes: Bytes, path: &Path) -> Result<Array> {
+    let word = |index: usize| bytes.get(4 * index..4 * index + 4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+    let known = LLM_C.iter().find(|(magic, version, _)| word(0) == Some(*magic) && word(1) == Some(*version));
+    let (dtype, bytes) = match known {
+        Some(&(_, _, dtype)) if bytes.len() >= LLM_C_HEADER => (dtype, bytes.slice(LLM_C_HEADER..)),
+        // nanoGPT has no header.
+        _ => (DType::U16, bytes),
+    };
+    let count = bytes.len() as u64 / dtype.bytes();
+    array(stem(path), dtype, vec![count], bytes, path)
+}
