@@ -5,6 +5,8 @@
 
 mod batch;
 mod build;
+#[cfg(test)]
+mod tests;
 
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};

@@ -189,7 +189,7 @@ impl Tensor<'_> {
                 step = self.graph.binary(BinaryOp::Add, gradient, ahead)?;
             }
         }
-        let rate = self.host(|graph| learning_rate(graph))?;
+        let rate = self.host(learning_rate)?;
         let step = self.times(step, rate)?;
         let new = self.graph.binary(BinaryOp::Sub, self.param, step)?;
         self.updates.insert(at, Update { param: self.param, new });

@@ -4,6 +4,9 @@
 //! [`Output`]: the loss, the gradient norm, and the new value of every trained weight and its states.
 //! [`updates`] finds the latter by their `Param` leaves.
 
+#[cfg(test)]
+mod tests;
+
 use crate::autodiff;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};

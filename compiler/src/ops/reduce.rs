@@ -33,7 +33,7 @@ pub struct Cumsum {
 pub(crate) fn neutral(op: dcc_program::Reduce, ty: &TensorType) -> Tensor {
     let (low, high) = match ty.dtype {
         DType::U64 => (0, -1),
-        DType::I64 => (i64::MIN, i64::MAX),
+        DType::I64 | DType::F64 => (i64::MIN, i64::MAX),
         narrow => {
             let bits = 8 * narrow.bytes();
             let signed = matches!(narrow, DType::I8 | DType::I16 | DType::I32);
