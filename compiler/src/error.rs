@@ -70,11 +70,9 @@ impl Error {
         Error { code: Code(code), what: what.into(), at: None, notes: Vec::new(), help: None }
     }
 
-    /// Names the place unless an inner caller already did.
+    /// Names the place unless an inner caller already did, or it has no name.
     pub fn at(mut self, place: impl fmt::Display) -> Error {
-        if self.at.is_none() {
-            self.at = Some(place.to_string());
-        }
+        self.at = self.at.or(Some(place.to_string())).filter(|place| !place.is_empty());
         self
     }
 
@@ -170,6 +168,26 @@ impl Error {
     /// The plan cannot be carried out on this model: microbatches or shardings that its ops do not allow.
     pub fn plan(what: impl Into<String>) -> Error {
         Error::new(301, what)
+    }
+
+    /// Batch sizes that contradict each other or do not divide.
+    pub fn batch(what: impl Into<String>) -> Error {
+        Error::new(302, what)
+    }
+
+    /// More pipeline stages than there is work for.
+    pub fn stages(what: impl Into<String>) -> Error {
+        Error::new(303, what)
+    }
+
+    /// A pinned sharding that no plan can follow.
+    pub fn pin(what: impl Into<String>) -> Error {
+        Error::new(304, what)
+    }
+
+    /// Tensor parallelism that the model cannot be split by.
+    pub fn tensor_parallel(what: impl Into<String>) -> Error {
+        Error::new(312, what)
     }
 
     // 10xx: dcc itself.

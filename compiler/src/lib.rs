@@ -1,6 +1,7 @@
 //! The dcc compiler: from an ONNX graph to one training program per pipeline stage.
 
 pub mod autodiff;
+pub mod cost;
 pub mod error;
 pub mod graph;
 pub mod import;
@@ -11,6 +12,7 @@ pub mod optimizer;
 pub mod place;
 pub mod plan;
 pub mod precision;
+pub mod schedule;
 pub mod train;
 
 pub use error::{Error, Result};

@@ -1,9 +1,28 @@
 //! What the planner decides and `place` applies: the mesh, and a stage and strategy for each forward node.
+//!
+//! Priorities: batch axes first (`samples`), then what the user pinned (`pins`), then the tensor axes by cost (`tensor`), then
+//! stages (`stages`). Gradient nodes get nothing here: they inherit through `Graph::grad_of`.
 
-use crate::graph::NodeId;
+pub mod batch;
+pub(crate) mod forward;
+mod pins;
+mod samples;
+mod stages;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+mod text;
+
+use crate::cost::Machine;
+use crate::error::Result;
+use crate::graph::{Graph, NodeId};
 use dcc_program::{AxisId, AxisList, Mesh};
+use forward::Forward;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
+
+pub use pins::Pin;
 
 /// Everything that `place`, `pipeline` and `lower` follow.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,10 +31,11 @@ pub struct Plan {
     pub mesh: Mesh,
     /// Axes of every batch dim: `mb` first, then `dp`.
     pub batch: AxisList,
-    /// By forward node of the training graph; a node without one follows its operands. The strategy of a `Param` gives its
-    /// used type. Gradient nodes inherit through `Graph::grad_of`.
+    /// By forward node of the training graph; those without one are made at each reader's wanted type (constants, random
+    /// numbers, broadcasts, pointwise ops of only these) or stand for their operand (`stop_gradient`). The strategy of a `Param`
+    /// gives its used type. Gradient nodes inherit through `Graph::grad_of`.
     pub strategies: BTreeMap<NodeId, Strategy>,
-    /// Stage of each forward node that depends on a batched input; the others are cloned where they are read.
+    /// Stage of each forward node that depends on a batched input; inputs and the others are cloned where they are read.
     pub stages: BTreeMap<NodeId, u32>,
     pub schedule: Schedule,
 }
@@ -36,6 +56,28 @@ pub enum Schedule {
     OneFOneB,
 }
 
+/// What the user asks of the planner.
+#[derive(Clone, Debug)]
+pub struct Parallel {
+    pub dp: u32,
+    pub tp: u32,
+    pub pp: u32,
+    /// Microbatches of a step, from `batch::resolve`.
+    pub microbatches: u32,
+    pub schedule: Schedule,
+    /// Used types that the user fixed; the last that matches a parameter counts.
+    pub pins: Vec<Pin>,
+    /// The rates that costs are computed with.
+    pub machine: Machine,
+}
+
+impl Default for Parallel {
+    fn default() -> Parallel {
+        let (schedule, pins, machine) = (Schedule::default(), Vec::new(), Machine::default());
+        Parallel { dp: 1, tp: 1, pp: 1, microbatches: 1, schedule, pins, machine }
+    }
+}
+
 impl Plan {
     pub fn microbatches(&self) -> u32 {
         self.mesh.size_of("mb")
@@ -47,8 +89,38 @@ impl Plan {
     }
 }
 
+impl Schedule {
+    pub fn name(self) -> &'static str {
+        match self {
+            Schedule::GPipe => "gpipe",
+            Schedule::OneFOneB => "1f1b",
+        }
+    }
+}
+
 impl Strategy {
     pub fn whole(factors: usize) -> Strategy {
         Strategy { factors: vec![AxisList::new(); factors], keep: SmallVec::new() }
     }
+}
+
+/// The mesh `mb, pp, dp` and the tensor axes, major first.
+fn mesh(options: &Parallel, tensor: &[(&str, u32)]) -> Mesh {
+    let mut axes = vec![("mb", options.microbatches), ("pp", options.pp), ("dp", options.dp)];
+    axes.extend_from_slice(tensor);
+    Mesh::new(&axes)
+}
+
+/// The plan of a training graph (or of a forward graph alone).
+/// Errors: a batch that the microbatches and `dp` do not divide, an op that mixes samples across microbatches, pins that match
+/// nothing, more stages than the model has places to cut.
+pub fn choose(graph: &Graph, options: &Parallel) -> Result<Plan> {
+    let forward = Forward::of(graph);
+    let mesh = mesh(options, &[("tp", options.tp)]);
+    let batch: AxisList = ["mb", "dp"].iter().filter_map(|a| mesh.axis(a)).collect();
+    let samples = samples::spread(&forward, &mesh, &batch)?;
+    let strategies = samples.strategies;
+    let mut plan = Plan { mesh, batch, strategies, stages: BTreeMap::new(), schedule: options.schedule };
+    plan.stages = stages::cut(&forward, &plan, &options.machine)?;
+    Ok(plan)
 }

@@ -101,6 +101,37 @@ pub const PAGES: &[Page] = &[
          scales it, constants included; here a constant may be the batch or may only happen to have its value. Export \
          with a symbolic batch dim (`dynamic_shapes=`), or train with the batch size of the file.",
     ),
+    entry(
+        301,
+        "the model does not allow this plan",
+        "Microbatches are computed one after the other, so no op may need the samples of several of them at once, and what the \
+         loss divides by (the number of valid labels) must not depend on parameters. --grad-accum 1 trains on the whole batch.",
+    ),
+    entry(
+        302,
+        "batch sizes do not fit together",
+        "A step trains on B samples: B = m · dp · M, where m is the microbatch of one data-parallel rank and M the number of \
+         microbatches. Any two of --global-batch-size, --micro-batch-size and --grad-accum fix the third; dp has to divide B.",
+    ),
+    entry(
+        303,
+        "more stages than work",
+        "Every pipeline stage computes at least one matrix product, attention or lookup on the batch. A model with fewer of \
+         these than --pp has no use for so many stages; --dp or --tp can use the other devices.",
+    ),
+    entry(
+        304,
+        "a pinned sharding cannot be followed",
+        "--param 'GLOB=Shard(DIM)@tp' fixes how the parameters whose name matches are used. The glob has to match a \
+         parameter, DIM counts its dims from 0, and the dim has to have at least as many elements as the axis has ranks.",
+    ),
+    entry(
+        312,
+        "tensor parallelism does not fit the model",
+        "Attention is split by whole heads: --tp has to divide the number of heads, or, where several query heads share one \
+         key head, to divide into a divisor of the key heads and a divisor of the query heads for each. Other dims may be \
+         split unevenly. A model without any matrix product, attention or lookup has nothing to split.",
+    ),
 ];
 
 #[cfg(test)]

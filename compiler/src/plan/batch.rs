@@ -1,0 +1,146 @@
+//! The batch triple: global batch B, microbatch m of one data-parallel rank, microbatches M of a step; B = m · dp · M.
+
+use crate::error::{Error, Result};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// Samples of one optimizer step.
+    pub global: u64,
+    /// Samples of one microbatch on one data-parallel rank.
+    pub micro: u64,
+    /// Microbatches of a step: the size of the axis `mb`.
+    pub accumulate: u32,
+}
+
+/// What the command line gives of the triple.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Given {
+    /// `--global-batch-size`
+    pub global: Option<u64>,
+    /// `--micro-batch-size`
+    pub micro: Option<u64>,
+    /// `--grad-accum`
+    pub accumulate: Option<u32>,
+    /// The model's own batch where its export is static, or the slice under `--layout steps`; counts where B is not given.
+    pub model: Option<u64>,
+}
+
+/// Any two of the triple fix the third. Defaults: B from the model; M = pp where that divides B/dp, else the largest divisor of
+/// B/dp below it. Errors: a B that is neither given nor the model's, contradictions, with the arithmetic.
+pub fn resolve(given: Given, dp: u32, pp: u32) -> Result<Batch> {
+    for (flag, value) in [
+        ("--global-batch-size", given.global),
+        ("--micro-batch-size", given.micro),
+        ("--grad-accum", given.accumulate.map(u64::from)),
+        ("--dp", Some(u64::from(dp))),
+        ("--pp", Some(u64::from(pp))),
+    ] {
+        if value == Some(0) {
+            return Err(Error::usage(format!("{flag} 0")).help(format!("{flag} is at least 1")));
+        }
+    }
+    if let (Some(micro), Some(accumulate)) = (given.micro, given.accumulate) {
+        return product(given, micro, accumulate, dp);
+    }
+    let Some(global) = given.global.or(given.model) else {
+        return Err(Error::unbound("the global batch is unknown: the model leaves its batch dim open")
+            .help("add --global-batch-size B"));
+    };
+    let ranks = u64::from(dp);
+    if global % ranks != 0 {
+        return Err(Error::batch(format!("global batch {global} does not divide by --dp {dp}"))
+            .note(format!("{global} = {ranks} × {} + {}", global / ranks, global % ranks))
+            .help(format!("use --global-batch-size {}", (global / ranks).max(1) * ranks)));
+    }
+    let share = global / ranks;
+    let accumulate = match (given.micro, given.accumulate) {
+        (Some(micro), _) => divide(global, dp, micro, "--micro-batch-size")?,
+        (_, Some(accumulate)) => {
+            divide(global, dp, u64::from(accumulate), "--grad-accum")?;
+            u64::from(accumulate)
+        }
+        _ => (1..=u64::from(pp).min(share)).rev().find(|m| share % m == 0).unwrap_or(1),
+    };
+    let count = u32::try_from(accumulate).map_err(|_| {
+        Error::batch(format!("{accumulate} microbatches are more than 2^32")).help("use a larger --micro-batch-size")
+    })?;
+    Ok(Batch { global, micro: share / accumulate, accumulate: count })
+}
+
+fn product(given: Given, micro: u64, accumulate: u32, dp: u32) -> Result<Batch> {
+    let global = micro
+        .checked_mul(u64::from(dp))
+        .and_then(|b| b.checked_mul(u64::from(accumulate)))
+        .ok_or_else(|| Error::batch(format!("{micro} × {dp} × {accumulate} samples are beyond 2^64")))?;
+    match given.global {
+        Some(wanted) if wanted != global => Err(Error::batch(format!(
+            "--global-batch-size {wanted} is not --micro-batch-size {micro} × --dp {dp} × --grad-accum {accumulate} = {global}"
+        ))
+        .help(format!("drop one of the three, or use --global-batch-size {global}"))),
+        _ => Ok(Batch { global, micro, accumulate }),
+    }
+}
+
+/// B / (dp · part), exactly.
+fn divide(global: u64, dp: u32, part: u64, flag: &str) -> Result<u64> {
+    let share = global / u64::from(dp);
+    if share % part == 0 {
+        return Ok(share / part);
+    }
+    let fits: Vec<String> = divisors(share).iter().map(u64::to_string).collect();
+    Err(Error::batch(format!("global batch {global} / --dp {dp} = {share} samples do not divide by {flag} {part}"))
+        .note(format!("{share} = {part} × {} + {}", share / part, share % part))
+        .help(format!("{flag} can be {}", fits.join(", "))))
+}
+
+/// At most the 16 smallest.
+fn divisors(n: u64) -> Vec<u64> {
+    (1..=n.min(4096)).filter(|d| n.is_multiple_of(*d)).take(16).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(global: Option<u64>, micro: Option<u64>, accumulate: Option<u32>, model: Option<u64>, dp: u32, pp: u32) -> String {
+        match resolve(Given { global, micro, accumulate, model }, dp, pp) {
+            Ok(b) => format!("{} = {} × {dp} × {}", b.global, b.micro, b.accumulate),
+            Err(e) => e.to_string(),
+        }
+    }
+
+    #[test]
+    fn two_of_three_fix_the_third() {
+        assert_eq!(check(Some(64), Some(8), None, None, 2, 1), "64 = 8 × 2 × 4");
+        assert_eq!(check(Some(64), None, Some(8), None, 2, 1), "64 = 4 × 2 × 8");
+        assert_eq!(check(None, Some(3), Some(5), Some(1), 2, 1), "30 = 3 × 2 × 5");
+    }
+
+    #[test]
+    fn microbatches_default_to_the_stages() {
+        assert_eq!(check(Some(64), None, None, None, 2, 4), "64 = 8 × 2 × 4");
+        assert_eq!(check(None, None, None, Some(6), 1, 4), "6 = 2 × 1 × 3");
+        assert_eq!(check(None, None, None, Some(7), 1, 4), "7 = 7 × 1 × 1");
+        assert_eq!(check(None, None, None, Some(2), 1, 4), "2 = 1 × 1 × 2");
+    }
+
+    #[test]
+    fn contradictions_show_their_arithmetic() {
+        assert_eq!(
+            check(Some(64), Some(8), Some(2), None, 2, 1),
+            "error[DCC0302]: --global-batch-size 64 is not --micro-batch-size 8 × --dp 2 × --grad-accum 2 = 32\n  \
+             help drop one of the three, or use --global-batch-size 32"
+        );
+        assert_eq!(
+            check(Some(10), None, Some(4), None, 1, 1),
+            "error[DCC0302]: global batch 10 / --dp 1 = 10 samples do not divide by --grad-accum 4\n  note 10 = 4 × 2 + 2\n  \
+             help --grad-accum can be 1, 2, 5, 10"
+        );
+        assert_eq!(
+            check(Some(10), None, None, None, 4, 1),
+            "error[DCC0302]: global batch 10 does not divide by --dp 4\n  note 10 = 4 × 2 + 2\n  help use --global-batch-size 8"
+        );
+        assert!(check(None, Some(2), None, None, 1, 1).starts_with("error[DCC0002]"));
+        assert!(check(Some(0), None, None, None, 1, 1).starts_with("error[DCC0001]"));
+    }
+}

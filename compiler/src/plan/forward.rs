@@ -1,0 +1,174 @@
+//! What the planner knows of the forward graph before it decides: an order, what each node depends on, its rule, who reads it.
+
+use crate::graph::{GradOf, Graph, NodeId, Phase};
+use crate::ops::{Op, Rule};
+use dcc_program::TensorType;
+use dcc_program::program::ParamKind;
+use smallvec::SmallVec;
+
+/// What a node is to the planner. `place` makes the same distinctions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Dead, or of the backward or update phase.
+    Outside,
+    /// Constants, iotas, random numbers, broadcasts, and pointwise ops of only these: made at each reader's wanted type.
+    Source,
+    /// The operand under another name: `stop_gradient`.
+    Alias,
+    Input,
+    Param,
+    /// Depends on no parameter and no batched input, but is no source: whole on every rank.
+    Constant,
+    /// Depends on parameters but on no batched input, such as a cast of a weight: computed once per step.
+    Begin,
+    /// Computed once per microbatch.
+    Batched,
+}
+
+#[derive(Debug)]
+pub(crate) struct Forward<'a> {
+    pub graph: &'a Graph,
+    /// All live forward nodes, operands first: depth first from the outputs, so that few values are alive at once and neither
+    /// names nor the order in the file matter.
+    pub order: Vec<NodeId>,
+    /// Forward nodes that read each node, once per operand.
+    pub readers: Vec<SmallVec<[NodeId; 2]>>,
+    facts: Vec<Facts>,
+    rules: Vec<Option<Rule>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Facts {
+    kind: Kind,
+    batched: bool,
+    /// Depends on a parameter.
+    weighted: bool,
+    differentiable: bool,
+    output: bool,
+}
+
+impl<'a> Forward<'a> {
+    pub fn of(graph: &'a Graph) -> Forward<'a> {
+        let count = graph.nodes.len();
+        let outside = Facts { kind: Kind::Outside, batched: false, weighted: false, differentiable: false, output: false };
+        let mut forward = Forward {
+            graph,
+            order: Vec::new(),
+            readers: vec![SmallVec::new(); count],
+            facts: vec![outside; count],
+            rules: vec![None; count],
+        };
+        let live = graph.live();
+        for id in graph.ids().filter(|&id| live[id.0 as usize] && graph[id].phase == Phase::Forward) {
+            forward.facts[id.0 as usize] = forward.learn(id);
+            for &operand in &graph[id].operands {
+                forward.readers[operand.0 as usize].push(id);
+            }
+            let types: SmallVec<[&TensorType; 4]> = graph[id].operands.iter().map(|&o| graph.ty(o)).collect();
+            forward.rules[id.0 as usize] = Some(graph[id].op.rule(&types, graph.ty(id)).sized(&types, graph.ty(id)));
+        }
+        for &(_, id) in &graph.outputs {
+            forward.facts[id.0 as usize].output = true;
+        }
+        forward.find_differentiable();
+        forward.sort();
+        forward
+    }
+
+    pub fn kind(&self, id: NodeId) -> Kind {
+        self.facts[id.0 as usize].kind
+    }
+
+    pub fn rule(&self, id: NodeId) -> &Rule {
+        self.rules[id.0 as usize].as_ref().expect("forward nodes have rules")
+    }
+
+    /// Whether the step computes a gradient of this value.
+    pub fn differentiable(&self, id: NodeId) -> bool {
+        self.facts[id.0 as usize].differentiable
+    }
+
+    /// Whether the value leaves the forward graph as an output.
+    pub fn is_output(&self, id: NodeId) -> bool {
+        self.facts[id.0 as usize].output
+    }
+
+    /// Depends on a batched input, or is one.
+    pub fn is_batched(&self, id: NodeId) -> bool {
+        self.facts[id.0 as usize].batched
+    }
+
+    fn learn(&self, id: NodeId) -> Facts {
+        let node = &self.graph[id];
+        let any = |test: fn(&Facts) -> bool| node.operands.iter().any(|o| test(&self.facts[o.0 as usize]));
+        let batched = any(|f| f.batched) || matches!(&node.op, Op::Input(input) if input.batch_dim.is_some());
+        let weighted = any(|f| f.weighted) || matches!(node.op, Op::Param(_));
+        let local = matches!(node.op, Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select(_) | Op::Cast(_));
+        let kind = match &node.op {
+            Op::Input(_) => Kind::Input,
+            Op::Param(_) => Kind::Param,
+            Op::StopGradient(_) => Kind::Alias,
+            Op::Const(_) | Op::Iota(_) | Op::Uniform(_) | Op::BroadcastInDim(_) => Kind::Source,
+            _ if local && !any(|f| f.kind != Kind::Source) => Kind::Source,
+            _ if batched => Kind::Batched,
+            _ if weighted => Kind::Begin,
+            _ => Kind::Constant,
+        };
+        Facts { kind, batched, weighted, differentiable: false, output: false }
+    }
+
+    /// A training graph says by its gradient sums which values have a gradient; of a forward graph alone, floats that depend on
+    /// a weight are taken to.
+    fn find_differentiable(&mut self) {
+        let graph = self.graph;
+        let sums = || graph.ids().filter(|&id| matches!(graph[id].op, Op::GradSum(_)));
+        if sums().next().is_some() {
+            for id in sums() {
+                if let Some(GradOf::Value(of)) = graph.grad_of(id) {
+                    self.facts[of.0 as usize].differentiable = true;
+                }
+            }
+            return;
+        }
+        for id in graph.ids() {
+            if self.kind(id) == Kind::Outside {
+                continue;
+            }
+            let node = &graph[id];
+            let weight = matches!(&node.op, Op::Param(p) if p.kind == ParamKind::Weight);
+            let depends = node.operands.iter().any(|&o| self.differentiable(o));
+            let stopped = matches!(node.op, Op::StopGradient(_) | Op::Compare(_));
+            self.facts[id.0 as usize].differentiable = node.ty.dtype.is_float() && (weight || (depends && !stopped));
+        }
+    }
+
+    fn sort(&mut self) {
+        let graph = self.graph;
+        let inside = |id: &NodeId| self.kind(*id) != Kind::Outside;
+        let mut roots: Vec<NodeId> = graph.outputs.iter().map(|&(_, id)| id).filter(inside).collect();
+        roots.extend(graph.ids().filter(|id| inside(id) && self.readers[id.0 as usize].is_empty()));
+        let mut seen = vec![false; graph.nodes.len()];
+        let mut order = Vec::new();
+        for root in roots {
+            let mut stack = vec![(root, 0)];
+            while let Some((id, next)) = stack.pop() {
+                if seen[id.0 as usize] {
+                    continue;
+                }
+                if let Some(&operand) = graph[id].operands.get(next) {
+                    stack.push((id, next + 1));
+                    stack.push((operand, 0));
+                } else {
+                    seen[id.0 as usize] = true;
+                    order.push(id);
+                }
+            }
+        }
+        self.order = order;
+    }
+}
+
+/// Ops that compute each element from the operands' elements at the same place.
+pub(crate) fn is_pointwise(op: &Op) -> bool {
+    matches!(op, Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select(_) | Op::Cast(_) | Op::StopGradient(_))
+}

@@ -1,0 +1,172 @@
+//! Follows the batch dim through the forward graph: which factor of each op carries the axes `mb` and `dp`.
+//!
+//! Before: inputs name their batch dim. After: every forward node that has a strategy at all has one over those axes, and only
+//! those; what is summed over the batch is pending and stays so through linear ops.
+
+use super::Strategy;
+use super::forward::{Forward, Kind};
+use crate::error::{Error, Result};
+use crate::graph::NodeId;
+use crate::ops::{Op, Rule};
+use dcc_program::factors::DimFactors;
+use dcc_program::{AxisId, AxisList, FactorSpec, Mesh, Reduce, Sharding};
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
+
+pub(super) struct Samples {
+    pub strategies: BTreeMap<NodeId, Strategy>,
+    /// By node: how the batch axes shard it.
+    pub shardings: Vec<Sharding>,
+}
+
+/// Errors: a batch dim that the axes do not divide; an op that needs samples of several microbatches at once.
+pub(super) fn spread(forward: &Forward, mesh: &Mesh, batch: &AxisList) -> Result<Samples> {
+    let graph = forward.graph;
+    let shardings = graph.ids().map(|id| Sharding::replicated(graph.ty(id).rank())).collect();
+    let mut spread = Spread { forward, mesh, batch, shardings };
+    let mut strategies = BTreeMap::new();
+    for &id in &forward.order {
+        let strategy = spread.strategy(id).map_err(|e| e.at(graph.origin(id)))?;
+        spread.shardings[id.0 as usize] = spread.result(id, &strategy);
+        if !matches!(forward.kind(id), Kind::Source | Kind::Alias) {
+            strategies.insert(id, strategy);
+        }
+    }
+    Ok(Samples { strategies, shardings: spread.shardings })
+}
+
+struct Spread<'a> {
+    forward: &'a Forward<'a>,
+    mesh: &'a Mesh,
+    batch: &'a AxisList,
+    shardings: Vec<Sharding>,
+}
+
+impl Spread<'_> {
+    fn strategy(&self, id: NodeId) -> Result<Strategy> {
+        let node = &self.forward.graph[id];
+        let rule = self.forward.rule(id);
+        let mut strategy = Strategy::whole(rule.spec.names.len());
+        if let Op::Input(input) = &node.op {
+            if let Some(dim) = input.batch_dim {
+                self.divides(&input.name, node.ty.shape[usize::from(dim)])?;
+                strategy.factors[usize::from(dim)] = self.batch.clone();
+            }
+            return Ok(strategy);
+        }
+        if !self.forward.is_batched(id) {
+            return Ok(strategy);
+        }
+        self.place_factors(id, rule, &mut strategy);
+        self.drop_invalid(rule, &mut strategy);
+        self.refuse_gathered_microbatches(id, rule, &strategy)?;
+        self.keep(id, &mut strategy);
+        Ok(strategy)
+    }
+
+    fn divides(&self, name: &str, size: u64) -> Result<()> {
+        let parts: u64 = self.batch.iter().map(|&a| u64::from(self.mesh.size(a))).product();
+        if size.is_multiple_of(parts) {
+            return Ok(());
+        }
+        let (mb, dp) = (self.mesh.size_of("mb"), self.mesh.size_of("dp"));
+        Err(Error::batch(format!("batch {size} of input {name} does not divide by {mb} microbatches × --dp {dp} = {parts}"))
+            .help(format!("use --global-batch-size {}", size.div_ceil(parts) * parts)))
+    }
+
+    /// The operands' batch axes, moved to the factors of the op; the first operand that brings an axis decides.
+    fn place_factors(&self, id: NodeId, rule: &Rule, strategy: &mut Strategy) {
+        for (&operand, dims) in self.forward.graph[id].operands.iter().zip(&rule.spec.operands) {
+            for (dim, axes) in dims.iter().zip(&self.shardings[operand.0 as usize].dims).filter(|(_, axes)| !axes.is_empty()) {
+                let Some(split) = FactorSpec::split_axes(dim, &rule.sizes, axes, self.mesh) else { continue };
+                let free = |(factor, axes): &(dcc_program::FactorId, AxisList)| {
+                    !rule.is_whole(*factor) && axes.iter().all(|a| !strategy.factors.iter().flatten().any(|b| a == b))
+                };
+                for (factor, axes) in split.into_iter().filter(free).collect::<Vec<_>>() {
+                    strategy.factors[usize::from(factor.0)].extend(axes);
+                }
+            }
+        }
+    }
+
+    /// Drops the axes of compound dims that do not fill their factors from the major one on.
+    fn drop_invalid(&self, rule: &Rule, strategy: &mut Strategy) {
+        let sides = rule.spec.operands.iter().flatten().chain(&rule.spec.result);
+        for dim in sides.filter(|dim| dim.len() > 1) {
+            if !fills(dim, rule, strategy, self.mesh) {
+                for factor in dim {
+                    strategy.factors[usize::from(factor.0)].clear();
+                }
+            }
+        }
+    }
+
+    fn refuse_gathered_microbatches(&self, id: NodeId, rule: &Rule, strategy: &Strategy) -> Result<()> {
+        if self.mesh.size_of("mb") == 1 {
+            return Ok(());
+        }
+        for (i, (&operand, dims)) in self.forward.graph[id].operands.iter().zip(&rule.spec.operands).enumerate() {
+            for (d, axes) in self.shardings[operand.0 as usize].dims.iter().enumerate() {
+                let kept: AxisList = dims[d].iter().flat_map(|f| &strategy.factors[usize::from(f.0)]).copied().collect();
+                if !kept.starts_with(axes) {
+                    return Err(self.mixed(id, i, d));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn mixed(&self, id: NodeId, operand: usize, dim: usize) -> Error {
+        let node = &self.forward.graph[id];
+        let mb = self.mesh.size_of("mb");
+        let shape = self.forward.graph.ty(node.operands[operand]).shape.to_vec();
+        let name = node.op.name();
+        Error::plan(format!("{name} needs the samples of all {mb} microbatches at once: dim {dim} of {shape:?}"))
+            .help("use --grad-accum 1, where every device sees its whole batch")
+    }
+
+    /// `+mb` stays pending through all linear ops, because only `ready` can resolve it before the update; other pending sums stay
+    /// through those that do not grow them.
+    fn keep(&self, id: NodeId, strategy: &mut Strategy) {
+        let node = &self.forward.graph[id];
+        for &axis in self.batch {
+            let pending = |o: &NodeId| self.shardings[o.0 as usize].pending.contains(&(axis, Reduce::Sum));
+            if strategy.factors.iter().flatten().any(|&a| a == axis) {
+                continue;
+            }
+            let Some(set) = linear_set(&node.op, &node.operands, pending) else { continue };
+            let grows = node.ty.elements() > self.forward.graph.ty(node.operands[set[0]]).elements();
+            if !grows || self.mesh.is_microbatch(axis) {
+                strategy.keep.push(axis);
+            }
+        }
+    }
+
+    fn result(&self, id: NodeId, strategy: &Strategy) -> Sharding {
+        let node = &self.forward.graph[id];
+        let rule = self.forward.rule(id);
+        let mut sharding = Sharding::replicated(node.ty.rank());
+        for (dim, factors) in sharding.dims.iter_mut().zip(&rule.spec.result) {
+            dim.extend(factors.iter().flat_map(|f| &strategy.factors[usize::from(f.0)]).copied());
+        }
+        let reduced = rule.reduced().flat_map(|f| strategy.factors[usize::from(f.0)].iter().map(|&a| (a, rule.reduce)));
+        sharding.pending.extend(reduced);
+        sharding.pending.extend(strategy.keep.iter().map(|&a| (a, Reduce::Sum)));
+        sharding.pending.sort_unstable();
+        sharding
+    }
+}
+
+/// The first set of operands in which the op is linear and that are all `pending`.
+pub(super) fn linear_set(op: &Op, operands: &[NodeId], pending: impl Fn(&NodeId) -> bool) -> Option<Vec<usize>> {
+    op.linear(operands.len()).into_iter().find(|set| !set.is_empty() && set.iter().all(|&i| pending(&operands[i])))
+}
+
+/// Whether the axes on the factors of a compound dim fill them from the major one on.
+pub(super) fn fills(dim: &DimFactors, rule: &Rule, strategy: &Strategy, mesh: &Mesh) -> bool {
+    let axes: SmallVec<[AxisId; 4]> = dim.iter().flat_map(|f| &strategy.factors[usize::from(f.0)]).copied().collect();
+    match FactorSpec::split_axes(dim, &rule.sizes, &axes, mesh) {
+        None => false,
+        Some(split) => split.iter().all(|(f, axes)| &strategy.factors[usize::from(f.0)] == axes),
+    }
+}

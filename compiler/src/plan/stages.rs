@@ -1,0 +1,153 @@
+//! Pipeline stages: contiguous cuts of the order of the batched nodes, the slowest stage as fast as possible.
+//!
+//! Zheng et al. 2022 (Alpa), arXiv 2201.12023, section 5, without its search over meshes. A cut is only considered where few
+//! bytes cross it. After: edges never decrease the stage. Inputs have none: each
+//! stage reads them itself.
+
+use super::forward::{Forward, Kind};
+use super::{Plan, Strategy};
+use crate::cost::{self, Machine};
+use crate::error::{Error, Result};
+use crate::graph::NodeId;
+use crate::ops::Op;
+use dcc_program::TensorType;
+use std::collections::BTreeMap;
+
+/// Candidates of cuts per stage that are looked at, at least.
+const CANDIDATES: usize = 8;
+
+/// The stage of each batched node. Errors: more stages than products and lookups to compute on them.
+pub(super) fn cut(forward: &Forward, plan: &Plan, machine: &Machine) -> Result<BTreeMap<NodeId, u32>> {
+    let staged = |id: &NodeId| forward.is_batched(*id) && forward.kind(*id) != Kind::Input;
+    let order: Vec<NodeId> = forward.order.iter().copied().filter(staged).collect();
+    let stages = plan.stages() as usize;
+    let line = Line::of(forward, plan, machine, &order);
+    let heavy = line.heavy[order.len()];
+    if stages > heavy.max(1) {
+        return Err(Error::stages(format!("--pp {stages} needs {stages} stages; the model has work for {heavy}"))
+            .note(format!("{heavy} products and lookups depend on the batch, each stage computes at least one"))
+            .help(format!("use --pp {} or less", heavy.max(1))));
+    }
+    let cuts = line.cut(stages);
+    let stage = |position: usize| cuts.iter().filter(|&&c| c <= position).count() as u32;
+    Ok(order.iter().enumerate().map(|(position, &id)| (id, stage(position))).collect())
+}
+
+/// The batched nodes in a row; entry i of each sum is that of the nodes before i.
+struct Line {
+    seconds: Vec<f64>,
+    /// Products and lookups.
+    heavy: Vec<usize>,
+    /// Bytes on one rank that a cut before node i sends forward, and again backward.
+    crossing: Vec<u64>,
+    /// Seconds of that.
+    sending: Vec<f64>,
+}
+
+impl Line {
+    fn of(forward: &Forward, plan: &Plan, machine: &Machine, order: &[NodeId]) -> Line {
+        let count = order.len();
+        let mut line = Line { seconds: vec![0.0], heavy: vec![0], crossing: vec![0; count + 1], sending: Vec::new() };
+        let position: BTreeMap<NodeId, usize> = order.iter().enumerate().map(|(i, &id)| (id, i)).collect();
+        for (i, &id) in order.iter().enumerate() {
+            let strategy = plan.strategies.get(&id);
+            let seconds = strategy.map_or(0.0, |s| cost::op(forward, id, s, &plan.mesh, machine).total());
+            line.seconds.push(line.seconds[i] + seconds);
+            line.heavy.push(line.heavy[i] + usize::from(is_heavy(&forward.graph[id].op)));
+            if let (Some(last), Some(strategy)) = (last_reader(forward, &position, id), strategy) {
+                let bytes = local_bytes(forward, plan, id, strategy);
+                let both = if forward.differentiable(id) { 2 } else { 1 };
+                line.crossing[i + 1..=last].iter_mut().for_each(|c| *c += both * bytes);
+            }
+        }
+        line.sending = line.crossing.iter().map(|&bytes| machine.send(bytes)).collect();
+        line
+    }
+
+    /// The positions of `stages - 1` cuts: the slowest stage least, then the fewest bytes, then the earliest cuts.
+    fn cut(&self, stages: usize) -> Vec<usize> {
+        let count = self.seconds.len() - 1;
+        let mut budget = CANDIDATES * stages;
+        loop {
+            let places = self.places(budget);
+            if let Some(cuts) = self.cut_at(&places, stages) {
+                return cuts;
+            }
+            assert!(places.len() < count, "every node may start a stage and there are enough of them");
+            budget *= 2;
+        }
+    }
+
+    /// The `budget` positions with the fewest crossing bytes, all that cross equally few included, with the two ends; ascending.
+    fn places(&self, budget: usize) -> Vec<usize> {
+        let count = self.seconds.len() - 1;
+        let mut bytes: Vec<u64> = self.crossing[1..count.max(1)].to_vec();
+        bytes.sort_unstable();
+        let limit = bytes.get(budget.min(bytes.len()).saturating_sub(1)).copied().unwrap_or(0);
+        let mut places = vec![0];
+        places.extend((1..count).filter(|&i| self.crossing[i] <= limit));
+        places.push(count);
+        places
+    }
+
+    /// Best of all cuts at `places`: best[j] is that of the nodes before places[j], as (slowest stage, bytes, last cut).
+    fn cut_at(&self, places: &[usize], stages: usize) -> Option<Vec<usize>> {
+        let mut best: Vec<Vec<Option<(f64, u64, usize)>>> = vec![vec![None; places.len()]; stages + 1];
+        best[0][0] = Some((0.0, 0, 0));
+        for stage in 1..=stages {
+            for j in 1..places.len() {
+                for i in (0..j).filter(|&i| self.heavy[places[j]] > self.heavy[places[i]] || stages == 1) {
+                    let Some((slowest, bytes, _)) = best[stage - 1][i] else { continue };
+                    let slowest = slowest.max(self.stage_seconds(places[i], places[j]));
+                    let next = (slowest, bytes + self.crossing[places[i]], i);
+                    let better = |old: (f64, u64, usize)| (next.0, next.1) < (old.0, old.1);
+                    if best[stage][j].is_none_or(better) {
+                        best[stage][j] = Some(next);
+                    }
+                }
+            }
+        }
+        let mut at = places.len() - 1;
+        let mut cuts = Vec::new();
+        for stage in (1..=stages).rev() {
+            at = best[stage][at]?.2;
+            cuts.push(places[at]);
+        }
+        cuts.pop();
+        cuts.reverse();
+        Some(cuts)
+    }
+
+    fn stage_seconds(&self, from: usize, to: usize) -> f64 {
+        let cut = |at: usize| if at == 0 || at + 1 == self.seconds.len() { 0.0 } else { self.sending[at] };
+        self.seconds[to] - self.seconds[from] + cut(from) + cut(to)
+    }
+}
+
+/// Position of the last node that reads the value, itself or through sources, which are made where they are read.
+fn last_reader(forward: &Forward, position: &BTreeMap<NodeId, usize>, id: NodeId) -> Option<usize> {
+    let mut last = None;
+    let mut open = vec![id];
+    while let Some(next) = open.pop() {
+        for &reader in &forward.readers[next.0 as usize] {
+            last = last.max(position.get(&reader).copied());
+            if matches!(forward.kind(reader), Kind::Source | Kind::Alias) {
+                open.push(reader);
+            }
+        }
+    }
+    last
+}
+
+fn is_heavy(op: &Op) -> bool {
+    matches!(op, Op::DotGeneral(_) | Op::Attention(_) | Op::Gather(_))
+}
+
+/// Bytes of the value on one rank.
+fn local_bytes(forward: &Forward, plan: &Plan, id: NodeId, strategy: &Strategy) -> u64 {
+    let mut ty: TensorType = forward.graph.ty(id).clone();
+    for (dim, factors) in ty.sharding.dims.iter_mut().zip(&forward.rule(id).spec.result) {
+        dim.extend(factors.iter().flat_map(|f| &strategy.factors[usize::from(f.0)]).copied());
+    }
+    ty.local_bytes(&plan.mesh)
+}
