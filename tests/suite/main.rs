@@ -1,2 +1,3 @@
 //! suite
 mod import;
+mod ops;

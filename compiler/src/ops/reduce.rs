@@ -30,25 +30,32 @@ pub struct Cumsum {
 }
 
 /// What the reduction of nothing gives.
-pub(crate) fn neutral(op: dcc_program::Reduce, ty: &TensorType) -> Tensor {
-    let (low, high) = match ty.dtype {
-        DType::U64 => (0, -1),
-        DType::I64 | DType::F64 => (i64::MIN, i64::MAX),
-        narrow => {
-            let bits = 8 * narrow.bytes();
-            let signed = matches!(narrow, DType::I8 | DType::I16 | DType::I32);
-            if signed { (-1 << (bits - 1), (1 << (bits - 1)) - 1) } else { (0, (1 << bits) - 1) }
-        }
-    };
+fn neutral(op: dcc_program::Reduce, ty: &TensorType) -> Tensor {
+    let len = ty.elements() as usize;
+    let (low, high) = range(ty.dtype);
     let (float, int) = match op {
         dcc_program::Reduce::Sum => (0.0, 0),
         dcc_program::Reduce::Prod => (1.0, 1),
         dcc_program::Reduce::Max => (f64::NEG_INFINITY, low),
         dcc_program::Reduce::Min => (f64::INFINITY, high),
     };
-    let len = ty.elements() as usize;
     let data = if ty.dtype.is_float() { Data::Float(vec![float; len]) } else { Data::Int(vec![int; len]) };
     Tensor::new(ty.dtype, ty.shape.clone(), data)
+}
+
+/// Least and largest value of an integer dtype, as stored.
+fn range(dtype: DType) -> (i64, i64) {
+    match dtype {
+        DType::U64 => (0, -1),
+        DType::Bool => (0, 1),
+        DType::U8 => (0, u8::MAX.into()),
+        DType::U16 => (0, u16::MAX.into()),
+        DType::U32 => (0, u32::MAX.into()),
+        DType::I8 => (i8::MIN.into(), i8::MAX.into()),
+        DType::I16 => (i16::MIN.into(), i16::MAX.into()),
+        DType::I32 => (i32::MIN.into(), i32::MAX.into()),
+        _ => (i64::MIN, i64::MAX),
+    }
 }
 
 /// The op of two elements.
@@ -120,7 +127,7 @@ impl Reduce {
 impl Cumsum {
     /// In place over rows of `size` elements `inner` apart.
     fn scan<T: Copy + Default>(&self, values: &mut [T], size: usize, inner: usize, add: impl Fn(T, T) -> T) {
-        for start in (0..values.len()).filter(|i| i / inner % size.max(1) == 0) {
+        for start in (0..values.len()).filter(|i| (i / inner).is_multiple_of(size.max(1))) {
             let mut sum = T::default();
             for step in 0..size {
                 let at = start + inner * if self.reverse { size - 1 - step } else { step };
