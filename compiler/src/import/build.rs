@@ -207,6 +207,11 @@ impl Build {
         if let Some(known) = x.known().filter(|known| known.varying().len() <= 1).and_then(|known| known.reduce(op, dims)) {
             return self.reshape(&known.into(), if keep { &wide } else { &kept });
         }
+        if x.dtype(self)? == DType::Bool {
+            let counted = self.cast(x, DType::I32)?;
+            let reduced = self.reduce(op, &counted, dims, keep)?;
+            return self.cast(&reduced, DType::Bool);
+        }
         let x = self.node(x)?;
         let reduced = self.graph.reduce(op, x, dims)?.into();
         if keep { self.reshape(&reduced, &wide) } else { Ok(reduced) }

@@ -197,7 +197,7 @@ fn grid(build: &mut Build, data: &Value, parts: &[Value], joined: &[u64]) -> Res
     Ok(Some(build.broadcast(&part, joined)?))
 }
 
-/// `values[1]` where the index along a new axis is the element, `values[0]` elsewhere.
+/// `values[1]` where the index along a new axis is the element, `values[0]` elsewhere, all of it for indices outside.
 fn one_hot(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let depth = call.known_number(1)?;
     if !(1.0..=1e12).contains(&depth) {
@@ -205,7 +205,9 @@ fn one_hot(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     }
     let depth = depth as u64;
     let indices = build.cast(call.input(0)?, DType::I64)?;
-    let indices = build.from_front(&indices, depth)?;
+    let below = build.compare(CompareOp::Lt, &indices, &Known::int(DType::I64, 0).into())?;
+    let moved = build.binary_scalar(BinaryOp::Add, &indices, depth as f64)?;
+    let indices = build.select(&below, &moved, &indices)?;
     let mut shape = indices.shape(build)?;
     let dim = axis(call.node.int_or("axis", -1)?, shape.len() + 1)?;
     shape.insert(dim, 1);

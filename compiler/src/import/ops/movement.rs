@@ -105,12 +105,9 @@ fn slice(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     Ok(vec![build.slice(x, &first, &stride, &shape)?])
 }
 
-/// Constant mode. Negative pads cut.
+/// Negative pads cut.
 fn pad(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let mode = call.node.string_or("mode", "constant")?;
-    if mode != "constant" {
-        return Err(attribute_value("mode", format!("`{mode}`")));
-    }
     let mut x = call.input(0)?.clone();
     let rank = x.rank(build)?;
     let pads = call.ints_either("pads", 1)?.ok_or_else(|| Error::graph("Pad without pads"))?;
@@ -134,9 +131,48 @@ fn pad(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
         let left = size.checked_sub(cut_low).and_then(|left| left.checked_sub(cut_high));
         let left = left.ok_or_else(|| Error::shape(format!("pads {low} and {high} of a dim of {size}")))?;
         x = build.narrow(&x, dim, cut_low, left)?;
-        x = build.pad(&x, dim, low.max(0) as u64, high.max(0) as u64, value)?;
+        let (low, high) = (low.max(0) as u64, high.max(0) as u64);
+        x = match mode {
+            "constant" => build.pad(&x, dim, low, high, value)?,
+            _ => pad_by_copies(build, &x, dim, low, high, mode)?,
+        };
     }
     Ok(vec![x])
+}
+
+/// What is added on either side of `dim` comes from x: its outermost element (`edge`), its mirror image (`reflect`) or its
+/// other end (`wrap`).
+fn pad_by_copies(build: &mut Build, x: &Value, dim: usize, low: u64, high: u64, mode: &str) -> Result<Value> {
+    let shape = x.shape(build)?;
+    let size = shape[dim];
+    let reach = if mode == "reflect" { size.saturating_sub(1) } else { size };
+    if mode != "edge" && low.max(high) > reach || size == 0 {
+        return Err(Error::shape(format!("{mode} pads {low} and {high} of a dim of {size}")));
+    }
+    let side = |build: &mut Build, count: u64, start: u64, back: bool| -> Result<Value> {
+        let (mut first, mut step, mut part) = (vec![0; shape.len()], vec![1; shape.len()], shape.clone());
+        (first[dim], part[dim]) = (start as i64, count);
+        if back {
+            step[dim] = -1;
+        }
+        build.slice(x, &first, &step, &part)
+    };
+    let (before, after) = match mode {
+        "reflect" => (side(build, low, low, true)?, side(build, high, size.saturating_sub(2), true)?),
+        "wrap" => (side(build, low, size - low, false)?, side(build, high, 0, false)?),
+        "edge" => {
+            let mut ends = [(low, 0), (high, size - 1)].into_iter().map(|(count, at)| {
+                let mut wide = shape.clone();
+                wide[dim] = count;
+                let end = build.narrow(x, dim, at, 1)?;
+                if count == 0 { build.narrow(&end, dim, 0, 0) } else { build.broadcast(&end, &wide) }
+            });
+            let first = ends.next().expect("two ends")?;
+            (first, ends.next().expect("two ends")?)
+        }
+        other => return Err(attribute_value("mode", format!("`{other}`"))),
+    };
+    build.concatenate(&[before, x.clone(), after], dim)
 }
 
 fn tile(build: &mut Build, call: &Call) -> Result<Vec<Value>> {

@@ -3,7 +3,7 @@
 use dcc_program::kernel::{BinaryOp, CompareOp, UnaryOp};
 use dcc_program::{DType, Reduce};
 
-use super::{Call, Import, attribute_value, axes};
+use super::{Call, Import, axes};
 use crate::error::Result;
 use crate::import::build::Build;
 use crate::import::known::Known;
@@ -93,20 +93,18 @@ fn cumsum(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     Ok(vec![build.cumsum(x, dim, exclusive, reverse)?])
 }
 
-/// The first index whose element equals the extreme: the least of the indices where it does.
+/// The first index whose element equals the extreme: the least of the indices where it does; or the last.
 fn arg_extreme(build: &mut Build, call: &Call, op: Reduce) -> Result<Vec<Value>> {
     let x = call.input(0)?;
     let shape = x.shape(build)?;
     let dim = call.axis(0, shape.len())?;
-    if call.node.flag("select_last_index", false)? {
-        return Err(attribute_value("select_last_index", 1));
-    }
+    let last = call.node.flag("select_last_index", false)?;
     let extreme = build.reduce(op, x, &[dim], true)?;
     let hit = build.compare(CompareOp::Eq, x, &extreme)?;
     let column: Vec<u64> = (0..shape.len()).map(|d| if d == dim { shape[dim] } else { 1 }).collect();
     let index = Known::range(DType::I64, 0.0, 1.0, shape[dim]).and_then(|index| index.reshape(&column));
     let index = index.ok_or_else(|| crate::error::Error::limit(format!("{} positions", shape[dim])))?;
-    let none = Known::int(DType::I64, shape[dim] as i64);
-    let index = build.select(&hit, &index.into(), &none.into())?;
-    Ok(vec![build.reduce(Reduce::Min, &index, &[dim], call.node.flag("keepdims", true)?)?])
+    let (none, choice) = if last { (-1, Reduce::Max) } else { (shape[dim] as i64, Reduce::Min) };
+    let index = build.select(&hit, &index.into(), &Known::int(DType::I64, none).into())?;
+    Ok(vec![build.reduce(choice, &index, &[dim], call.node.flag("keepdims", true)?)?])
 }
