@@ -1,9 +1,12 @@
 //! Kernels that are written by hand, and the vector primitives that generated kernels call.
 
 mod gemm;
+pub mod math;
 pub mod matmul;
 mod microkernel;
+mod random;
 mod simd;
+pub mod vector;
 
 /// A pointer that chunks of one parallel-for share; they write disjoint parts of what it points to.
 pub(crate) struct SharedPtr<T>(*mut T);

@@ -1,0 +1,531 @@
+//! Elementwise primitives: functions of one, two or three operands, comparisons, selection and conversions.
+
+use super::{Body, LANES, Primitive, Shape, Ty, compiled, fetch, put, stretches};
+use crate::cpu::isa::Isa;
+use crate::library::math::Real;
+use dcc_program::kernel::{BinaryOp, CompareOp, UnaryOp};
+use dcc_program::types::DType;
+use std::marker::PhantomData;
+
+/// A function of up to three elements.
+trait Function {
+    type A: Copy;
+    type B: Copy;
+    type C: Copy;
+    type R: Copy;
+    fn apply(a: Self::A, b: Self::B, c: Self::C) -> Self::R;
+}
+
+/// How many operands a function reads, and which of them are single.
+struct Map<F, const OPERANDS: usize, const A1: bool, const B1: bool, const C1: bool>(PhantomData<F>);
+
+impl<F: Function, const OPERANDS: usize, const A1: bool, const B1: bool, const C1: bool> Body for Map<F, OPERANDS, A1, B1, C1> {
+    #[inline(always)]
+    unsafe fn run(dst: *mut u8, a: *const u8, b: *const u8, c: *const u8, n: usize) {
+        // Operands that the function does not have repeat the first one's element, which it ignores.
+        stretches(n, |i, count| {
+            // SAFETY: the primitive's contract.
+            unsafe {
+                let x = fetch::<F::A, A1>(a, i, count);
+                let mut out = [const { std::mem::MaybeUninit::<F::R>::uninit() }; LANES];
+                match OPERANDS {
+                    1 => {
+                        let (y, z) = (std::mem::zeroed(), std::mem::zeroed());
+                        (0..LANES).for_each(|l| _ = out[l].write(F::apply(x[l], y, z)));
+                    }
+                    2 => {
+                        let (y, z) = (fetch::<F::B, B1>(b, i, count), std::mem::zeroed());
+                        (0..LANES).for_each(|l| _ = out[l].write(F::apply(x[l], y[l], z)));
+                    }
+                    _ => {
+                        let (y, z) = (fetch::<F::B, B1>(b, i, count), fetch::<F::C, C1>(c, i, count));
+                        (0..LANES).for_each(|l| _ = out[l].write(F::apply(x[l], y[l], z[l])));
+                    }
+                }
+                put(dst, i, count, &*std::ptr::from_ref(&out).cast::<[F::R; LANES]>());
+            }
+        });
+    }
+}
+
+fn one<F: Function>(isa: Isa) -> Primitive {
+    compiled::<Map<F, 1, false, true, true>>(isa)
+}
+
+fn two<F: Function>(isa: Isa, shapes: [Shape; 2]) -> Primitive {
+    match shapes {
+        [Shape::Tile, Shape::Tile] => compiled::<Map<F, 2, false, false, true>>(isa),
+        [Shape::Tile, Shape::Single] => compiled::<Map<F, 2, false, true, true>>(isa),
+        [Shape::Single, _] => compiled::<Map<F, 2, true, false, true>>(isa),
+    }
+}
+
+fn three<F: Function>(isa: Isa, shapes: [Shape; 3]) -> Primitive {
+    let single = shapes.map(|shape| shape == Shape::Single);
+    match single {
+        [false, false, false] => compiled::<Map<F, 3, false, false, false>>(isa),
+        [false, false, true] => compiled::<Map<F, 3, false, false, true>>(isa),
+        [false, true, false] => compiled::<Map<F, 3, false, true, false>>(isa),
+        [false, true, true] => compiled::<Map<F, 3, false, true, true>>(isa),
+        [true, false, false] => compiled::<Map<F, 3, true, false, false>>(isa),
+        [true, false, true] => compiled::<Map<F, 3, true, false, true>>(isa),
+        [true, true, _] => compiled::<Map<F, 3, true, true, false>>(isa),
+    }
+}
+
+macro_rules! functions {
+    ($($name:ident<$t:ident $(: $bound:ident)?>($x:ident: $a:ty, $y:ident: $b:ty, $z:ident: $c:ty) -> $r:ty = $body:expr;)*) => {$(
+        struct $name<$t = ()>(PhantomData<$t>);
+        impl<$t: Copy $(+ $bound)?> Function for $name<$t> {
+            type A = $a;
+            type B = $b;
+            type C = $c;
+            type R = $r;
+            #[inline(always)]
+            fn apply($x: $a, $y: $b, $z: $c) -> $r {
+                $body
+            }
+        }
+    )*};
+}
+
+/// What arithmetic needs of floats beyond `Real`.
+trait Float: Real + std::ops::Neg<Output = Self> + Number {
+    fn map(self, f: fn(f64) -> f64) -> Self;
+    fn sqrt(self) -> Self;
+    fn floor(self) -> Self;
+    fn ceil(self) -> Self;
+    fn round_even(self) -> Self;
+    fn is_infinite(self) -> bool;
+    fn powf(self, y: Self) -> Self;
+}
+
+/// Arithmetic of floats, and of integers that wraps.
+trait Number: Copy + PartialOrd {
+    fn zero() -> Self;
+    fn one() -> Self;
+    fn add(self, y: Self) -> Self;
+    fn sub(self, y: Self) -> Self;
+    fn mul(self, y: Self) -> Self;
+    fn div(self, y: Self) -> Self;
+    fn rem(self, y: Self) -> Self;
+    fn negate(self) -> Self;
+    fn absolute(self) -> Self;
+}
+
+macro_rules! float {
+    ($t:ty) => {
+        impl Float for $t {
+            #[inline(always)]
+            fn map(self, f: fn(f64) -> f64) -> Self {
+                f(f64::from(self)) as $t
+            }
+            #[inline(always)]
+            fn sqrt(self) -> Self {
+                self.sqrt()
+            }
+            #[inline(always)]
+            fn floor(self) -> Self {
+                self.floor()
+            }
+            #[inline(always)]
+            fn ceil(self) -> Self {
+                self.ceil()
+            }
+            #[inline(always)]
+            fn round_even(self) -> Self {
+                self.round_ties_even()
+            }
+            #[inline(always)]
+            fn is_infinite(self) -> bool {
+                self.is_infinite()
+            }
+            #[inline(always)]
+            fn powf(self, y: Self) -> Self {
+                if y == 2.0 { self * self } else { self.powf(y) }
+            }
+        }
+        number!($t, 0.0, 1.0, |x, y| x + y, |x, y| x - y, |x, y| x * y, |x, y| x / y, |x, y| x % y, |x| -x, |x| x.abs());
+    };
+}
+macro_rules! number {
+    ($t:ty, $zero:expr, $one:expr, $add:expr, $sub:expr, $mul:expr, $div:expr, $rem:expr, $neg:expr, $abs:expr) => {
+        impl Number for $t {
+            #[inline(always)]
+            fn zero() -> Self {
+                $zero
+            }
+            #[inline(always)]
+            fn one() -> Self {
+                $one
+            }
+            #[inline(always)]
+            fn add(self, y: Self) -> Self {
+                let f: fn($t, $t) -> $t = $add;
+                f(self, y)
+            }
+            #[inline(always)]
+            fn sub(self, y: Self) -> Self {
+                let f: fn($t, $t) -> $t = $sub;
+                f(self, y)
+            }
+            #[inline(always)]
+            fn mul(self, y: Self) -> Self {
+                let f: fn($t, $t) -> $t = $mul;
+                f(self, y)
+            }
+            #[inline(always)]
+            fn div(self, y: Self) -> Self {
+                let f: fn($t, $t) -> $t = $div;
+                f(self, y)
+            }
+            #[inline(always)]
+            fn rem(self, y: Self) -> Self {
+                let f: fn($t, $t) -> $t = $rem;
+                f(self, y)
+            }
+            #[inline(always)]
+            fn negate(self) -> Self {
+                let f: fn($t) -> $t = $neg;
+                f(self)
+            }
+            #[inline(always)]
+            fn absolute(self) -> Self {
+                let f: fn($t) -> $t = $abs;
+                f(self)
+            }
+        }
+    };
+}
+float!(f32);
+float!(f64);
+number!(
+    i64,
+    0,
+    1,
+    |x, y| x.wrapping_add(y),
+    |x, y| x.wrapping_sub(y),
+    |x, y| x.wrapping_mul(y),
+    |x, y| if y == 0 { 0 } else { x.wrapping_div(y) },
+    |x, y| if y == 0 { 0 } else { x.wrapping_rem(y) },
+    |x| x.wrapping_neg(),
+    |x| x.wrapping_abs()
+);
+
+/// The larger (smaller) of two; NaN if one is.
+#[inline(always)]
+fn larger<T: PartialOrd + Copy>(x: T, y: T) -> T {
+    // A NaN in x fails `x >= y` but not `x == x`'s negation: keep it; a NaN in y fails both comparisons and is taken.
+    if x > y || x.partial_cmp(&x).is_none() { x } else { y }
+}
+#[inline(always)]
+fn smaller<T: PartialOrd + Copy>(x: T, y: T) -> T {
+    if x < y || x.partial_cmp(&x).is_none() { x } else { y }
+}
+
+functions! {
+    Negate<T: Number>(x: T, _y: u8, _z: u8) -> T = x.negate();
+    Absolute<T: Number>(x: T, _y: u8, _z: u8) -> T = x.absolute();
+    Sign<T: Number>(x: T, _y: u8, _z: u8) -> T = {
+        let sign = if x < T::zero() { T::one().negate() } else { x };
+        if x > T::zero() { T::one() } else { sign }
+    };
+    Exp<T: Float>(x: T, _y: u8, _z: u8) -> T = Real::exp(x);
+    Expm1<T: Float>(x: T, _y: u8, _z: u8) -> T = Real::expm1(x);
+    Log<T: Float>(x: T, _y: u8, _z: u8) -> T = Real::log(x);
+    Log1p<T: Float>(x: T, _y: u8, _z: u8) -> T = Real::log1p(x);
+    Sqrt<T: Float>(x: T, _y: u8, _z: u8) -> T = Float::sqrt(x);
+    Rsqrt<T: Float>(x: T, _y: u8, _z: u8) -> T = T::one().div(Float::sqrt(x));
+    Tanh<T: Float>(x: T, _y: u8, _z: u8) -> T = Real::tanh(x);
+    Logistic<T: Float>(x: T, _y: u8, _z: u8) -> T = Real::logistic(x);
+    Erf<T: Float>(x: T, _y: u8, _z: u8) -> T = Real::erf(x);
+    Sin<T: Float>(x: T, _y: u8, _z: u8) -> T = x.map(f64::sin);
+    Cos<T: Float>(x: T, _y: u8, _z: u8) -> T = x.map(f64::cos);
+    Tan<T: Float>(x: T, _y: u8, _z: u8) -> T = x.map(f64::tan);
+    Asin<T: Float>(x: T, _y: u8, _z: u8) -> T = x.map(f64::asin);
+    Acos<T: Float>(x: T, _y: u8, _z: u8) -> T = x.map(f64::acos);
+    Atan<T: Float>(x: T, _y: u8, _z: u8) -> T = x.map(f64::atan);
+    Sinh<T: Float>(x: T, _y: u8, _z: u8) -> T = x.map(f64::sinh);
+    Cosh<T: Float>(x: T, _y: u8, _z: u8) -> T = x.map(f64::cosh);
+    Asinh<T: Float>(x: T, _y: u8, _z: u8) -> T = x.map(f64::asinh);
+    Acosh<T: Float>(x: T, _y: u8, _z: u8) -> T = x.map(f64::acosh);
+    Atanh<T: Float>(x: T, _y: u8, _z: u8) -> T = x.map(f64::atanh);
+    Floor<T: Float>(x: T, _y: u8, _z: u8) -> T = Float::floor(x);
+    Ceil<T: Float>(x: T, _y: u8, _z: u8) -> T = Float::ceil(x);
+    RoundEven<T: Float>(x: T, _y: u8, _z: u8) -> T = Float::round_even(x);
+    IsNan<T: Float>(x: T, _y: u8, _z: u8) -> u8 = u8::from(x.partial_cmp(&x).is_none());
+    IsInf<T: Float>(x: T, _y: u8, _z: u8) -> u8 = u8::from(x.is_infinite());
+    FlipBool<T>(x: u8, _y: PhantomData<T>, _z: u8) -> u8 = x ^ 1;
+    FlipInt<T>(x: i64, _y: PhantomData<T>, _z: u8) -> i64 = !x;
+    Add<T: Number>(x: T, y: T, _z: u8) -> T = x.add(y);
+    Sub<T: Number>(x: T, y: T, _z: u8) -> T = x.sub(y);
+    Mul<T: Number>(x: T, y: T, _z: u8) -> T = x.mul(y);
+    Div<T: Number>(x: T, y: T, _z: u8) -> T = x.div(y);
+    Rem<T: Number>(x: T, y: T, _z: u8) -> T = x.rem(y);
+    Max<T: Number>(x: T, y: T, _z: u8) -> T = larger(x, y);
+    Min<T: Number>(x: T, y: T, _z: u8) -> T = smaller(x, y);
+    Pow<T: Float>(x: T, y: T, _z: u8) -> T = Float::powf(x, y);
+    PowInt<T>(x: i64, y: i64, _z: PhantomData<T>) -> i64 = if y < 0 { i64::from(x == 1) } else { x.wrapping_pow(y as u32) };
+    AndBool<T>(x: u8, y: u8, _z: PhantomData<T>) -> u8 = x & y;
+    OrBool<T>(x: u8, y: u8, _z: PhantomData<T>) -> u8 = x | y;
+    XorBool<T>(x: u8, y: u8, _z: PhantomData<T>) -> u8 = x ^ y;
+    AndInt<T>(x: i64, y: i64, _z: PhantomData<T>) -> i64 = x & y;
+    OrInt<T>(x: i64, y: i64, _z: PhantomData<T>) -> i64 = x | y;
+    XorInt<T>(x: i64, y: i64, _z: PhantomData<T>) -> i64 = x ^ y;
+    Equal<T: PartialOrd>(x: T, y: T, _z: u8) -> u8 = u8::from(x == y);
+    NotEqual<T: PartialOrd>(x: T, y: T, _z: u8) -> u8 = u8::from(x != y);
+    Less<T: PartialOrd>(x: T, y: T, _z: u8) -> u8 = u8::from(x < y);
+    LessEqual<T: PartialOrd>(x: T, y: T, _z: u8) -> u8 = u8::from(x <= y);
+    Select<T>(condition: u8, yes: T, no: T) -> T = if condition != 0 { yes } else { no };
+    MulAdd<T: Number>(x: T, y: T, z: T) -> T = x.mul(y).add(z);
+}
+
+macro_rules! by_type {
+    ($ty:expr, $function:ident, $call:ident($($argument:expr),*)) => {
+        match $ty {
+            Ty::F32 => $call::<$function<f32>>($($argument),*),
+            Ty::F64 => $call::<$function<f64>>($($argument),*),
+            Ty::I64 => $call::<$function<i64>>($($argument),*),
+            Ty::Bool => panic!("no arithmetic on bool"),
+        }
+    };
+}
+macro_rules! by_float {
+    ($ty:expr, $function:ident, $call:ident($($argument:expr),*)) => {
+        match $ty {
+            Ty::F32 => $call::<$function<f32>>($($argument),*),
+            Ty::F64 => $call::<$function<f64>>($($argument),*),
+            _ => panic!("a function of floats"),
+        }
+    };
+}
+
+/// dst = op(a).
+pub fn unary(isa: Isa, op: UnaryOp, ty: Ty) -> Primitive {
+    match op {
+        UnaryOp::Neg => by_type!(ty, Negate, one(isa)),
+        UnaryOp::Abs => by_type!(ty, Absolute, one(isa)),
+        UnaryOp::Sign => by_type!(ty, Sign, one(isa)),
+        UnaryOp::Exp => by_float!(ty, Exp, one(isa)),
+        UnaryOp::Expm1 => by_float!(ty, Expm1, one(isa)),
+        UnaryOp::Log => by_float!(ty, Log, one(isa)),
+        UnaryOp::Log1p => by_float!(ty, Log1p, one(isa)),
+        UnaryOp::Sqrt => by_float!(ty, Sqrt, one(isa)),
+        UnaryOp::Rsqrt => by_float!(ty, Rsqrt, one(isa)),
+        UnaryOp::Tanh => by_float!(ty, Tanh, one(isa)),
+        UnaryOp::Logistic => by_float!(ty, Logistic, one(isa)),
+        UnaryOp::Erf => by_float!(ty, Erf, one(isa)),
+        UnaryOp::Sin => by_float!(ty, Sin, one(isa)),
+        UnaryOp::Cos => by_float!(ty, Cos, one(isa)),
+        UnaryOp::Tan => by_float!(ty, Tan, one(isa)),
+        UnaryOp::Asin => by_float!(ty, Asin, one(isa)),
+        UnaryOp::Acos => by_float!(ty, Acos, one(isa)),
+        UnaryOp::Atan => by_float!(ty, Atan, one(isa)),
+        UnaryOp::Sinh => by_float!(ty, Sinh, one(isa)),
+        UnaryOp::Cosh => by_float!(ty, Cosh, one(isa)),
+        UnaryOp::Asinh => by_float!(ty, Asinh, one(isa)),
+        UnaryOp::Acosh => by_float!(ty, Acosh, one(isa)),
+        UnaryOp::Atanh => by_float!(ty, Atanh, one(isa)),
+        UnaryOp::Floor => by_float!(ty, Floor, one(isa)),
+        UnaryOp::Ceil => by_float!(ty, Ceil, one(isa)),
+        UnaryOp::RoundEven => by_float!(ty, RoundEven, one(isa)),
+        UnaryOp::Not if ty == Ty::Bool => one::<FlipBool>(isa),
+        UnaryOp::Not => one::<FlipInt>(isa),
+        UnaryOp::IsNan => by_float!(ty, IsNan, one(isa)),
+        UnaryOp::IsInf => by_float!(ty, IsInf, one(isa)),
+    }
+}
+
+/// dst = op(a, b); not both operands may be single.
+pub fn binary(isa: Isa, op: BinaryOp, ty: Ty, shapes: [Shape; 2]) -> Primitive {
+    let logic = ty == Ty::Bool;
+    match op {
+        BinaryOp::Add | BinaryOp::Max | BinaryOp::Or if logic => two::<OrBool>(isa, shapes),
+        BinaryOp::Mul | BinaryOp::Min | BinaryOp::And if logic => two::<AndBool>(isa, shapes),
+        BinaryOp::Xor if logic => two::<XorBool>(isa, shapes),
+        BinaryOp::And => two::<AndInt>(isa, shapes),
+        BinaryOp::Or => two::<OrInt>(isa, shapes),
+        BinaryOp::Xor => two::<XorInt>(isa, shapes),
+        BinaryOp::Add => by_type!(ty, Add, two(isa, shapes)),
+        BinaryOp::Sub => by_type!(ty, Sub, two(isa, shapes)),
+        BinaryOp::Mul => by_type!(ty, Mul, two(isa, shapes)),
+        BinaryOp::Div => by_type!(ty, Div, two(isa, shapes)),
+        BinaryOp::Rem => by_type!(ty, Rem, two(isa, shapes)),
+        BinaryOp::Max => by_type!(ty, Max, two(isa, shapes)),
+        BinaryOp::Min => by_type!(ty, Min, two(isa, shapes)),
+        BinaryOp::Pow if ty == Ty::I64 => two::<PowInt>(isa, shapes),
+        BinaryOp::Pow => by_float!(ty, Pow, two(isa, shapes)),
+    }
+}
+
+/// dst = op(a, b) as bool; not both operands may be single.
+pub fn compare(isa: Isa, op: CompareOp, ty: Ty, shapes: [Shape; 2]) -> Primitive {
+    macro_rules! all {
+        ($function:ident, $shapes:expr) => {
+            match ty {
+                Ty::F32 => two::<$function<f32>>(isa, $shapes),
+                Ty::F64 => two::<$function<f64>>(isa, $shapes),
+                Ty::I64 => two::<$function<i64>>(isa, $shapes),
+                Ty::Bool => two::<$function<u8>>(isa, $shapes),
+            }
+        };
+    }
+    match op {
+        CompareOp::Eq => all!(Equal, shapes),
+        CompareOp::Ne => all!(NotEqual, shapes),
+        CompareOp::Lt => all!(Less, shapes),
+        CompareOp::Le => all!(LessEqual, shapes),
+        CompareOp::Gt | CompareOp::Ge => panic!("written as `lt` and `le` with operands exchanged"),
+    }
+}
+
+/// dst = a (bool) ? b : c; not all operands may be single.
+pub fn select(isa: Isa, ty: Ty, shapes: [Shape; 3]) -> Primitive {
+    match ty {
+        Ty::F32 => three::<Select<f32>>(isa, shapes),
+        Ty::F64 => three::<Select<f64>>(isa, shapes),
+        Ty::I64 => three::<Select<i64>>(isa, shapes),
+        Ty::Bool => three::<Select<u8>>(isa, shapes),
+    }
+}
+
+/// dst = a * b + c, rounded twice; not all operands may be single.
+pub fn mul_add(isa: Isa, ty: Ty, shapes: [Shape; 3]) -> Primitive {
+    by_float!(ty, MulAdd, three(isa, shapes))
+}
+
+/// Conversion from one stored or computed type to another.
+struct Convert<A, R>(PhantomData<(A, R)>);
+
+macro_rules! convert {
+    ($($a:ty => $r:ty : |$x:ident| $body:expr;)*) => {$(
+        impl Function for Convert<$a, $r> {
+            type A = $a;
+            type B = u8;
+            type C = u8;
+            type R = $r;
+            #[inline(always)]
+            fn apply($x: $a, _: u8, _: u8) -> $r {
+                $body
+            }
+        }
+    )*};
+}
+
+/// A bool as it is stored.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Flag(u8);
+/// Stored half floats.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct F16(u16);
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Bf16(u16);
+
+convert! {
+    i8 => i64: |x| i64::from(x); i16 => i64: |x| i64::from(x); i32 => i64: |x| i64::from(x);
+    u8 => i64: |x| i64::from(x); u16 => i64: |x| i64::from(x); u32 => i64: |x| i64::from(x);
+    i64 => i8: |x| x as i8; i64 => i16: |x| x as i16; i64 => i32: |x| x as i32;
+    i64 => u8: |x| x as u8; i64 => u16: |x| x as u16; i64 => u32: |x| x as u32;
+    F16 => f32: |x| from_f16(x.0); Bf16 => f32: |x| f32::from_bits(u32::from(x.0) << 16);
+    f32 => F16: |x| F16(to_f16(x)); f32 => Bf16: |x| Bf16(to_bf16(x));
+    f32 => f64: |x| f64::from(x); f64 => f32: |x| x as f32;
+    i64 => f32: |x| x as f32; i64 => f64: |x| x as f64;
+    f32 => i64: |x| x as i64; f64 => i64: |x| x as i64;
+    Flag => i64: |x| i64::from(x.0); Flag => f32: |x| f32::from(x.0); Flag => f64: |x| f64::from(x.0);
+    f32 => Flag: |x| Flag(u8::from(x != 0.0)); f64 => Flag: |x| Flag(u8::from(x != 0.0)); i64 => Flag: |x| Flag(u8::from(x != 0));
+}
+
+/// dst = a, from the stored type to the type it is computed in; `None` where they are the same.
+pub fn widen(isa: Isa, stored: DType) -> Option<Primitive> {
+    Some(match stored {
+        DType::Bool | DType::I64 | DType::U64 | DType::F32 | DType::F64 => return None,
+        DType::I8 => one::<Convert<i8, i64>>(isa),
+        DType::I16 => one::<Convert<i16, i64>>(isa),
+        DType::I32 => one::<Convert<i32, i64>>(isa),
+        DType::U8 => one::<Convert<u8, i64>>(isa),
+        DType::U16 => one::<Convert<u16, i64>>(isa),
+        DType::U32 => one::<Convert<u32, i64>>(isa),
+        DType::F16 => one::<Convert<F16, f32>>(isa),
+        DType::BF16 => one::<Convert<Bf16, f32>>(isa),
+    })
+}
+
+/// dst = a, from the type it is computed in to the stored type; integers wrap, floats round to nearest even.
+pub fn narrow(isa: Isa, stored: DType) -> Option<Primitive> {
+    Some(match stored {
+        DType::Bool | DType::I64 | DType::U64 | DType::F32 | DType::F64 => return None,
+        DType::I8 => one::<Convert<i64, i8>>(isa),
+        DType::I16 => one::<Convert<i64, i16>>(isa),
+        DType::I32 => one::<Convert<i64, i32>>(isa),
+        DType::U8 => one::<Convert<i64, u8>>(isa),
+        DType::U16 => one::<Convert<i64, u16>>(isa),
+        DType::U32 => one::<Convert<i64, u32>>(isa),
+        DType::F16 => one::<Convert<f32, F16>>(isa),
+        DType::BF16 => one::<Convert<f32, Bf16>>(isa),
+    })
+}
+
+/// dst = a between computed types; `None` where they are the same.
+pub fn cast(isa: Isa, from: Ty, to: Ty) -> Option<Primitive> {
+    Some(match (from, to) {
+        (Ty::F32, Ty::F64) => one::<Convert<f32, f64>>(isa),
+        (Ty::F64, Ty::F32) => one::<Convert<f64, f32>>(isa),
+        (Ty::F32, Ty::I64) => one::<Convert<f32, i64>>(isa),
+        (Ty::F64, Ty::I64) => one::<Convert<f64, i64>>(isa),
+        (Ty::I64, Ty::F32) => one::<Convert<i64, f32>>(isa),
+        (Ty::I64, Ty::F64) => one::<Convert<i64, f64>>(isa),
+        (Ty::F32, Ty::Bool) => one::<Convert<f32, Flag>>(isa),
+        (Ty::F64, Ty::Bool) => one::<Convert<f64, Flag>>(isa),
+        (Ty::I64, Ty::Bool) => one::<Convert<i64, Flag>>(isa),
+        (Ty::Bool, Ty::F32) => one::<Convert<Flag, f32>>(isa),
+        (Ty::Bool, Ty::F64) => one::<Convert<Flag, f64>>(isa),
+        (Ty::Bool, Ty::I64) => one::<Convert<Flag, i64>>(isa),
+        _ => return None,
+    })
+}
+
+/// IEEE half to single; subnormals by the exact product with 2^-24.
+#[inline(always)]
+fn from_f16(x: u16) -> f32 {
+    let (sign, exponent, mantissa) = (u32::from(x & 0x8000) << 16, u32::from(x >> 10 & 31), u32::from(x & 1023));
+    let special = f32::from_bits(0x7f80_0000 | mantissa << 13);
+    let normal = f32::from_bits((exponent + 112) << 23 | mantissa << 13);
+    let subnormal = mantissa as f32 * 5.960_464_5e-8;
+    let magnitude = if exponent == 31 {
+        special
+    } else if exponent == 0 {
+        subnormal
+    } else {
+        normal
+    };
+    f32::from_bits(magnitude.to_bits() | sign)
+}
+
+/// Single to IEEE half, to nearest even.
+#[inline(always)]
+fn to_f16(x: f32) -> u16 {
+    let (sign, bits) = ((x.to_bits() >> 16 & 0x8000) as u16, x.to_bits() & 0x7fff_ffff);
+    let rounded = bits.wrapping_add(0xfff + (bits >> 13 & 1)).wrapping_sub(112 << 23) >> 13;
+    // Below 2^-14 the sum with 0.5 leaves the half's subnormal digits, rounded, in the low bits.
+    let subnormal = (f32::from_bits(bits) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
+    let magnitude = if bits > 0x7f80_0000 {
+        0x7e00
+    } else if bits >= 0x477f_f000 {
+        0x7c00
+    } else if bits < 0x3880_0000 {
+        subnormal
+    } else {
+        rounded
+    };
+    sign | magnitude as u16
+}
+
+#[inline(always)]
+fn to_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    if bits & 0x7fff_ffff > 0x7f80_0000 { (bits >> 16 | 0x40) as u16 } else { rounded as u16 }
+}

@@ -1,0 +1,131 @@
+//! Primitives that move elements: strided and indexed loads and stores, fills, positions, random numbers.
+//!
+//! Elements are moved by their size. Strides are in bytes; integer arguments stand in place of pointers.
+
+use super::{Body, Primitive, compiled};
+use crate::cpu::isa::Isa;
+use crate::library::random::{Stream, fill_uniform, uniform as to_uniform, word};
+use std::marker::PhantomData;
+
+/// An offset that `gather` takes as "outside": it and all sums with valid offsets are negative.
+const OUTSIDE: i64 = i64::MIN / 2;
+
+macro_rules! bodies {
+    ($($name:ident<$t:ident>($dst:ident, $a:ident, $b:ident, $c:ident, $n:ident) $body:block)*) => {$(
+        struct $name<$t>(PhantomData<$t>);
+        impl<$t: Copy + Default> Body for $name<$t> {
+            #[inline(always)]
+            unsafe fn run($dst: *mut u8, $a: *const u8, $b: *const u8, $c: *const u8, $n: usize) {
+                // SAFETY: the primitive's contract.
+                unsafe { $body }
+            }
+        }
+    )*};
+}
+
+bodies! {
+    Load<T>(dst, a, b, _c, n) {
+        let (dst, stride) = (dst.cast::<T>(), b as isize);
+        (0..n).for_each(|i| *dst.add(i) = *a.offset(i as isize * stride).cast::<T>());
+    }
+    Store<T>(dst, a, b, _c, n) {
+        let (a, stride) = (a.cast::<T>(), b as isize);
+        (0..n).for_each(|i| *dst.offset(i as isize * stride).cast::<T>() = *a.add(i));
+    }
+    Fill<T>(dst, a, _b, _c, n) {
+        let (dst, value) = (dst.cast::<T>(), *a.cast::<T>());
+        (0..n).for_each(|i| *dst.add(i) = value);
+    }
+    Move<T>(dst, a, _b, _c, n) {
+        std::ptr::copy(a.cast::<T>(), dst.cast::<T>(), n);
+    }
+    Gather<T>(dst, a, b, _c, n) {
+        let (dst, a, offsets) = (dst.cast::<T>(), a.cast::<T>(), b.cast::<i64>());
+        for i in 0..n {
+            let offset = *offsets.add(i);
+            *dst.add(i) = if offset < 0 { T::default() } else { *a.offset(offset as isize) };
+        }
+    }
+    Iota<T>(dst, a, b, _c, n) {
+        let (_, dst, first, step) = (PhantomData::<T>, dst.cast::<i64>(), a as i64, b as i64);
+        (0..n).for_each(|i| *dst.add(i) = first.wrapping_add(step.wrapping_mul(i as i64)));
+    }
+    Offset<T>(dst, a, b, _c, n) {
+        let (_, dst, index) = (PhantomData::<T>, dst.cast::<i64>(), a.cast::<i64>());
+        let [stride, first, valid] = *b.cast::<[i64; 3]>();
+        for i in 0..n {
+            let local = (*index.add(i)).wrapping_sub(first);
+            let inside = local >= 0 && local < valid;
+            *dst.add(i) = if inside { (*dst.add(i)).wrapping_add(local * stride) } else { OUTSIDE };
+        }
+    }
+    Uniform<T>(dst, a, b, c, n) {
+        let [seed, step] = *b.cast::<[i64; 2]>();
+        let stream = Stream { seed: seed as u64, op: c as usize as u32, step: step as u32 };
+        let (_, dst, elements) = (PhantomData::<T>, dst.cast::<f32>(), a.cast::<i64>());
+        (0..n).for_each(|i| *dst.add(i) = to_uniform(word(&stream, *elements.add(i) as u64)));
+    }
+    UniformRun<T>(dst, a, b, c, n) {
+        let [seed, step] = *b.cast::<[i64; 2]>();
+        let stream = Stream { seed: seed as u64, op: c as usize as u32, step: step as u32 };
+        let (_, first) = (PhantomData::<T>, *a.cast::<i64>());
+        fill_uniform(&stream, first as u64, std::slice::from_raw_parts_mut(dst.cast(), n));
+    }
+}
+
+macro_rules! by_size {
+    ($isa:expr, $bytes:expr, $body:ident) => {
+        match $bytes {
+            1 => compiled::<$body<u8>>($isa),
+            2 => compiled::<$body<u16>>($isa),
+            4 => compiled::<$body<u32>>($isa),
+            8 => compiled::<$body<u64>>($isa),
+            other => panic!("no element has {other} bytes"),
+        }
+    };
+}
+
+/// dst[i] = a[i b].
+pub fn load(isa: Isa, bytes: usize) -> Primitive {
+    by_size!(isa, bytes, Load)
+}
+
+/// dst[i b] = a[i].
+pub fn store(isa: Isa, bytes: usize) -> Primitive {
+    by_size!(isa, bytes, Store)
+}
+
+/// dst[i] = a[0].
+pub fn fill(isa: Isa, bytes: usize) -> Primitive {
+    by_size!(isa, bytes, Fill)
+}
+
+/// dst[i] = a[i].
+pub fn copy(isa: Isa, bytes: usize) -> Primitive {
+    by_size!(isa, bytes, Move)
+}
+
+/// dst[i] = a[b[i]] with element offsets b, zero where b is negative.
+pub fn gather(isa: Isa, bytes: usize) -> Primitive {
+    by_size!(isa, bytes, Gather)
+}
+
+/// dst[i] = a + i b, all i64.
+pub fn iota(isa: Isa) -> Primitive {
+    compiled::<Iota<u8>>(isa)
+}
+
+/// With b = [stride, first, valid]: dst[i] += (a[i] - first) stride, or outside for good if a[i] - first is not in [0, valid). All i64.
+pub fn offset(isa: Isa) -> Primitive {
+    compiled::<Offset<u8>>(isa)
+}
+
+/// Uniform f32 of the elements a[i] (i64) of the stream b = [seed, step], op c.
+pub fn uniform(isa: Isa) -> Primitive {
+    compiled::<Uniform<u8>>(isa)
+}
+
+/// Uniform f32 of the elements a[0], a[0] + 1, … of the stream b = [seed, step], op c.
+pub fn uniform_run(isa: Isa) -> Primitive {
+    compiled::<UniformRun<u8>>(isa)
+}

@@ -1,0 +1,120 @@
+//! Reductions of a tile into one element, in an order that depends on the tile's length only: `LANES` partial results, then a tree.
+
+use super::{Body, LANES, Primitive, Ty, compiled, fetch};
+use crate::cpu::isa::Isa;
+use dcc_program::types::Reduce;
+use std::marker::PhantomData;
+
+/// An associative operation with its neutral element.
+trait Fold {
+    type T: Copy;
+    const NEUTRAL: Self::T;
+    fn fold(x: Self::T, y: Self::T) -> Self::T;
+}
+
+struct Into<F>(PhantomData<F>);
+
+impl<F: Fold> Body for Into<F> {
+    #[inline(always)]
+    unsafe fn run(dst: *mut u8, a: *const u8, _b: *const u8, _c: *const u8, n: usize) {
+        // SAFETY: the primitive's contract.
+        unsafe {
+            let mut lanes = [F::NEUTRAL; LANES];
+            let whole = n / LANES * LANES;
+            for i in (0..whole).step_by(LANES) {
+                let x = fetch::<F::T, false>(a, i, LANES);
+                (0..LANES).for_each(|l| lanes[l] = F::fold(lanes[l], x[l]));
+            }
+            for i in whole..n {
+                lanes[i - whole] = F::fold(lanes[i - whole], *a.cast::<F::T>().add(i));
+            }
+            let mut width = LANES / 2;
+            while width > 0 {
+                (0..width).for_each(|l| lanes[l] = F::fold(lanes[l], lanes[l + width]));
+                width /= 2;
+            }
+            let dst = dst.cast::<F::T>();
+            *dst = F::fold(*dst, lanes[0]);
+        }
+    }
+}
+
+macro_rules! folds {
+    ($($name:ident, $t:ty, $neutral:expr, |$x:ident, $y:ident| $body:expr;)*) => {$(
+        struct $name;
+        impl Fold for $name {
+            type T = $t;
+            const NEUTRAL: $t = $neutral;
+            #[inline(always)]
+            fn fold($x: $t, $y: $t) -> $t {
+                $body
+            }
+        }
+    )*};
+}
+
+folds! {
+    SumF32, f32, 0.0, |x, y| x + y;
+    SumF64, f64, 0.0, |x, y| x + y;
+    SumI64, i64, 0, |x, y| x.wrapping_add(y);
+    MaxF32, f32, f32::NEG_INFINITY, |x, y| if x > y || x.is_nan() { x } else { y };
+    MaxF64, f64, f64::NEG_INFINITY, |x, y| if x > y || x.is_nan() { x } else { y };
+    MaxI64, i64, i64::MIN, |x, y| if x > y { x } else { y };
+    MinF32, f32, f32::INFINITY, |x, y| if x < y || x.is_nan() { x } else { y };
+    MinF64, f64, f64::INFINITY, |x, y| if x < y || x.is_nan() { x } else { y };
+    MinI64, i64, i64::MAX, |x, y| if x < y { x } else { y };
+    ProdF32, f32, 1.0, |x, y| x * y;
+    ProdF64, f64, 1.0, |x, y| x * y;
+    ProdI64, i64, 1, |x, y| x.wrapping_mul(y);
+    Any, u8, 0, |x, y| x | y;
+    All, u8, 1, |x, y| x & y;
+}
+
+/// dst[0] = op(dst[0], op over a).
+pub fn reduce(isa: Isa, op: Reduce, ty: Ty) -> Primitive {
+    match (op, ty) {
+        (Reduce::Sum, Ty::F32) => compiled::<Into<SumF32>>(isa),
+        (Reduce::Sum, Ty::F64) => compiled::<Into<SumF64>>(isa),
+        (Reduce::Sum, Ty::I64) => compiled::<Into<SumI64>>(isa),
+        (Reduce::Max, Ty::F32) => compiled::<Into<MaxF32>>(isa),
+        (Reduce::Max, Ty::F64) => compiled::<Into<MaxF64>>(isa),
+        (Reduce::Max, Ty::I64) => compiled::<Into<MaxI64>>(isa),
+        (Reduce::Min, Ty::F32) => compiled::<Into<MinF32>>(isa),
+        (Reduce::Min, Ty::F64) => compiled::<Into<MinF64>>(isa),
+        (Reduce::Min, Ty::I64) => compiled::<Into<MinI64>>(isa),
+        (Reduce::Prod, Ty::F32) => compiled::<Into<ProdF32>>(isa),
+        (Reduce::Prod, Ty::F64) => compiled::<Into<ProdF64>>(isa),
+        (Reduce::Prod, Ty::I64) => compiled::<Into<ProdI64>>(isa),
+        (Reduce::Sum | Reduce::Max, Ty::Bool) => compiled::<Into<Any>>(isa),
+        (Reduce::Min | Reduce::Prod, Ty::Bool) => compiled::<Into<All>>(isa),
+    }
+}
+
+/// The bits of the neutral element of `op`.
+pub fn neutral(op: Reduce, ty: Ty) -> u64 {
+    match ty {
+        Ty::F32 => {
+            let x: f32 = match op {
+                Reduce::Sum => 0.0,
+                Reduce::Max => f32::NEG_INFINITY,
+                Reduce::Min => f32::INFINITY,
+                Reduce::Prod => 1.0,
+            };
+            u64::from(x.to_bits())
+        }
+        Ty::F64 => match op {
+            Reduce::Sum => 0f64,
+            Reduce::Max => f64::NEG_INFINITY,
+            Reduce::Min => f64::INFINITY,
+            Reduce::Prod => 1.0,
+        }
+        .to_bits(),
+        Ty::I64 => match op {
+            Reduce::Sum => 0,
+            Reduce::Max => i64::MIN as u64,
+            Reduce::Min => i64::MAX as u64,
+            Reduce::Prod => 1,
+        },
+        Ty::Bool => u64::from(matches!(op, Reduce::Min | Reduce::Prod)),
+    }
+}
