@@ -9,4 +9,10 @@ pub mod cpu;
 #[allow(unsafe_code)]
 pub mod library;
 
+pub mod reference;
+pub mod tile;
+
+pub use cpu::isa::Isa;
+pub use cpu::jit::{Compiled, Jit};
 pub use cpu::pool::Pool;
+pub use tile::Nest;

@@ -4,7 +4,7 @@ mod gemm;
 pub mod math;
 pub mod matmul;
 mod microkernel;
-mod random;
+pub mod random;
 mod simd;
 pub mod vector;
 

@@ -1,0 +1,447 @@
+//! Machine code for a planned nest: loops, addresses and calls of vector primitives.
+//!
+//! The function gets the operands' pointers and parameters, the thread's scratch and a range of outer points. Values live in scratch
+//! slots or in place in operands: *tiles* along the current tile dim, or *single* elements where they do not depend on it. A value is
+//! computed in the outermost loop where all that it depends on is known and kept until that loop's next iteration.
+
+mod memory;
+mod value;
+
+use crate::cpu::isa::Isa;
+use crate::library::vector::{Primitive, Shape, Ty, arithmetic, memory as tiles, reduce};
+use crate::tile::{Nest, Plan, Tiling, Typing, dims_of, over_of, value_of};
+use cranelift_codegen::ir::condcodes::IntCC;
+use cranelift_codegen::ir::{InstBuilder, MemFlagsData, SigRef, Value, types};
+use cranelift_codegen::isa::TargetFrontendConfig;
+use cranelift_frontend::FunctionBuilder;
+use dcc_program::kernel::{BinaryOp, DimId, Expr, ExprId, Stmt, StoreMode, VarId};
+use dcc_program::types::Reduce;
+use std::collections::BTreeMap;
+
+/// Steps of a sum over rows that are added up before they join the total, for accuracy.
+const PARTIAL: usize = 64;
+
+/// Where a computed value is.
+#[derive(Clone, Copy, Debug)]
+struct Val {
+    place: Place,
+    shape: Shape,
+    ty: Ty,
+    /// Number of scopes open when it was computed.
+    depth: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// Bytes into the scratch.
+    Slot(usize),
+    Pointer(Value),
+}
+
+/// The dim that runs in tiles now: points of this tile (a value and at most), its first point is in `Emitter::index`.
+#[derive(Clone, Copy)]
+struct Tile {
+    dim: DimId,
+    count: Value,
+    capacity: usize,
+}
+
+/// Values that one loop iteration has computed. A value that depends on the tile dim is remembered under that dim.
+#[derive(Default)]
+struct Scope {
+    values: BTreeMap<(ExprId, Option<DimId>), Val>,
+    vars: BTreeMap<VarId, Val>,
+    /// Scratch in use when the scope was opened.
+    mark: usize,
+}
+
+/// The state of emission.
+pub(super) struct Emitter<'a, 'b> {
+    builder: FunctionBuilder<'b>,
+    nest: &'a Nest,
+    typing: &'a Typing,
+    plan: &'a Plan,
+    isa: Isa,
+    signature: SigRef,
+    arguments: Value,
+    scratch: Value,
+    /// Local index of each dim that a loop or tile runs along.
+    index: Vec<Option<Value>>,
+    tile: Option<Tile>,
+    scopes: Vec<Scope>,
+    /// Bytes of scratch in use now and at most.
+    used: usize,
+    peak: usize,
+    /// Users of each expression, statements included.
+    uses: Vec<usize>,
+    /// Offset of a tile of zeros, its bytes.
+    zeros: (usize, usize),
+    calls: usize,
+}
+
+/// What the emitted code needs and how much of it there is.
+pub(super) struct Emitted {
+    pub scratch_bytes: usize,
+    pub calls: usize,
+}
+
+/// What emission works on.
+pub(super) struct Source<'a> {
+    pub nest: &'a Nest,
+    pub typing: &'a Typing,
+    pub plan: &'a Plan,
+    pub isa: Isa,
+    pub frontend: TargetFrontendConfig,
+}
+
+/// Emits the whole function: (arguments, scratch, first point, end).
+pub(super) fn emit(builder: FunctionBuilder<'_>, signature: SigRef, source: &Source<'_>) -> Emitted {
+    let Source { nest, typing, plan, isa, .. } = *source;
+    let mut builder = builder;
+    let entry = builder.create_block();
+    builder.append_block_params_for_function_params(entry);
+    builder.switch_to_block(entry);
+    let parameters: Vec<Value> = builder.block_params(entry).to_vec();
+    let mut uses = vec![0; nest.kernel.exprs.len()];
+    let roots: Vec<ExprId> = nest.kernel.body.iter().map(value_of).collect();
+    let reachable = crate::tile::reachable(&nest.kernel, &roots);
+    let children = reachable.iter().flat_map(|id| crate::tile::children(nest.kernel.get(*id)));
+    children.chain(roots.iter().copied()).for_each(|id| uses[id.0 as usize] += 1);
+    let longest = plan.statements.iter().flatten().chain(&plan.column).map(|t| t.length).max().unwrap_or(1);
+    let zeros = (longest * 8).next_multiple_of(64);
+    let mut emitter = Emitter {
+        builder,
+        nest,
+        typing,
+        plan,
+        isa,
+        signature,
+        arguments: parameters[0],
+        scratch: parameters[1],
+        index: vec![None; nest.extents.len()],
+        tile: None,
+        scopes: vec![Scope::default()],
+        used: zeros,
+        peak: zeros,
+        uses,
+        zeros: (0, zeros),
+        calls: 0,
+    };
+    emitter.function(
+        parameters[2],
+        parameters[3],
+        reachable.iter().any(|id| matches!(nest.kernel.get(*id), Expr::Load { .. })),
+    );
+    let emitted = Emitted { scratch_bytes: emitter.peak, calls: emitter.calls };
+    emitter.builder.seal_all_blocks();
+    emitter.builder.finalize(source.frontend);
+    emitted
+}
+
+impl Emitter<'_, '_> {
+    fn function(&mut self, begin: Value, end: Value, loads: bool) {
+        if loads {
+            self.clear_zeros();
+        }
+        for stmt in &self.nest.kernel.body {
+            self.prepare(value_of(stmt), 0);
+        }
+        self.repeat(begin, end, 1, &mut |emitter, point| {
+            emitter.locate(point);
+            let mut next = 0;
+            while next < emitter.nest.kernel.body.len() {
+                next = emitter.statement(next);
+            }
+        });
+        self.builder.ins().return_(&[]);
+    }
+
+    fn clear_zeros(&mut self) {
+        let zero = self.integer(0);
+        let at = self.slot_address(self.zeros.0);
+        self.builder.ins().store(MemFlagsData::trusted(), zero, at, 0);
+        let count = self.integer(self.zeros.1 as i64 / 8);
+        self.call(tiles::fill(self.isa, 8), [at, at, zero, zero], count);
+    }
+
+    /// Sets the outer dims' indices from the number of an outer point.
+    fn locate(&mut self, point: Value) {
+        let mut rest = point;
+        let order = self.plan.order.clone();
+        for (place, dim) in order.iter().enumerate().rev() {
+            let trips = self.plan.trips(self.nest, *dim).max(1) as i64;
+            let at = if place == 0 {
+                rest
+            } else {
+                let (trips, all) = (self.integer(trips), rest);
+                rest = self.builder.ins().udiv(all, trips);
+                let whole = self.builder.ins().imul(rest, trips);
+                self.builder.ins().isub(all, whole)
+            };
+            self.index[usize::from(dim.0)] = Some(at);
+        }
+        if let Some(column) = self.plan.column {
+            let number = self.index[usize::from(column.dim.0)].expect("the column dim is in the order");
+            let first = self.builder.ins().imul_imm_s(number, column.length as i64);
+            self.open_tile(column, first);
+        }
+    }
+
+    /// Makes `tiling`'s dim the tile dim, from `first` on.
+    fn open_tile(&mut self, tiling: Tiling, first: Value) {
+        let extent = self.nest.extents[usize::from(tiling.dim.0)];
+        let count = if extent.is_multiple_of(tiling.length) || extent < tiling.length {
+            self.integer(extent.min(tiling.length) as i64)
+        } else {
+            let (end, length) = (self.integer(extent as i64), self.integer(tiling.length as i64));
+            let left = self.builder.ins().isub(end, first);
+            self.builder.ins().smin(left, length)
+        };
+        self.index[usize::from(tiling.dim.0)] = Some(first);
+        self.tile = Some(Tile { dim: tiling.dim, count, capacity: tiling.length });
+    }
+
+    /// Emits statement `i`, or the run of stores over the same dims that starts there; returns the next statement.
+    fn statement(&mut self, i: usize) -> usize {
+        let body = &self.nest.kernel.body;
+        let same = |stmt: &Stmt| matches!(stmt, Stmt::Store { .. }) && dims_of(over_of(stmt)) == dims_of(over_of(&body[i]));
+        let run = if let Stmt::Store { .. } = body[i] {
+            let like = |j: &usize| same(&body[*j]) && self.plan.statements[*j] == self.plan.statements[i];
+            (i..body.len()).take_while(like).count()
+        } else {
+            1
+        };
+        let stmts = &body[i..i + run];
+        let own = self.plan.statements[i];
+        let single = own.filter(|t| self.nest.extents[usize::from(t.dim.0)] <= t.length);
+        if let Some(tiling) = single {
+            let zero = self.integer(0);
+            self.open_tile(tiling, zero);
+        }
+        let loops: Vec<DimId> = over_of(&stmts[0]).iter().copied().filter(|d| own.is_none_or(|t| t.dim != *d)).collect();
+        let roots: Vec<ExprId> = stmts.iter().map(value_of).collect();
+        self.prepare_all(&roots);
+        match &stmts[0] {
+            Stmt::Let { var, value } => {
+                let value = self.eval(*value);
+                self.define(*var, value);
+            }
+            Stmt::Reduce { var, op, value, .. } => self.reduction(*var, *op, *value, &loops, own.filter(|_| single.is_none())),
+            Stmt::Store { .. } => self.around(&loops, own.filter(|_| single.is_none()), &roots, &mut |e| e.stores(stmts)),
+        }
+        if self.plan.column.is_none() {
+            self.tile = None;
+        }
+        if let Some(tiling) = own {
+            self.index[usize::from(tiling.dim.0)] = None;
+        }
+        i + run
+    }
+
+    fn define(&mut self, var: VarId, value: Val) {
+        self.scopes.last_mut().expect("a scope is open").vars.insert(var, value);
+    }
+
+    fn reduction(&mut self, var: VarId, op: Reduce, value: ExprId, loops: &[DimId], tiling: Option<Tiling>) {
+        let ty = self.typing.ty(value);
+        let column = self.plan.column.is_some() && self.depends_on_tile(value);
+        let shape = if column { Shape::Tile } else { Shape::Single };
+        let total = self.slot(ty, shape);
+        self.set_neutral(total, op);
+        let long = |dim: &&DimId| self.nest.extents[usize::from(dim.0)] > PARTIAL;
+        match loops.split_last().filter(|(last, _)| column && op == Reduce::Sum && long(last)) {
+            Some((last, rest)) => {
+                let partial = self.slot(ty, shape);
+                self.around(rest, None, &[value], &mut |e| e.partial_sums(*last, value, partial, total));
+            }
+            None => self.around(loops, tiling, &[value], &mut |e| e.fold(op, value, total)),
+        }
+        self.define(var, total);
+    }
+
+    /// total += Σ over `dim` of `value`, in stretches of `PARTIAL`.
+    fn partial_sums(&mut self, dim: DimId, value: ExprId, partial: Val, total: Val) {
+        let (zero, extent) = (self.integer(0), self.integer(self.nest.extents[usize::from(dim.0)] as i64));
+        self.repeat(zero, extent, PARTIAL as i64, &mut |e, first| {
+            e.set_neutral(partial, Reduce::Sum);
+            let length = e.integer(PARTIAL as i64);
+            let end = e.builder.ins().iadd(first, length);
+            let end = e.builder.ins().smin(end, extent);
+            e.repeat(first, end, 1, &mut |e, at| {
+                e.index[usize::from(dim.0)] = Some(at);
+                e.prepare_all(&[value]);
+                e.fold(Reduce::Sum, value, partial);
+            });
+            e.combine(BinaryOp::Add, total, total, partial);
+        });
+        self.index[usize::from(dim.0)] = None;
+    }
+
+    /// Runs `inner` within loops over `loops` and tiles of `tiling`.
+    fn around(&mut self, loops: &[DimId], tiling: Option<Tiling>, roots: &[ExprId], inner: &mut dyn FnMut(&mut Self)) {
+        let zero = self.integer(0);
+        if let Some((dim, rest)) = loops.split_first() {
+            let end = self.integer(self.nest.extents[usize::from(dim.0)] as i64);
+            self.repeat(zero, end, 1, &mut |e, at| {
+                e.index[usize::from(dim.0)] = Some(at);
+                e.prepare_all(roots);
+                e.around(rest, tiling, roots, inner);
+            });
+            self.index[usize::from(dim.0)] = None;
+        } else if let Some(tiling) = tiling {
+            let end = self.integer(self.nest.extents[usize::from(tiling.dim.0)] as i64);
+            self.repeat(zero, end, tiling.length as i64, &mut |e, first| {
+                e.open_tile(tiling, first);
+                inner(e);
+                e.tile = None;
+            });
+        } else {
+            inner(self);
+        }
+    }
+
+    /// total = op(total, value), over the tile where the total is a single element.
+    fn fold(&mut self, op: Reduce, value: ExprId, total: Val) {
+        let value = self.eval(value);
+        match (total.shape, self.tile) {
+            (Shape::Single, Some(tile)) if self.plan.column.is_none() => {
+                let value = self.spread(value);
+                let (to, from, zero) = (self.address(total), self.address(value), self.integer(0));
+                self.call(reduce::reduce(self.isa, op, total.ty), [to, from, zero, zero], tile.count);
+            }
+            _ => {
+                let op = match op {
+                    Reduce::Sum => BinaryOp::Add,
+                    Reduce::Prod => BinaryOp::Mul,
+                    Reduce::Max => BinaryOp::Max,
+                    Reduce::Min => BinaryOp::Min,
+                };
+                self.combine(op, total, total, value);
+            }
+        }
+    }
+
+    fn set_neutral(&mut self, total: Val, op: Reduce) {
+        self.write_constant(total, reduce::neutral(op, total.ty));
+        if total.shape == Shape::Tile {
+            let tile = self.tile.expect("a tile value has a tile dim");
+            let (at, zero) = (self.address(total), self.integer(0));
+            self.call(tiles::fill(self.isa, total.ty.bytes()), [at, at, zero, zero], tile.count);
+        }
+    }
+
+    /// Evaluates all values before it writes any, so that outputs may share buffers with inputs.
+    fn stores(&mut self, stmts: &[Stmt]) {
+        let (last, first) = stmts.split_last().expect("a run of stores is not empty");
+        let values: Vec<Val> = first.iter().map(|stmt| self.kept(value_of(stmt))).collect();
+        self.store_last(last);
+        for (stmt, value) in first.iter().zip(values) {
+            self.store(stmt, value);
+        }
+    }
+
+    /// A value that later writes to operands do not change.
+    fn kept(&mut self, value: ExprId) -> Val {
+        let found = self.eval(value);
+        if let Place::Slot(_) = found.place {
+            return found;
+        }
+        let copy = self.slot(found.ty, found.shape);
+        let (to, from, zero) = (self.address(copy), self.address(found), self.integer(0));
+        let count = self.count(found.shape);
+        self.call(tiles::copy(self.isa, found.ty.bytes()), [to, from, zero, zero], count);
+        copy
+    }
+
+    /// Emits `for i in (begin..end).step_by(step)` with a scope of its own.
+    fn repeat(&mut self, begin: Value, end: Value, step: i64, body: &mut dyn FnMut(&mut Self, Value)) {
+        let (header, inside, after) = (self.builder.create_block(), self.builder.create_block(), self.builder.create_block());
+        let i = self.builder.append_block_param(header, types::I64);
+        self.builder.ins().jump(header, &[begin.into()]);
+        self.builder.switch_to_block(header);
+        let more = self.builder.ins().icmp(IntCC::SignedLessThan, i, end);
+        self.builder.ins().brif(more, inside, &[], after, &[]);
+        self.builder.switch_to_block(inside);
+        self.scopes.push(Scope { mark: self.used, ..Scope::default() });
+        body(self, i);
+        self.used = self.scopes.pop().expect("the scope just opened").mark;
+        let next = self.builder.ins().iadd_imm_s(i, step);
+        self.builder.ins().jump(header, &[next.into()]);
+        self.builder.switch_to_block(after);
+    }
+
+    fn call(&mut self, primitive: Primitive, [to, a, b, c]: [Value; 4], count: Value) {
+        let address = self.integer(primitive as usize as i64);
+        self.builder.ins().call_indirect(self.signature, address, &[to, a, b, c, count]);
+        self.calls += 1;
+    }
+
+    fn integer(&mut self, x: i64) -> Value {
+        self.builder.ins().iconst(types::I64, x)
+    }
+
+    fn slot_address(&mut self, slot: usize) -> Value {
+        self.builder.ins().iadd_imm_s(self.scratch, slot as i64)
+    }
+
+    fn address(&mut self, value: Val) -> Value {
+        match value.place {
+            Place::Slot(slot) => self.slot_address(slot),
+            Place::Pointer(pointer) => pointer,
+        }
+    }
+
+    /// Elements of a value of that shape.
+    fn count(&mut self, shape: Shape) -> Value {
+        match (shape, self.tile) {
+            (Shape::Tile, Some(tile)) => tile.count,
+            _ => self.integer(1),
+        }
+    }
+
+    /// A fresh place in the scratch.
+    fn slot(&mut self, ty: Ty, shape: Shape) -> Val {
+        let elements = match (shape, self.tile) {
+            (Shape::Tile, Some(tile)) => tile.capacity,
+            _ => 1,
+        };
+        let at = self.used;
+        self.used += (elements * ty.bytes()).next_multiple_of(64);
+        self.peak = self.peak.max(self.used);
+        Val { place: Place::Slot(at), shape, ty, depth: self.scopes.len() }
+    }
+
+    fn write_constant(&mut self, to: Val, bits: u64) {
+        let at = self.address(to);
+        let bits = self.integer(bits as i64);
+        self.builder.ins().store(MemFlagsData::trusted(), bits, at, 0);
+    }
+
+    /// A tile of a value, repeated if it is single.
+    fn spread(&mut self, value: Val) -> Val {
+        if value.shape == Shape::Tile || self.tile.is_none() {
+            return value;
+        }
+        let tile = self.slot(value.ty, Shape::Tile);
+        let (to, from, zero) = (self.address(tile), self.address(value), self.integer(0));
+        let count = self.count(Shape::Tile);
+        self.call(tiles::fill(self.isa, value.ty.bytes()), [to, from, zero, zero], count);
+        tile
+    }
+
+    fn depends_on_tile(&self, expr: ExprId) -> bool {
+        self.tile.is_some_and(|tile| self.typing.depends(expr) & dims_of(&[tile.dim]) != 0)
+    }
+
+    fn mode_of(stmt: &Stmt) -> StoreMode {
+        if let Stmt::Store { mode, .. } = stmt { *mode } else { StoreMode::Assign }
+    }
+
+    fn combine(&mut self, op: BinaryOp, to: Val, a: Val, b: Val) {
+        let shapes = if to.shape == Shape::Single { [Shape::Tile; 2] } else { [a.shape, b.shape] };
+        let primitive = arithmetic::binary(self.isa, op, to.ty, shapes);
+        let (d, x, y, zero) = (self.address(to), self.address(a), self.address(b), self.integer(0));
+        let count = self.count(to.shape);
+        self.call(primitive, [d, x, y, zero], count);
+    }
+}

@@ -1,0 +1,290 @@
+//! Emission of expressions.
+
+use super::{Emitter, Place, Scope, Val};
+use crate::library::vector::{Shape, Ty, arithmetic, memory as tiles};
+use crate::tile::{bit, computed, dims_of, slope};
+use cranelift_codegen::ir::{InstBuilder, MemFlagsData, Value, types};
+use dcc_program::kernel::{BinaryOp, CompareOp, DimId, Expr, ExprId, UnaryOp, VarId};
+use dcc_program::types::DType;
+
+impl Emitter<'_, '_> {
+    /// The value of `expr` in the current loops: remembered, or computed and remembered.
+    pub(super) fn eval(&mut self, expr: ExprId) -> Val {
+        let key = (expr, self.tile.map(|tile| tile.dim).filter(|_| self.depends_on_tile(expr)));
+        if let Some(found) = self.scopes.iter().rev().find_map(|scope| scope.values.get(&key)) {
+            return *found;
+        }
+        let value = self.compute(expr);
+        self.scopes.last_mut().expect("a scope is open").values.insert(key, value);
+        value
+    }
+
+    /// Computes, in the current scope, what `roots` need and what is already known here.
+    pub(super) fn prepare_all(&mut self, roots: &[ExprId]) {
+        let mut known = self.tile.map_or(0, |tile| bit(tile.dim));
+        for (d, index) in self.index.iter().enumerate() {
+            known |= index.map_or(0, |_| bit(DimId(d as u8)));
+        }
+        for root in roots {
+            self.prepare(*root, known);
+        }
+    }
+
+    /// Computes the largest parts of `expr` that depend on `known` dims and defined variables only.
+    pub(super) fn prepare(&mut self, expr: ExprId, known: u64) {
+        let mut stack = vec![expr];
+        let mut seen = std::collections::BTreeSet::new();
+        while let Some(id) = stack.pop() {
+            if !seen.insert(id) {
+                continue;
+            }
+            if self.typing.depends(id) & !known == 0 && self.defined(id) {
+                self.eval(id);
+            } else {
+                stack.extend(crate::tile::children(self.nest.kernel.get(id)));
+            }
+        }
+    }
+
+    /// Whether all variables in `expr` have values.
+    fn defined(&self, expr: ExprId) -> bool {
+        let needed = crate::tile::reachable(&self.nest.kernel, &[expr]);
+        needed
+            .iter()
+            .all(|id| if let Expr::Var(var) = self.nest.kernel.get(*id) { self.variable(*var).is_some() } else { true })
+    }
+
+    fn variable(&self, var: VarId) -> Option<Val> {
+        self.scopes.iter().rev().find_map(|scope| scope.vars.get(&var)).copied()
+    }
+
+    fn shape_of(&self, expr: ExprId) -> Shape {
+        if self.depends_on_tile(expr) { Shape::Tile } else { Shape::Single }
+    }
+
+    fn compute(&mut self, expr: ExprId) -> Val {
+        let ty = self.typing.ty(expr);
+        match self.nest.kernel.get(expr).clone() {
+            Expr::Load { input, index, outside } => self.load(input, &index, outside, self.shape_of(expr)),
+            Expr::Var(var) => self.variable(var).expect("statements define variables before they are read"),
+            Expr::Const { bits, .. } => {
+                let to = self.slot(ty, Shape::Single);
+                let bits = if ty == Ty::F32 { u64::from((f64::from_bits(bits) as f32).to_bits()) } else { bits };
+                self.write_constant(to, bits);
+                to
+            }
+            Expr::Position(dim) => self.position(dim),
+            Expr::Unary(op, x) => self.unary(expr, op, x),
+            Expr::Binary(op, x, y) => self.binary(expr, op, x, y),
+            Expr::Compare(op, x, y) => self.compare(expr, op, x, y),
+            Expr::Select(c, x, y) => {
+                let values = [self.eval(c), self.eval(x), self.eval(y)];
+                let to = self.destination(expr, &[x, y]);
+                let primitive = arithmetic::select(self.isa, ty, self.shapes(to, values));
+                self.apply(primitive, to, &values);
+                to
+            }
+            Expr::Cast(dtype, x) => self.cast(expr, dtype, x),
+            Expr::Uniform { id, seed, step, element } => self.uniform(expr, id, [seed, step], element),
+        }
+    }
+
+    /// Where the result of `expr` goes: over an operand that nothing else reads and that this loop computed, else a new place.
+    fn destination(&mut self, expr: ExprId, operands: &[ExprId]) -> Val {
+        let (ty, shape) = (self.typing.ty(expr), self.shape_of(expr));
+        for operand in operands {
+            let value = self.eval(*operand);
+            let own = matches!(
+                self.nest.kernel.get(*operand),
+                Expr::Unary(..) | Expr::Binary(..) | Expr::Select(..) | Expr::Cast(..)
+            );
+            let free = own && self.uses[operand.0 as usize] == 1 && value.depth == self.scopes.len();
+            if let (Place::Slot(_), true) = (value.place, free && value.shape == shape && value.ty == ty) {
+                return value;
+            }
+        }
+        self.slot(ty, shape)
+    }
+
+    fn shapes<const N: usize>(&self, to: Val, values: [Val; N]) -> [Shape; N] {
+        if to.shape == Shape::Single { [Shape::Tile; N] } else { values.map(|value| value.shape) }
+    }
+
+    fn apply(&mut self, primitive: crate::library::vector::Primitive, to: Val, operands: &[Val]) {
+        let zero = self.integer(0);
+        let mut addresses = [zero; 4];
+        addresses[0] = self.address(to);
+        for (address, operand) in addresses[1..].iter_mut().zip(operands) {
+            *address = self.address(*operand);
+        }
+        let count = self.count(to.shape);
+        self.call(primitive, addresses, count);
+    }
+
+    fn unary(&mut self, expr: ExprId, op: UnaryOp, x: ExprId) -> Val {
+        let value = self.eval(x);
+        let to = self.destination(expr, &[x]);
+        self.apply(arithmetic::unary(self.isa, op, value.ty), to, &[value]);
+        self.wrap(expr, to)
+    }
+
+    fn binary(&mut self, expr: ExprId, op: BinaryOp, x: ExprId, y: ExprId) -> Val {
+        let ty = self.typing.ty(expr);
+        if op == BinaryOp::Add && self.depends_on_tile(expr) && matches!(ty, Ty::F32 | Ty::F64) {
+            for (product, addend) in [(x, y), (y, x)] {
+                if let Expr::Binary(BinaryOp::Mul, a, b) = *self.nest.kernel.get(product)
+                    && self.uses[product.0 as usize] == 1
+                    && self.depends_on_tile(product)
+                {
+                    let values = [self.eval(a), self.eval(b), self.eval(addend)];
+                    let to = self.destination(expr, &[a, b, addend]);
+                    let primitive = arithmetic::mul_add(self.isa, ty, self.shapes(to, values));
+                    self.apply(primitive, to, &values);
+                    return to;
+                }
+            }
+        }
+        let values = [self.eval(x), self.eval(y)];
+        let to = self.destination(expr, &[x, y]);
+        if to.shape == Shape::Single && self.scalar(op, to, values) {
+            return self.wrap(expr, to);
+        }
+        let primitive = arithmetic::binary(self.isa, op, ty, self.shapes(to, values));
+        self.apply(primitive, to, &values);
+        self.wrap(expr, to)
+    }
+
+    /// Arithmetic on single elements without a call; false if the operation has none.
+    fn scalar(&mut self, op: BinaryOp, to: Val, values: [Val; 2]) -> bool {
+        let ty = match to.ty {
+            Ty::F32 => types::F32,
+            Ty::F64 => types::F64,
+            Ty::I64 => types::I64,
+            Ty::Bool => return false,
+        };
+        if !matches!(op, BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul) && (op != BinaryOp::Div || to.ty == Ty::I64) {
+            return false;
+        }
+        let [x, y] = values.map(|value| {
+            let at = self.address(value);
+            self.builder.ins().load(ty, MemFlagsData::trusted(), at, 0)
+        });
+        let ins = self.builder.ins();
+        let result = match (op, to.ty) {
+            (BinaryOp::Add, Ty::I64) => ins.iadd(x, y),
+            (BinaryOp::Sub, Ty::I64) => ins.isub(x, y),
+            (BinaryOp::Mul, Ty::I64) => ins.imul(x, y),
+            (BinaryOp::Add, _) => ins.fadd(x, y),
+            (BinaryOp::Sub, _) => ins.fsub(x, y),
+            (BinaryOp::Mul, _) => ins.fmul(x, y),
+            _ => ins.fdiv(x, y),
+        };
+        let at = self.address(to);
+        self.builder.ins().store(MemFlagsData::trusted(), result, at, 0);
+        true
+    }
+
+    /// Integers narrower than 64 bits wrap; half floats round.
+    fn wrap(&mut self, expr: ExprId, value: Val) -> Val {
+        let dtype = self.typing.dtype(expr);
+        if let (Some(narrow), Some(widen)) = (arithmetic::narrow(self.isa, dtype), arithmetic::widen(self.isa, dtype)) {
+            let short = self.slot(value.ty, value.shape);
+            self.apply(narrow, short, &[value]);
+            self.apply(widen, value, &[short]);
+        }
+        value
+    }
+
+    fn compare(&mut self, expr: ExprId, op: CompareOp, x: ExprId, y: ExprId) -> Val {
+        let (op, x, y) = match op {
+            CompareOp::Gt => (CompareOp::Lt, y, x),
+            CompareOp::Ge => (CompareOp::Le, y, x),
+            other => (other, x, y),
+        };
+        let values = [self.eval(x), self.eval(y)];
+        let to = self.slot(Ty::Bool, self.shape_of(expr));
+        let primitive = arithmetic::compare(self.isa, op, values[0].ty, self.shapes(to, values));
+        self.apply(primitive, to, &values);
+        to
+    }
+
+    fn cast(&mut self, expr: ExprId, dtype: DType, x: ExprId) -> Val {
+        let from = self.eval(x);
+        let converted = match arithmetic::cast(self.isa, from.ty, computed(dtype)) {
+            Some(primitive) => {
+                let to = self.slot(computed(dtype), from.shape);
+                self.apply(primitive, to, &[from]);
+                to
+            }
+            None if arithmetic::narrow(self.isa, dtype).is_none() || dtype == self.typing.dtype(x) => return from,
+            None => {
+                let to = self.slot(from.ty, from.shape);
+                self.apply(tiles::copy(self.isa, from.ty.bytes()), to, &[from]);
+                to
+            }
+        };
+        self.wrap(expr, converted)
+    }
+
+    fn position(&mut self, dim: DimId) -> Val {
+        let first = self.global(dim);
+        if self.tile.is_some_and(|tile| tile.dim == dim) {
+            let to = self.slot(Ty::I64, Shape::Tile);
+            let (at, one, zero) = (self.address(to), self.integer(1), self.integer(0));
+            let count = self.count(Shape::Tile);
+            self.call(tiles::iota(self.isa), [at, first, one, zero], count);
+            return to;
+        }
+        let to = self.slot(Ty::I64, Shape::Single);
+        let at = self.address(to);
+        self.builder.ins().store(MemFlagsData::trusted(), first, at, 0);
+        to
+    }
+
+    /// The global index of a dim's current point, for the tile dim of its first.
+    pub(super) fn global(&mut self, dim: DimId) -> Value {
+        let offset = self.parameter(self.nest.offset[usize::from(dim.0)]);
+        let local = self.index[usize::from(dim.0)].expect("a loop runs along the dim");
+        self.builder.ins().iadd(local, offset)
+    }
+
+    fn uniform(&mut self, expr: ExprId, id: u32, seeds: [ExprId; 2], element: ExprId) -> Val {
+        let values = seeds.map(|seed| self.eval(seed));
+        let stream = self.slot(Ty::I64, Shape::Single);
+        for (k, value) in values.iter().enumerate() {
+            let (from, to) = (self.address(*value), self.address(stream));
+            let word = self.builder.ins().load(types::I64, MemFlagsData::trusted(), from, 0);
+            self.builder.ins().store(MemFlagsData::trusted(), word, to, 8 * k as i32);
+        }
+        let tile = self.tile;
+        let even = tile.is_some_and(|t| slope(&self.nest.kernel, self.typing, element, t.dim) == Some(1));
+        let (primitive, elements) = if even {
+            // The number of the tile's first element: the expression with the tile dim as a plain loop.
+            self.tile = None;
+            self.scopes.push(Scope { mark: self.used, ..Scope::default() });
+            let first = self.eval(element);
+            self.scopes.pop();
+            self.tile = tile;
+            (tiles::uniform_run(self.isa), first)
+        } else {
+            (tiles::uniform(self.isa), self.eval(element))
+        };
+        let to = self.slot(Ty::F32, self.shape_of(expr));
+        let (at, elements, stream, id) =
+            (self.address(to), self.address(elements), self.address(stream), self.integer(i64::from(id)));
+        let count = self.count(to.shape);
+        self.call(primitive, [at, elements, stream, id], count);
+        to
+    }
+
+    /// A parameter or operand pointer of this run.
+    pub(super) fn parameter(&mut self, number: usize) -> Value {
+        let at = 8 * (self.nest.inputs.len() + self.nest.outputs.len() + number);
+        self.builder.ins().load(types::I64, MemFlagsData::trusted().with_readonly(), self.arguments, at as i32)
+    }
+
+    /// Whether `dim` is the tile dim.
+    pub(super) fn is_tile(&self, dim: DimId) -> bool {
+        self.tile.is_some_and(|tile| dims_of(&[tile.dim]) == bit(dim))
+    }
+}

@@ -1,0 +1,175 @@
+//! Compilation of kernels to machine code by Cranelift, and running them on the pool.
+
+use super::emit::{Source, emit};
+use super::isa::Isa;
+use super::pool::{Pool, WORKER_BYTES};
+use crate::tile::{Nest, Plan, Typing};
+use cranelift_codegen::ir::{AbiParam, Signature, UserFuncName, types};
+use cranelift_codegen::settings::{self, Configurable};
+use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
+use cranelift_jit::{JITBuilder, JITModule};
+use cranelift_module::{Linkage, Module, default_libcall_names};
+use std::collections::BTreeMap;
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+/// (operand pointers and parameters, scratch, first outer point, end).
+type Entry = unsafe extern "C" fn(*const u64, *mut u8, i64, i64);
+
+/// Compiles kernels; equal ones once.
+pub struct Jit {
+    module: Option<JITModule>,
+    isa: Isa,
+    compiled: BTreeMap<u64, Vec<(Nest, Arc<Compiled>)>>,
+    /// Keeps the code of finished kernels mapped.
+    count: usize,
+}
+
+/// A kernel as machine code. The code lives as long as its `Jit`'s memory, which is never unmapped.
+#[derive(Debug)]
+pub struct Compiled {
+    entry: Entry,
+    points: usize,
+    grain: usize,
+    nanoseconds: usize,
+    /// Input and output pointers plus parameters.
+    words: usize,
+    /// Bytes that each operand must have.
+    pub operand_bytes: Vec<usize>,
+    /// Primitive calls in the code, for reports.
+    pub calls: usize,
+}
+
+impl Jit {
+    /// A compiler for this machine.
+    pub fn new() -> Result<Jit, String> {
+        Jit::with_isa(Isa::detect())
+    }
+
+    /// A compiler whose code calls the primitives of `isa`.
+    pub fn with_isa(isa: Isa) -> Result<Jit, String> {
+        let mut flags = settings::builder();
+        flags.set("opt_level", "speed").map_err(|e| e.to_string())?;
+        flags.set("enable_verifier", if cfg!(debug_assertions) { "true" } else { "false" }).map_err(|e| e.to_string())?;
+        let machine = cranelift_native::builder().map_err(str::to_owned)?;
+        let machine = machine.finish(settings::Flags::new(flags)).map_err(|e| e.to_string())?;
+        let module = JITModule::new(JITBuilder::with_isa(machine, default_libcall_names()));
+        Ok(Jit { module: Some(module), isa, compiled: BTreeMap::new(), count: 0 })
+    }
+
+    /// Number of distinct kernels compiled so far.
+    pub fn kernels(&self) -> usize {
+        self.count
+    }
+
+    /// Machine code for `nest`, from the cache if an equal one was compiled.
+    pub fn compile(&mut self, nest: Nest) -> Result<Arc<Compiled>, String> {
+        let mut hasher = DefaultHasher::new();
+        nest.hash(&mut hasher);
+        let key = hasher.finish();
+        if let Some((_, found)) = self.compiled.get(&key).and_then(|all| all.iter().find(|one| one.0 == nest)) {
+            return Ok(Arc::clone(found));
+        }
+        let compiled = Arc::new(self.build(&nest)?);
+        self.compiled.entry(key).or_default().push((nest, Arc::clone(&compiled)));
+        self.count += 1;
+        Ok(compiled)
+    }
+
+    fn build(&mut self, original: &Nest) -> Result<Compiled, String> {
+        let nest = original.clone().simplified();
+        let typing = Typing::new(&nest.kernel);
+        let plan = Plan::new(&nest, &typing);
+        let module = self.module.as_mut().expect("the module lives as long as the compiler");
+        let mut signature = Signature::new(module.isa().default_call_conv());
+        signature.params.extend([AbiParam::new(types::I64); 4]);
+        let mut context = module.make_context();
+        context.func.signature = signature.clone();
+        context.func.name = UserFuncName::user(0, self.count as u32);
+        let mut functions = FunctionBuilderContext::new();
+        let frontend = module.isa().frontend_config();
+        let mut builder = FunctionBuilder::new(&mut context.func, &mut functions);
+        let mut primitive = Signature::new(module.isa().default_call_conv());
+        primitive.params.extend([AbiParam::new(types::I64); 5]);
+        let primitive = builder.import_signature(primitive);
+        let emitted = emit(builder, primitive, &Source { nest: &nest, typing: &typing, plan: &plan, isa: self.isa, frontend });
+        if emitted.scratch_bytes > WORKER_BYTES {
+            return Err(format!(
+                "a kernel needs {} bytes of scratch per thread, more than {WORKER_BYTES}",
+                emitted.scratch_bytes
+            ));
+        }
+        let name = format!("kernel{}", self.count);
+        let function = module.declare_function(&name, Linkage::Local, &signature).map_err(|e| e.to_string())?;
+        module.define_function(function, &mut context).map_err(|e| format!("{e:?}"))?;
+        module.clear_context(&mut context);
+        module.finalize_definitions().map_err(|e| e.to_string())?;
+        let code = module.get_finalized_function(function);
+        // SAFETY: the function was just defined with this signature.
+        let entry = unsafe { std::mem::transmute::<*const u8, Entry>(code) };
+        let arrays = || original.inputs.iter().chain(&original.outputs);
+        let parameters = original.extents.len() + arrays().map(|array| array.block.len()).sum::<usize>();
+        let bytes = |array: &crate::tile::Array| array.block.iter().product::<usize>() * array.dtype.bytes() as usize;
+        Ok(Compiled {
+            entry,
+            points: plan.points,
+            grain: plan.grain,
+            nanoseconds: plan.nanoseconds,
+            words: arrays().count() + parameters,
+            operand_bytes: arrays().map(bytes).collect(),
+            calls: emitted.calls,
+        })
+    }
+}
+
+impl Drop for Jit {
+    /// Compiled kernels may outlive their compiler, so their code stays mapped until the process ends.
+    fn drop(&mut self) {
+        std::mem::forget(self.module.take());
+    }
+}
+
+impl Compiled {
+    /// Runs the kernel on slices: safe, with the checks that this takes. `parameters` as `Nest::parameters` gives them.
+    ///
+    /// # Panics
+    /// If an operand is too short or not aligned to 8 bytes, or the number of operands or parameters is wrong.
+    pub fn run_slices(&self, pool: &Pool, parameters: &[i64], inputs: &[&[u8]], outputs: &mut [&mut [u8]]) {
+        let mut words = vec![];
+        let outputs = outputs.iter_mut().map(|output| (output.as_mut_ptr() as u64, output.len()));
+        for (address, length) in inputs.iter().map(|input| (input.as_ptr() as u64, input.len())).chain(outputs) {
+            assert!(
+                length >= self.operand_bytes[words.len()] && address % 8 == 0,
+                "operand {}: {length} bytes at {address:#x}",
+                words.len()
+            );
+            words.push(address);
+        }
+        assert!(
+            words.len() == self.operand_bytes.len(),
+            "{} operands for a kernel of {}",
+            words.len(),
+            self.operand_bytes.len()
+        );
+        words.extend(parameters.iter().map(|parameter| *parameter as u64));
+        // SAFETY: lengths and alignment were checked; exclusive slices do not overlap others.
+        unsafe { self.run(pool, &words) };
+    }
+
+    /// Runs the kernel. `arguments` are the addresses of inputs, then outputs, then the values of `Nest::parameters`.
+    ///
+    /// # Safety
+    /// The addresses point to `operand_bytes` bytes each, aligned to their elements; outputs are written by nobody else meanwhile, and
+    /// share memory with inputs only as the kernel IR allows.
+    pub unsafe fn run(&self, pool: &Pool, arguments: &[u64]) {
+        assert!(arguments.len() == self.words, "{} words for a kernel that takes {}", arguments.len(), self.words);
+        let chunks = self.points.div_ceil(self.grain);
+        pool.run(chunks, self.nanoseconds, &|worker, chunk| {
+            let begin = chunk * self.grain;
+            let end = self.points.min(begin + self.grain);
+            // SAFETY: the caller's; the scratch is as large as the code needs, checked when it was compiled.
+            unsafe { (self.entry)(arguments.as_ptr(), worker.scratch(), begin as i64, end as i64) };
+        });
+    }
+}

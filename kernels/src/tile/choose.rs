@@ -1,0 +1,192 @@
+//! Which dim runs in tiles, in what order the other loops run, and how many chunks of work that makes: functions of shapes only.
+
+use super::Nest;
+use super::access::{Access, Typing, bit, bits, over_of, reachable, value_of};
+use crate::library::vector::Ty;
+use dcc_program::kernel::{BinaryOp, DimId, Expr, ExprId, Outside, Stmt, UnaryOp};
+
+/// Elements of a tile: the temporaries of a usual kernel stay in the first-level cache.
+const TILE: usize = 1024;
+/// A statement's own dim of up to so many points is one tile, so that its values serve later statements of the point.
+const SINGLE: usize = 4096;
+/// Tile length where an operand is read or written across its memory order: its cache lines are used again by the next points.
+const BLOCK: usize = 64;
+/// Nanoseconds of a chunk, about.
+const CHUNK_NS: f64 = 20_000.0;
+
+/// How a dim is cut into tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tiling {
+    pub dim: DimId,
+    pub length: usize,
+}
+
+/// The decisions about one nest.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// An outer dim in tiles, around the whole body.
+    pub column: Option<Tiling>,
+    /// Outer loops, slowest first; the column dim stands for its tiles.
+    pub order: Vec<DimId>,
+    /// Without a column: each statement's own tile dim.
+    pub statements: Vec<Option<Tiling>>,
+    /// Iterations of the outer loops, and how many of them make a chunk.
+    pub points: usize,
+    pub grain: usize,
+    /// Estimated duration on one thread.
+    pub nanoseconds: usize,
+}
+
+impl Plan {
+    pub fn new(nest: &Nest, typing: &Typing) -> Plan {
+        let estimate = Estimate::new(nest, typing);
+        let body = &nest.kernel.body;
+        let best_own = |i: usize| {
+            let own = over_of(&body[i]).iter().map(|dim| Some(*dim));
+            let scalar = std::iter::once(None);
+            let costs = own.chain(scalar).map(|dim| (estimate.statement(i, dim), dim));
+            costs.min_by(|x, y| x.0.total_cmp(&y.0)).expect("the scalar way is always there")
+        };
+        let rows: Vec<(f64, Option<DimId>)> = (0..body.len()).map(best_own).collect();
+        let row_cost: f64 = rows.iter().map(|row| row.0).sum();
+        let columns =
+            nest.kernel.outer.iter().map(|dim| ((0..body.len()).map(|i| estimate.statement(i, Some(*dim))).sum::<f64>(), *dim));
+        match columns.min_by(|x, y| x.0.total_cmp(&y.0)).filter(|column| column.0 < row_cost) {
+            Some((cost, dim)) => Plan::with_column(nest, &estimate, dim, cost),
+            None => {
+                let tiling = |(_, dim): &(f64, Option<DimId>)| {
+                    dim.map(|dim| {
+                        let extent = nest.extents[usize::from(dim.0)];
+                        Tiling { dim, length: if extent <= SINGLE { extent.max(1) } else { TILE } }
+                    })
+                };
+                let order = nest.kernel.outer.clone();
+                Plan::finish(nest, None, order, rows.iter().map(tiling).collect(), row_cost)
+            }
+        }
+    }
+
+    fn with_column(nest: &Nest, estimate: &Estimate, dim: DimId, cost: f64) -> Plan {
+        let extent = nest.extents[usize::from(dim.0)];
+        let mut order: Vec<DimId> = nest.kernel.outer.iter().copied().filter(|d| *d != dim).collect();
+        let across = estimate.across(dim).filter(|d| order.contains(d));
+        let others: usize = order.iter().map(|d| nest.extents[usize::from(d.0)]).product();
+        let mut length = if across.is_some() { BLOCK } else { TILE };
+        if cost > 2.0 * CHUNK_NS && others < 16 {
+            // Few points otherwise: shorter tiles for enough chunks.
+            length = length.min(extent.div_ceil(16usize.div_ceil(others.max(1))).next_multiple_of(32).max(64));
+        }
+        if let Some(across) = across {
+            order.retain(|d| *d != across);
+            order.extend([dim, across]);
+        } else {
+            order.push(dim);
+        }
+        Plan::finish(nest, Some(Tiling { dim, length }), order, vec![None; nest.kernel.body.len()], cost)
+    }
+
+    fn finish(nest: &Nest, column: Option<Tiling>, order: Vec<DimId>, statements: Vec<Option<Tiling>>, cost: f64) -> Plan {
+        let mut plan = Plan { column, order, statements, points: 1, grain: 1, nanoseconds: cost as usize };
+        plan.points = plan.order.iter().map(|dim| plan.trips(nest, *dim)).product();
+        let chunks = (cost / CHUNK_NS).clamp(1.0, 64.0) as usize;
+        plan.grain = plan.points.div_ceil(chunks).max(1);
+        plan
+    }
+
+    /// Iterations of an outer loop.
+    pub fn trips(&self, nest: &Nest, dim: DimId) -> usize {
+        let extent = nest.extents[usize::from(dim.0)];
+        match self.column {
+            Some(column) if column.dim == dim => extent.div_ceil(column.length),
+            _ => extent,
+        }
+    }
+}
+
+/// Nanoseconds of statements under a choice of tile dim.
+struct Estimate<'a> {
+    nest: &'a Nest,
+    typing: &'a Typing,
+    /// Each statement's expressions and memory accesses.
+    parts: Vec<(Vec<ExprId>, Vec<Access>)>,
+}
+
+impl<'a> Estimate<'a> {
+    fn new(nest: &'a Nest, typing: &'a Typing) -> Self {
+        let parts = nest.kernel.body.iter().map(|stmt| {
+            let exprs = reachable(&nest.kernel, &[value_of(stmt)]);
+            let load = |id: &ExprId| match nest.kernel.get(*id) {
+                Expr::Load { input, index, outside } => {
+                    Some(Access::new(nest, &nest.inputs[usize::from(*input)], index, *outside))
+                }
+                _ => None,
+            };
+            let mut accesses: Vec<Access> = exprs.iter().filter_map(load).collect();
+            if let Stmt::Store { output, index, .. } = stmt {
+                accesses.push(Access::new(nest, &nest.outputs[usize::from(*output)], index, Outside::Never));
+            }
+            (exprs, accesses)
+        });
+        Estimate { nest, typing, parts: parts.collect() }
+    }
+
+    fn extent(&self, dim: DimId) -> f64 {
+        self.nest.extents[usize::from(dim.0)] as f64
+    }
+
+    fn statement(&self, i: usize, tile: Option<DimId>) -> f64 {
+        let stmt = &self.nest.kernel.body[i];
+        let (exprs, accesses) = &self.parts[i];
+        let all = bits(&self.nest.kernel.outer) | bits(over_of(stmt));
+        let points: f64 =
+            (0..self.nest.extents.len() as u8).map(DimId).filter(|d| all & bit(*d) != 0).map(|d| self.extent(d)).product();
+        let Some(tile) = tile else { return points * 8.0 * (exprs.len() + accesses.len()) as f64 };
+        let length = self.extent(tile).clamp(1.0, TILE as f64);
+        let depends = |id: ExprId| self.typing.depends(id) & bit(tile) != 0;
+        let mut each = 0.0;
+        let mut calls = 1.0;
+        for id in exprs.iter().filter(|id| depends(**id)) {
+            each += self.operation(*id);
+            calls += 1.0;
+        }
+        for access in accesses {
+            let stride = access.strides[usize::from(tile.0)];
+            let indirect = access.indirect.iter().any(|(_, id)| depends(*id));
+            each += match (indirect || !access.checked.is_empty(), stride) {
+                (true, _) => 1.5,
+                (false, 0 | 1) => 0.05,
+                _ => 1.0,
+            };
+        }
+        points * (each + calls * 6.0 / length)
+    }
+
+    fn operation(&self, id: ExprId) -> f64 {
+        let each = match self.nest.kernel.get(id) {
+            Expr::Load { .. } | Expr::Var(_) | Expr::Const { .. } => return 0.0,
+            Expr::Unary(
+                UnaryOp::Exp
+                | UnaryOp::Tanh
+                | UnaryOp::Erf
+                | UnaryOp::Logistic
+                | UnaryOp::Log
+                | UnaryOp::Expm1
+                | UnaryOp::Log1p,
+                _,
+            ) => 0.3,
+            Expr::Unary(UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Sign | UnaryOp::Not, _) => 0.03,
+            Expr::Unary(UnaryOp::Sqrt | UnaryOp::Rsqrt | UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::RoundEven, _) => 0.15,
+            Expr::Unary(..) | Expr::Binary(BinaryOp::Pow, ..) => 10.0,
+            Expr::Uniform { .. } => 0.5,
+            _ => 0.03,
+        };
+        if matches!(self.typing.ty(id), Ty::F32 | Ty::Bool) { each } else { 2.0 * each }
+    }
+
+    /// A dim along which an operand is contiguous that is read or written across its order along `tile`.
+    fn across(&self, tile: DimId) -> Option<DimId> {
+        let strided = |access: &&Access| !matches!(access.strides[usize::from(tile.0)], 0 | 1);
+        let access = self.parts.iter().flat_map(|part| &part.1).find(strided)?;
+        access.strides.iter().position(|stride| *stride == 1).map(|d| DimId(d as u8))
+    }
+}

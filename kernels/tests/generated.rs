@@ -1,0 +1,453 @@
+//! Generated kernels against the reference evaluator: the hot ones by name, then random ones, on whole and on uneven shards.
+
+use dcc_kernels::reference::{self, Scalar};
+use dcc_kernels::{Isa, Jit, Nest, Pool};
+use dcc_program::kernel::*;
+use dcc_program::mesh::Extent;
+use dcc_program::types::{DType, Reduce};
+
+/// Builds kernels tersely.
+#[derive(Default)]
+struct Build {
+    kernel: Kernel,
+    vars: u32,
+}
+
+impl Build {
+    fn new(dims: &[&str]) -> Build {
+        let mut build = Build::default();
+        dims.iter().for_each(|name| _ = build.kernel.dim(*name));
+        build
+    }
+    fn outer(mut self, dims: &[u8]) -> Build {
+        self.kernel.outer = dims.iter().map(|d| DimId(*d)).collect();
+        self
+    }
+    fn input(&mut self, dtype: DType, dims: &[u8]) -> ExprId {
+        let input = self.kernel.inputs.len() as u8;
+        self.kernel.inputs.push(Argument { dtype, rank: dims.len() as u8 });
+        let index = dims.iter().map(|d| Index::Dim(DimId(*d))).collect();
+        self.kernel.expr(Expr::Load { input, index, outside: Outside::Never })
+    }
+    fn indexed(&mut self, dtype: DType, index: Vec<Index>, outside: Outside) -> ExprId {
+        let input = self.kernel.inputs.len() as u8;
+        self.kernel.inputs.push(Argument { dtype, rank: index.len() as u8 });
+        self.kernel.expr(Expr::Load { input, index, outside })
+    }
+    fn float(&mut self, dtype: DType, x: f64) -> ExprId {
+        self.kernel.expr(Expr::Const { dtype, bits: x.to_bits() })
+    }
+    fn int(&mut self, x: i64) -> ExprId {
+        self.kernel.expr(Expr::Const { dtype: DType::I64, bits: x as u64 })
+    }
+    fn un(&mut self, op: UnaryOp, x: ExprId) -> ExprId {
+        self.kernel.expr(Expr::Unary(op, x))
+    }
+    fn bin(&mut self, op: BinaryOp, x: ExprId, y: ExprId) -> ExprId {
+        self.kernel.expr(Expr::Binary(op, x, y))
+    }
+    fn add(&mut self, x: ExprId, y: ExprId) -> ExprId {
+        self.bin(BinaryOp::Add, x, y)
+    }
+    fn sub(&mut self, x: ExprId, y: ExprId) -> ExprId {
+        self.bin(BinaryOp::Sub, x, y)
+    }
+    fn mul(&mut self, x: ExprId, y: ExprId) -> ExprId {
+        self.bin(BinaryOp::Mul, x, y)
+    }
+    fn reduce(&mut self, op: Reduce, over: &[u8], value: ExprId) -> ExprId {
+        let var = VarId(self.vars);
+        self.vars += 1;
+        let over = over.iter().map(|d| DimId(*d)).collect();
+        self.kernel.body.push(Stmt::Reduce { var, op, over, value });
+        self.kernel.expr(Expr::Var(var))
+    }
+    fn bind(&mut self, value: ExprId) -> ExprId {
+        let var = VarId(self.vars);
+        self.vars += 1;
+        self.kernel.body.push(Stmt::Let { var, value });
+        self.kernel.expr(Expr::Var(var))
+    }
+    fn store(&mut self, dtype: DType, over: &[u8], dims: &[u8], value: ExprId) {
+        self.store_as(dtype, over, dims, value, StoreMode::Assign);
+    }
+    fn store_as(&mut self, dtype: DType, over: &[u8], dims: &[u8], value: ExprId, mode: StoreMode) {
+        let output = self.kernel.outputs.len() as u8;
+        self.kernel.outputs.push(Argument { dtype, rank: dims.len() as u8 });
+        let index = dims.iter().map(|d| Index::Dim(DimId(*d))).collect();
+        let over = over.iter().map(|d| DimId(*d)).collect();
+        self.kernel.body.push(Stmt::Store { output, over, index, value, mode });
+    }
+}
+
+fn whole(size: u64) -> Extent {
+    Extent { offset: 0, valid: size, block: size }
+}
+
+/// A generator of small pseudo-random numbers.
+struct Random(u64);
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize % n
+    }
+    fn scalar(&mut self, dtype: DType) -> Scalar {
+        match dtype {
+            DType::Bool => Scalar::Int(self.below(2) as i64),
+            // Exact in every float type.
+            d if d.is_float() => Scalar::Float((self.below(257) as f64 - 128.0) / 64.0),
+            _ => Scalar::Int(self.below(11) as i64),
+        }
+    }
+}
+
+fn bytes(dtype: DType, values: &[Scalar]) -> Vec<u8> {
+    let mut raw = vec![];
+    for value in values {
+        match (dtype, *value) {
+            (DType::F32, Scalar::Float(x)) => raw.extend((x as f32).to_le_bytes()),
+            (DType::F64, Scalar::Float(x)) => raw.extend(x.to_le_bytes()),
+            (DType::BF16, Scalar::Float(x)) => raw.extend((((x as f32).to_bits() >> 16) as u16).to_le_bytes()),
+            (_, Scalar::Int(x)) => raw.extend(&x.to_le_bytes()[..dtype.bytes() as usize]),
+            other => panic!("{other:?}"),
+        }
+    }
+    raw
+}
+
+fn scalars(dtype: DType, raw: &[u8]) -> Vec<Scalar> {
+    let size = dtype.bytes() as usize;
+    raw.chunks_exact(size)
+        .map(|b| match dtype {
+            DType::F32 => Scalar::Float(f32::from_le_bytes(b.try_into().unwrap()).into()),
+            DType::F64 => Scalar::Float(f64::from_le_bytes(b.try_into().unwrap())),
+            DType::BF16 => Scalar::Float(f32::from_bits(u32::from(u16::from_le_bytes(b.try_into().unwrap())) << 16).into()),
+            DType::I32 => Scalar::Int(i32::from_le_bytes(b.try_into().unwrap()).into()),
+            DType::I64 => Scalar::Int(i64::from_le_bytes(b.try_into().unwrap())),
+            _ => Scalar::Int(b[0].into()),
+        })
+        .collect()
+}
+
+/// Runs `kernel` by JIT and by reference and compares; every instruction set and 1 and 3 threads must agree in all bits.
+fn check(kernel: &Kernel, inputs: &[Vec<Extent>], outputs: &[Vec<Extent>], tolerance: f64) {
+    let nest = Nest::bind(kernel, inputs, outputs).unwrap();
+    let parameters = Nest::parameters(kernel, inputs, outputs).unwrap();
+    let mut random = Random(7);
+    let size = |dims: &Vec<Extent>| dims.iter().map(|e| e.block as usize).product::<usize>();
+    let given: Vec<Vec<Scalar>> =
+        kernel.inputs.iter().zip(inputs).map(|(a, dims)| (0..size(dims)).map(|_| random.scalar(a.dtype)).collect()).collect();
+    let preset = |dtype: DType| if dtype.is_float() { Scalar::Float(3.0) } else { Scalar::Int(1) };
+    let mut expected: Vec<Vec<Scalar>> =
+        kernel.outputs.iter().zip(outputs).map(|(a, dims)| vec![preset(a.dtype); size(dims)]).collect();
+    let start = expected.clone();
+    reference::run(&nest, &parameters, &given, &mut expected);
+    let mut first: Option<Vec<Vec<u8>>> = None;
+    for isa in Isa::available() {
+        for threads in [1, 3] {
+            let compiled = Jit::with_isa(isa).unwrap().compile(nest.clone()).unwrap();
+            let raw: Vec<Vec<u8>> = kernel.inputs.iter().zip(&given).map(|(a, v)| bytes(a.dtype, v)).collect();
+            let mut copies: Vec<Vec<u8>> = kernel.outputs.iter().zip(&start).map(|(a, v)| bytes(a.dtype, v)).collect();
+            let refs: Vec<&[u8]> = raw.iter().map(|r| &r[..]).collect();
+            let mut slices: Vec<&mut [u8]> = copies.iter_mut().map(|c| &mut c[..]).collect();
+            compiled.run_slices(&Pool::new(threads), &parameters, &refs, &mut slices);
+            for (o, argument) in kernel.outputs.iter().enumerate() {
+                let got = scalars(argument.dtype, &copies[o]);
+                for (i, (got, want)) in got.iter().zip(&expected[o]).enumerate() {
+                    let fine = match (*got, *want) {
+                        (Scalar::Float(x), Scalar::Float(y)) => {
+                            (x - y).abs() <= tolerance * (1.0 + y.abs()) || x == y || (x.is_nan() && y.is_nan())
+                        }
+                        (x, y) => x == y,
+                    };
+                    assert!(fine, "{isa:?} output {o}[{i}]: {got:?}, expected {want:?}\n{kernel:#?}");
+                }
+            }
+            assert!(first.get_or_insert_with(|| copies.clone()) == &copies, "{isa:?} with {threads} threads differs");
+        }
+    }
+}
+
+const F: DType = DType::F32;
+
+#[test]
+fn softmax_rows() {
+    for (rows, columns) in [(5, 33), (40, 1024), (3, 5000), (7, 1)] {
+        let mut b = Build::new(&["i", "j"]).outer(&[0]);
+        let x = b.input(F, &[0, 1]);
+        let max = b.reduce(Reduce::Max, &[1], x);
+        let shifted = b.sub(x, max);
+        let e = b.un(UnaryOp::Exp, shifted);
+        let sum = b.reduce(Reduce::Sum, &[1], e);
+        let y = b.bin(BinaryOp::Div, e, sum);
+        b.store(F, &[1], &[0, 1], y);
+        let dims = vec![whole(rows), whole(columns)];
+        check(&b.kernel, &[dims.clone()], &[dims], 1e-6);
+    }
+}
+
+#[test]
+fn layer_norm() {
+    for columns in [20, 768, 4500] {
+        let mut b = Build::new(&["i", "j"]).outer(&[0]);
+        let (x, gain, bias) = (b.input(F, &[0, 1]), b.input(F, &[1]), b.input(F, &[1]));
+        let n = b.float(F, 1.0 / columns as f64);
+        let (sum, eps) = (b.reduce(Reduce::Sum, &[1], x), b.float(F, 1e-5));
+        let mean = b.mul(sum, n);
+        let centred = b.sub(x, mean);
+        let square = b.mul(centred, centred);
+        let sum = b.reduce(Reduce::Sum, &[1], square);
+        let variance = b.mul(sum, n);
+        let variance = b.add(variance, eps);
+        let r = b.un(UnaryOp::Rsqrt, variance);
+        let r = b.bind(r);
+        let y = b.mul(centred, r);
+        let y = b.mul(y, gain);
+        let y = b.add(y, bias);
+        b.store(F, &[1], &[0, 1], y);
+        b.store(F, &[], &[0], mean);
+        let (i, j) = (whole(9), whole(columns));
+        check(&b.kernel, &[vec![i, j], vec![j], vec![j]], &[vec![i, j], vec![i]], 1e-5);
+    }
+}
+
+#[test]
+fn bias_gelu_residual_and_bias_gradient() {
+    let mut b = Build::new(&["i", "j"]).outer(&[0, 1]);
+    let (x, bias, r) = (b.input(F, &[0, 1]), b.input(F, &[1]), b.input(F, &[0, 1]));
+    let x = b.add(x, bias);
+    let (c, k, half, one) = (b.float(F, 0.044715), b.float(F, 0.797_884_56), b.float(F, 0.5), b.float(F, 1.0));
+    let x2 = b.mul(x, x);
+    let x3 = b.mul(x2, x);
+    let x3 = b.mul(x3, c);
+    let u = b.add(x, x3);
+    let u = b.mul(u, k);
+    let t = b.un(UnaryOp::Tanh, u);
+    let t = b.add(t, one);
+    let y = b.mul(x, half);
+    let y = b.mul(y, t);
+    let y = b.add(y, r);
+    b.store(F, &[], &[0, 1], y);
+    let (i, j) = (whole(40), whole(300));
+    check(&b.kernel, &[vec![i, j], vec![j], vec![i, j]], &[vec![i, j]], 1e-6);
+
+    let mut b = Build::new(&["i", "j"]).outer(&[1]);
+    let dy = b.input(F, &[0, 1]);
+    let sum = b.reduce(Reduce::Sum, &[0], dy);
+    b.store_as(F, &[], &[1], sum, StoreMode::Accumulate);
+    for i in [1, 63, 64, 300] {
+        check(&b.kernel, &[vec![whole(i), j]], &[vec![j]], 1e-6);
+        check(&b.kernel, &[vec![whole(i), whole(3)]], &[vec![whole(3)]], 1e-6);
+    }
+}
+
+#[test]
+fn transposes_slices_and_pads() {
+    let (i, j, k) = (whole(70), whole(130), whole(5));
+    for dtype in [F, DType::F64, DType::I32, DType::Bool, DType::BF16] {
+        let mut b = Build::new(&["i", "j", "k"]).outer(&[0, 1, 2]);
+        let x = b.input(dtype, &[0, 1, 2]);
+        b.store(dtype, &[], &[1, 0, 2], x);
+        check(&b.kernel, &[vec![i, j, k]], &[vec![j, i, k]], 0.0);
+        let mut b = Build::new(&["i", "j"]).outer(&[0, 1]);
+        let x = b.input(dtype, &[1, 0]);
+        b.store(dtype, &[], &[0, 1], x);
+        check(&b.kernel, &[vec![j, i]], &[vec![i, j]], 0.0);
+    }
+    let affine = |dim: u8, times, offset| Index::Affine { terms: vec![(DimId(dim), times)], offset };
+    for (times, offset, size) in [(1, -3, 130), (1, 4, 100), (2, 1, 300), (-1, 129, 130), (3, -20, 50)] {
+        let mut b = Build::new(&["i", "j"]).outer(&[0, 1]);
+        let x = b.indexed(F, vec![affine(0, 1, -2), affine(1, times, offset)], Outside::Zero);
+        b.store(F, &[], &[0, 1], x);
+        check(&b.kernel, &[vec![whole(66), whole(size)]], &[vec![i, j]], 0.0);
+    }
+}
+
+#[test]
+fn vocabulary_shards() {
+    // Embedding: rows outside of this shard are zero. Loss: the target's logit, then the gradient by comparing positions.
+    let (t, c) = (whole(50), whole(24));
+    let vocabulary = Extent { offset: 4, valid: 5, block: 6 };
+    let mut b = Build::new(&["t", "c"]).outer(&[0, 1]);
+    let token = b.input(DType::I64, &[0]);
+    let row = b.indexed(F, vec![Index::Expr(token), Index::Dim(DimId(1))], Outside::Zero);
+    b.store(F, &[], &[0, 1], row);
+    check(&b.kernel, &[vec![t], vec![vocabulary, c]], &[vec![t, c]], 0.0);
+
+    let mut b = Build::new(&["t", "v"]).outer(&[0]);
+    let label = b.input(DType::I32, &[0]);
+    let label = b.kernel.expr(Expr::Cast(DType::I64, label));
+    let logits = b.input(F, &[0, 1]);
+    let target =
+        b.kernel.expr(Expr::Load { input: 1, index: vec![Index::Dim(DimId(0)), Index::Expr(label)], outside: Outside::Zero });
+    let max = b.reduce(Reduce::Max, &[1], logits);
+    let shifted = b.sub(logits, max);
+    let e = b.un(UnaryOp::Exp, shifted);
+    let sum = b.reduce(Reduce::Sum, &[1], e);
+    let position = b.kernel.expr(Expr::Position(DimId(1)));
+    let hit = b.kernel.expr(Expr::Compare(CompareOp::Eq, position, label));
+    let (one, zero) = (b.float(F, 1.0), b.float(F, 0.0));
+    let hot = b.kernel.expr(Expr::Select(hit, one, zero));
+    let p = b.bin(BinaryOp::Div, e, sum);
+    let g = b.sub(p, hot);
+    b.store(F, &[1], &[0, 1], g);
+    let loss = b.un(UnaryOp::Log, sum);
+    let loss = b.add(loss, max);
+    let loss = b.sub(loss, target);
+    b.store(F, &[], &[0], loss);
+    check(&b.kernel, &[vec![t], vec![t, vocabulary]], &[vec![t, vocabulary], vec![t]], 1e-6);
+}
+
+#[test]
+fn adamw_in_place_and_dropout() {
+    let n = whole(3000);
+    let mut b = Build::new(&["i"]).outer(&[0]);
+    let (p, m, v, g) = (b.input(F, &[0]), b.input(F, &[0]), b.input(F, &[0]), b.input(F, &[0]));
+    let step = b.indexed(DType::I64, vec![], Outside::Never);
+    let (b1, b2, c1, c2, lr, eps, one) = (
+        b.float(F, 0.9),
+        b.float(F, 0.999),
+        b.float(F, 0.1),
+        b.float(F, 0.001),
+        b.float(F, 1e-3),
+        b.float(F, 1e-8),
+        b.float(F, 1.0),
+    );
+    let step = b.kernel.expr(Expr::Cast(F, step));
+    let p1 = b.bin(BinaryOp::Pow, b1, step);
+    let correction = b.sub(one, p1);
+    let (x, y) = (b.mul(m, b1), b.mul(g, c1));
+    let m2 = b.add(x, y);
+    let g2 = b.mul(g, g);
+    let (x, y) = (b.mul(v, b2), b.mul(g2, c2));
+    let v2 = b.add(x, y);
+    let root = b.un(UnaryOp::Sqrt, v2);
+    let root = b.add(root, eps);
+    let hat = b.bin(BinaryOp::Div, m2, correction);
+    let update = b.bin(BinaryOp::Div, hat, root);
+    let update = b.mul(update, lr);
+    let p2 = b.sub(p, update);
+    for value in [p2, m2, v2] {
+        b.store(F, &[], &[0], value);
+    }
+    let mut positive = b.kernel.clone();
+    check(&positive, &[vec![n], vec![n], vec![n], vec![n], vec![]], &[vec![n], vec![n], vec![n]], 1e-5);
+    positive.body.rotate_left(1);
+    check(&positive, &[vec![n], vec![n], vec![n], vec![n], vec![]], &[vec![n], vec![n], vec![n]], 1e-5);
+
+    let mut b = Build::new(&["s", "c"]).outer(&[0, 1]);
+    let x = b.input(F, &[0, 1]);
+    let (seed, step) = (b.int(1 << 40 | 5), b.int(3));
+    let (s, c) = (b.kernel.expr(Expr::Position(DimId(0))), b.kernel.expr(Expr::Position(DimId(1))));
+    let width = b.int(100);
+    let row = b.mul(s, width);
+    let element = b.add(row, c);
+    let u = b.kernel.expr(Expr::Uniform { id: 9, seed, step, element });
+    let (rate, zero) = (b.float(F, 0.1), b.float(F, 0.0));
+    let keep = b.kernel.expr(Expr::Compare(CompareOp::Ge, u, rate));
+    let y = b.kernel.expr(Expr::Select(keep, x, zero));
+    b.store(F, &[], &[0, 1], y);
+    b.store(F, &[], &[0, 1], u);
+    let (s, c) = (Extent { offset: 30, valid: 13, block: 15 }, Extent { offset: 34, valid: 33, block: 34 });
+    check(&b.kernel, &[vec![s, c]], &[vec![s, c], vec![s, c]], 0.0);
+}
+
+/// One random kernel of a few statements over three dims.
+fn random_kernel(random: &mut Random, float: DType) -> (Build, Vec<Vec<u8>>) {
+    let mut b = Build::new(&["i", "j", "k"]);
+    let outer: Vec<u8> = (0..3).filter(|_| random.below(2) == 0).collect();
+    b.kernel.outer = outer.iter().map(|d| DimId(*d)).collect();
+    let inner: Vec<u8> = (0..3).filter(|d| !outer.contains(d)).collect();
+    // The first input has all dims in some order, so that every loop has a size.
+    let mut full = vec![0u8, 1, 2];
+    full.rotate_left(random.below(3));
+    let mut shapes = vec![full.clone()];
+    let mut values = vec![b.input(float, &full)];
+    for _ in 0..random.below(3) {
+        let dims: Vec<u8> = (0..3).filter(|_| random.below(2) == 0).collect();
+        values.push(b.input(float, &dims));
+        shapes.push(dims);
+    }
+    let mut scalars = vec![b.float(float, 0.75)];
+    for _ in 0..1 + random.below(3) {
+        let value = random_value(random, &mut b, &values, &scalars, float);
+        if !inner.is_empty() && random.below(2) == 0 {
+            let op = [Reduce::Sum, Reduce::Max, Reduce::Min][random.below(3)];
+            let var = b.reduce(op, &inner, value);
+            scalars.push(var);
+        } else {
+            let mut dims: Vec<u8> = outer.iter().chain(&inner).copied().collect();
+            let turn = random.below(dims.len());
+            dims.rotate_left(turn);
+            let mode = [StoreMode::Assign, StoreMode::Accumulate][random.below(2)];
+            b.store_as(float, &inner, &dims, value, mode);
+            values.push(value);
+        }
+    }
+    let last = random_value(random, &mut b, &values, &scalars, float);
+    b.store(float, &inner, &[2, 0, 1], last);
+    (b, shapes)
+}
+
+fn random_value(random: &mut Random, b: &mut Build, values: &[ExprId], scalars: &[ExprId], float: DType) -> ExprId {
+    let mut pool: Vec<ExprId> = values.iter().chain(scalars).copied().collect();
+    for _ in 0..1 + random.below(5) {
+        let (x, y) = (pool[random.below(pool.len())], pool[random.below(pool.len())]);
+        let next = match random.below(8) {
+            0 => b.un(
+                [UnaryOp::Tanh, UnaryOp::Erf, UnaryOp::Logistic, UnaryOp::Abs, UnaryOp::Neg, UnaryOp::Floor][random.below(6)],
+                x,
+            ),
+            1 => b.bin(BinaryOp::Max, x, y),
+            2 => {
+                let c = b.kernel.expr(Expr::Compare(CompareOp::ALL[random.below(6)], x, y));
+                b.kernel.expr(Expr::Select(c, x, y))
+            }
+            3 => {
+                let p = b.kernel.expr(Expr::Position(DimId(random.below(3) as u8)));
+                let p = b.kernel.expr(Expr::Cast(float, p));
+                let p = b.un(UnaryOp::Tanh, p);
+                b.add(x, p)
+            }
+            4 => b.sub(x, y),
+            5 => b.mul(x, y),
+            _ => b.add(x, y),
+        };
+        pool.push(next);
+    }
+    let last = pool[pool.len() - 1];
+    // Bounded, so that products of sums stay comparable.
+    b.un(UnaryOp::Tanh, last)
+}
+
+#[test]
+fn random_kernels() {
+    let mut random = Random(2024);
+    for case in 0..150 {
+        let float = [F, DType::F64][case % 2];
+        let (b, shapes) = random_kernel(&mut random, float);
+        let loops = dims_in(&b.kernel);
+        let extents: Vec<Extent> = (0..3)
+            .map(|_| {
+                let valid = [1, 2, 5, 37, 70][random.below(5)];
+                Extent { offset: random.below(9) as u64, valid, block: valid + random.below(2) as u64 }
+            })
+            .collect();
+        let inputs: Vec<Vec<Extent>> =
+            shapes.iter().map(|dims| dims.iter().map(|d| extents[usize::from(*d)]).collect()).collect();
+        let outputs: Vec<Vec<Extent>> =
+            loops.iter().map(|dims| dims.iter().map(|d| extents[usize::from(*d)]).collect()).collect();
+        check(&b.kernel, &inputs, &outputs, if float == F { 2e-4 } else { 1e-11 });
+    }
+}
+
+/// The dims of each output.
+fn dims_in(kernel: &Kernel) -> Vec<Vec<u8>> {
+    let mut all = vec![vec![]; kernel.outputs.len()];
+    for stmt in &kernel.body {
+        if let Stmt::Store { output, index, .. } = stmt {
+            all[usize::from(*output)] = index.iter().map(|i| if let Index::Dim(d) = i { d.0 } else { 0 }).collect();
+        }
+    }
+    all
+}
