@@ -96,7 +96,7 @@ fn types_follow_from_operands() {
     mlp(Fault::Kernel, "reduces over the outer dim i", "outer()", "outer(i)");
     mlp(Fault::Type, "the kernel takes f32 of rank 2", "b0 = fused.4 b0, b16, b4", "b0 = fused.4 b0, b4, b4");
     mlp(Fault::Kernel, "the value stored is bool", "max(x0[i, j], 0.0:f32)", "gt(x0[i, j], 0.0:f32)");
-    mlp(Fault::Kernel, "0 of 48 points", "  y0[i, j] = x0[i, j] * 0.08", "  v0 = x0[i, j] * 0.08");
+    mlp(Fault::Kernel, "0 of 24 points", "  y0[i, j] = x0[i, j] * 0.08", "  v0 = x0[i, j] * 0.08");
 }
 
 #[test]
