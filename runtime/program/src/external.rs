@@ -3,6 +3,7 @@
 //! ONNX, external data: `location` is a POSIX path relative to the model's folder. A model is untrusted input, so a path
 //! that is absolute, climbs with `..`, or leaves the folder through a symbolic link is refused.
 
+use std::fs::File;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
@@ -15,6 +16,8 @@ pub enum ExternalError {
     Absolute(String),
     #[error("the external data path `{0}` leaves the model's folder")]
     Escapes(String),
+    #[error("the external data path `{0}` is no regular file")]
+    NotAFile(String),
     #[error("the external data file `{0}` is missing")]
     Missing(String),
     #[error("the external data file `{location}` cannot be opened: {source}")]
@@ -56,6 +59,59 @@ pub fn resolve(folder: &Path, location: &str) -> Result<PathBuf, ExternalError> 
     Ok(path)
 }
 
+/// Opens the regular file that `location` names below `folder`. Where the kernel can, it walks the path itself and lets no
+/// link leave the folder, so that nobody can swap a part of it between the check and the opening.
+pub fn open(folder: &Path, location: &str) -> Result<File, ExternalError> {
+    check_location(location)?;
+    let io = |source: io::Error| match source.kind() {
+        io::ErrorKind::NotFound => ExternalError::Missing(location.to_string()),
+        _ => ExternalError::Io { location: location.to_string(), source },
+    };
+    let file = match open_beneath(folder, location) {
+        Some(file) => file.map_err(|source| match source.raw_os_error() {
+            Some(code) if code == rustix::io::Errno::XDEV.raw_os_error() => ExternalError::Escapes(location.to_string()),
+            _ => io(source),
+        })?,
+        None => {
+            let path = resolve(folder, location)?;
+            // Opening a pipe would wait for a writer.
+            if !path.metadata().map_err(io)?.is_file() {
+                return Err(ExternalError::NotAFile(location.to_string()));
+            }
+            File::open(path).map_err(io)?
+        }
+    };
+    match file.metadata().map_err(io)?.is_file() {
+        true => Ok(file),
+        false => Err(ExternalError::NotAFile(location.to_string())),
+    }
+}
+
+/// `None` where the kernel has no `openat2`.
+#[cfg(target_os = "linux")]
+fn open_beneath(folder: &Path, location: &str) -> Option<io::Result<File>> {
+    use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
+    use rustix::io::Errno;
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let directory = match openat(CWD, folder, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(directory) => directory,
+        Err(e) => return Some(Err(e.into())),
+    };
+    // Without NONBLOCK, opening a pipe would wait for a writer.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    match openat2(&directory, location, flags, Mode::empty(), resolve) {
+        Ok(file) => Some(Ok(File::from(file))),
+        Err(Errno::NOSYS | Errno::PERM | Errno::INVAL) => None,
+        Err(e) => Some(Err(e.into())),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn open_beneath(_: &Path, _: &str) -> Option<io::Result<File>> {
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -81,9 +137,18 @@ mod tests {
         let inside = resolve(&folder, "inside");
         let outside = resolve(&folder, "outside/etc");
         let missing = resolve(&folder, "absent");
+        let opened = ["inside", "outside/etc/passwd", "absent", "."].map(|location| open(&folder, location));
+        let pipe = folder.join("pipe");
+        let made = rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0);
+        let piped = made.is_ok().then(|| open(&folder, "pipe"));
         std::fs::remove_dir_all(&folder).expect("removes");
         assert!(inside.is_ok_and(|path| path.ends_with("real")));
         assert!(matches!(outside, Err(ExternalError::Escapes(_))));
         assert!(matches!(missing, Err(ExternalError::Missing(_))));
+        assert!(opened[0].is_ok());
+        assert!(matches!(opened[1], Err(ExternalError::Escapes(_))));
+        assert!(matches!(opened[2], Err(ExternalError::Missing(_))));
+        assert!(matches!(opened[3], Err(ExternalError::NotAFile(_))));
+        assert!(piped.is_none_or(|p| matches!(p, Err(ExternalError::NotAFile(_)))));
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Nothing here knows how a program was made or how it is executed.
 
+pub mod artifact;
 pub mod check;
 pub mod external;
 pub mod factors;
