@@ -64,7 +64,7 @@ pub struct Input {
 }
 
 /// What has been consumed: the same in every plan, so a checkpoint may be resumed under another.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Position {
     /// Steps under `Layout::Steps`.
     pub steps: u64,

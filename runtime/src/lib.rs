@@ -1,5 +1,6 @@
 //! Runs one rank's program of a dcc artifact: devices, collectives, launch, data, checkpoints.
 
+pub mod checkpoint;
 pub mod comm;
 pub mod data;
 pub mod error;

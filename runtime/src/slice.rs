@@ -1,5 +1,8 @@
 //! Boxes of row-major tensors: which contiguous runs of a global tensor a rank's local buffer holds, and where.
 
+use dcc_program::program::Piece;
+use dcc_program::{Coordinates, Mesh, TensorType};
+
 /// A box of a global tensor, held in a local buffer that may be larger (blocks of uneven shards have unspecified tails).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slice {
@@ -26,6 +29,25 @@ impl Slice {
     /// A whole tensor in a buffer of its own shape.
     pub fn whole(shape: &[u64]) -> Slice {
         Slice { global: shape.to_vec(), start: vec![0; shape.len()], extent: shape.to_vec(), local: shape.to_vec() }
+    }
+
+    /// What the rank at `at` holds of a value of type `ty`.
+    pub fn of(ty: &TensorType, mesh: &Mesh, at: &Coordinates) -> Slice {
+        let extents = ty.extents(mesh, at);
+        Slice {
+            global: ty.shape.to_vec(),
+            start: extents.iter().map(|extent| extent.offset).collect(),
+            extent: extents.iter().map(|extent| extent.valid).collect(),
+            local: extents.iter().map(|extent| extent.block).collect(),
+        }
+    }
+
+    /// The same elements as part of the tensor that this one is a piece of: `piece` along its dim, `whole` elements there.
+    pub fn as_piece(mut self, piece: &Piece, whole: u64) -> Slice {
+        let dim = usize::from(piece.dim);
+        self.global[dim] = whole;
+        self.start[dim] += piece.start;
+        self
     }
 
     pub fn elements(&self) -> u64 {
@@ -80,27 +102,23 @@ impl Slice {
     }
 }
 
-/// Copies the common box of two slices of one tensor, `element` bytes each, from one buffer to the other; the elements copied.
-pub fn copy_common(from: &Slice, source: &[u8], into: &Slice, target: &mut [u8], element: usize) -> u64 {
+/// Calls `each` with `(index in from's buffer, index in into's buffer, elements)` for every run that two slices of one tensor
+/// have in common; the elements in all.
+pub fn for_each_common(from: &Slice, into: &Slice, mut each: impl FnMut(u64, u64, u64)) -> u64 {
     let Some((start, extent)) = from.intersect(into) else { return 0 };
-    let within = |slice: &Slice| -> Vec<u64> { start.iter().zip(&slice.start).map(|(a, b)| a - b).collect() };
     // The common box as seen from each buffer: a box of a tensor of the buffer's shape.
-    let boxed = |slice: &Slice| Slice {
-        global: slice.local.clone(),
-        start: within(slice),
-        extent: extent.clone(),
-        local: extent.clone(),
+    let runs = |slice: &Slice| {
+        let within = start.iter().zip(&slice.start).map(|(a, b)| a - b).collect();
+        let boxed = Slice { global: slice.local.clone(), start: within, extent: extent.clone(), local: extent.clone() };
+        let mut runs = Vec::new();
+        boxed.for_each_run(|run| runs.push(run));
+        runs
     };
-    let (mut reads, mut writes) = (Vec::new(), Vec::new());
-    boxed(from).for_each_run(|run| reads.push(run));
-    boxed(into).for_each_run(|run| writes.push(run));
+    let (reads, writes) = (runs(from), runs(into));
     let mut read = reads.iter().flat_map(|run| pieces(*run, &writes)).peekable();
     for write in &writes {
         while let Some(piece) = read.next_if(|piece: &Run| piece.local < write.local + write.len) {
-            let at = (write.global + piece.local - write.local) as usize * element;
-            let bytes = piece.len as usize * element;
-            let source_at = piece.global as usize * element;
-            target[at..at + bytes].copy_from_slice(&source[source_at..source_at + bytes]);
+            each(piece.global, write.global + piece.local - write.local, piece.len);
         }
     }
     extent.iter().product()
@@ -170,8 +188,14 @@ mod tests {
             };
             for target in blocks(target_dim, 2) {
                 let mut found = vec![0xEE; target.local_elements() as usize];
-                let copied: u64 =
-                    blocks(source_dim, 3).iter().map(|source| copy_common(source, &cut(source), &target, &mut found, 1)).sum();
+                let mut copied = 0;
+                for source in blocks(source_dim, 3) {
+                    let bytes = cut(&source);
+                    copied += for_each_common(&source, &target, |from, to, len| {
+                        let (from, to, len) = (from as usize, to as usize, len as usize);
+                        found[to..to + len].copy_from_slice(&bytes[from..from + len]);
+                    });
+                }
                 assert_eq!(copied, target.elements());
                 assert_eq!(found, cut(&target));
             }

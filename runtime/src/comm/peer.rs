@@ -164,7 +164,7 @@ impl Peer {
 
     /// Serves queues and sleeps until `need` has no answer left.
     fn block(&mut self, need: impl Fn(&Peer) -> Option<Need>) -> Result<()> {
-        let mut since = None;
+        let (mut since, mut sign) = (Instant::now(), None);
         let mut finished = None;
         loop {
             let bell = self.segment.bell(self.rank).load(SeqCst);
@@ -189,9 +189,15 @@ impl Peer {
             }) {
                 continue;
             }
-            let waited = since.get_or_insert_with(Instant::now).elapsed();
+            // A peer that goes on, if slowly, is not silent: it may be saving a checkpoint.
+            let culprit = self.segment.culprit(self.rank, need.peer);
+            let seen = (culprit, self.segment.beats(culprit));
+            if sign != Some(seen) {
+                (sign, since) = (Some(seen), Instant::now());
+            }
+            let waited = since.elapsed();
             if waited >= self.patience.timeout {
-                return Err(self.silent(&need, waited));
+                return Err(self.silent(&need, culprit, waited));
             }
             self.segment.set_waiting_on(self.rank, Some(need.peer));
             self.segment.sleeping(self.rank).store(1, SeqCst);
@@ -215,8 +221,7 @@ impl Peer {
     }
 
     /// A wait for a silent peer ends as an error that names it, or the rank that it waits for in turn.
-    fn silent(&self, need: &Need, waited: Duration) -> Error {
-        let culprit = self.segment.culprit(self.rank, need.peer);
+    fn silent(&self, need: &Need, culprit: u32, waited: Duration) -> Error {
         let seconds = waited.as_secs_f64();
         let last = match self.segment.is_finished(culprit) {
             true => "has finished its program".to_owned(),

@@ -188,7 +188,7 @@ fn refused(paths: &[&Path], map: &[(&str, &str)], inputs: &[Input], options: &Op
     let paths: Vec<PathBuf> = paths.iter().map(|path| path.to_path_buf()).collect();
     let map: Vec<(String, String)> = map.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect();
     let result = Files::open(&paths, &map).and_then(|files| Dataset::open(&files, inputs, options));
-    result.err().expect("an error").to_string()
+    result.expect_err("an error").to_string()
 }
 
 #[test]

@@ -1,0 +1,151 @@
+//! Checkpoints: weights, optimizer state and the position of a run, in files that any plan can load.
+//!
+//! A folder `step-00001000/` holds safetensors shards, one per rank; `index.json`, which says where each slice of each global
+//! tensor lies; and `MANIFEST`, with the BLAKE3 of every file and of itself. It is written under a temporary name, synced and
+//! renamed: a folder of that name is whole. Every byte is verified before it is used.
+
+mod manifest;
+mod read;
+#[cfg(test)]
+mod tests;
+mod write;
+
+use crate::comm::Comm;
+use crate::data::Position;
+use crate::error::{Error, Result};
+use crate::slice::Slice;
+use dcc_program::{Coordinates, DType, Mesh, TensorType};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+pub use read::Checkpoint;
+
+/// Which tensor: a weight of the model, or optimizer or running state of that weight.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Key {
+    /// Initializer name in the model.
+    pub name: String,
+    /// `m`, `v`, `momentum`, …; none for the weight itself.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub state: Option<String>,
+}
+
+/// Reads bytes of a rank's local buffer from an offset on: the device's copy to the host.
+pub type ReadLocal<'a> = dyn Fn(u64, &mut [u8]) -> Result<()> + 'a;
+
+/// What one rank writes of one tensor. Of the ranks that hold the same slice, one writes it: see `is_writer`.
+pub struct Shard<'a> {
+    pub key: Key,
+    pub dtype: DType,
+    /// Of the whole tensor, pieces included.
+    pub slice: Slice,
+    pub read: &'a ReadLocal<'a>,
+}
+
+/// Where a run stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunState {
+    /// Optimizer steps done.
+    pub step: u64,
+    pub seed: u64,
+    /// Data consumed.
+    pub position: Position,
+    /// Hash of the data: `Dataset::fingerprint`.
+    pub data: u64,
+    /// What made it, for people: model, mesh, options.
+    pub description: String,
+}
+
+/// When and where to save.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    pub dir: PathBuf,
+    /// Complete checkpoints to keep, the new one included; none for all.
+    pub keep_last: Option<usize>,
+}
+
+/// `--resume`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Resume {
+    /// The newest checkpoint of `--save-dir`, if there is one.
+    Auto,
+    None,
+    Path(PathBuf),
+}
+
+impl Resume {
+    pub fn parse(text: &str) -> Resume {
+        match text {
+            "auto" => Resume::Auto,
+            "none" => Resume::None,
+            path => Resume::Path(path.into()),
+        }
+    }
+
+    /// The checkpoint to start from. Errors: a path that is none.
+    pub fn find(&self, save_dir: Option<&Path>) -> Result<Option<PathBuf>> {
+        match self {
+            Resume::None => Ok(None),
+            Resume::Path(path) if path.join(manifest::NAME).exists() => Ok(Some(path.clone())),
+            // A folder of checkpoints means its newest.
+            Resume::Path(path) => match steps(path)?.pop() {
+                Some((_, newest)) => Ok(Some(newest)),
+                None => Err(Error::data_option("--resume: no checkpoint there").at(path.display())),
+            },
+            Resume::Auto => Ok(save_dir.map(steps).transpose()?.and_then(|mut steps| steps.pop()).map(|(_, path)| path)),
+        }
+    }
+}
+
+/// Whether the rank at `at` is the one that writes its slice: the first of those that hold the same. Along `pp` every stage
+/// that has a parameter would hold it; of a tied one the first stage writes, which the caller knows.
+pub fn is_writer(ty: &TensorType, mesh: &Mesh, at: &Coordinates) -> bool {
+    mesh.space().filter(|&axis| mesh.name(axis) != "pp" && !ty.sharding.uses(axis)).all(|axis| at.get(axis) == 0)
+}
+
+/// Complete checkpoints in `dir`, oldest first.
+pub fn steps(dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    let failed = |error| Error::io("list checkpoints", dir, error);
+    let entries = match std::fs::read_dir(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(failed)?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
+        let step = entry.file_name().to_str().and_then(|name| name.strip_prefix("step-")?.parse().ok());
+        found.extend(step.map(|step: u64| (step, entry.path())));
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Saves on all ranks together; where the checkpoint is. Errors, on every rank: no space, no permission; what was there before
+/// is as it was.
+pub fn save(comm: &mut dyn Comm, options: &Options, state: &RunState, shards: &[Shard<'_>]) -> Result<PathBuf> {
+    let path = options.dir.join(format!("step-{:08}", state.step));
+    let partial = options.dir.join(format!(".step-{:08}.partial", state.step));
+    let first = comm.rank() == 0;
+    let prepared = if first { write::prepare(&partial) } else { Ok(()) };
+    together(comm, prepared)?;
+    let (rank, world) = (comm.rank(), comm.world());
+    let written = write::shards(comm, &partial, rank, state.step, shards);
+    together(comm, written)?;
+    let finished = if first { write::finish(&partial, &path, world, state, options.keep_last) } else { Ok(()) };
+    if finished.is_err() {
+        // Best effort: the space of a checkpoint that did not come to be.
+        let _ = std::fs::remove_dir_all(&partial);
+    }
+    together(comm, finished)?;
+    Ok(path)
+}
+
+/// All ranks succeed, or all fail: the one that failed with its own error.
+fn together(comm: &mut dyn Comm, result: Result<()>) -> Result<()> {
+    let failed = comm.agree(result.is_err() as u64)?;
+    result?;
+    match failed {
+        0 => Ok(()),
+        _ => Err(Error::peer("another rank could not save")),
+    }
+}

@@ -1,0 +1,166 @@
+//! Reading: verify, then assemble any slice of any tensor from whatever slices were saved.
+
+use super::manifest::{self, Entry};
+use super::write::{FORMAT, INDEX, Index, Piece, Tensor};
+use super::{Key, RunState};
+use crate::error::{Error, Result};
+use crate::slice::{Slice, for_each_common};
+use bytes::Bytes;
+use dcc_program::DType;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+/// An opened checkpoint. Its index is verified; shard files are when they are first read from.
+#[derive(Debug)]
+pub struct Checkpoint {
+    dir: PathBuf,
+    index: Index,
+    entries: Vec<Entry>,
+    /// Verified shard files.
+    files: BTreeMap<String, Bytes>,
+}
+
+impl Checkpoint {
+    /// Errors: no checkpoint, a damaged index, a file that is missing or of another size.
+    pub fn open(dir: &Path) -> Result<Checkpoint> {
+        let entries = manifest::read(dir)?;
+        for entry in &entries {
+            let path = dir.join(&entry.name);
+            let found = std::fs::metadata(&path).map(|metadata| metadata.len()).unwrap_or(0);
+            if found != entry.bytes {
+                let what = format!("damaged: {} has {found} bytes, {} were written", entry.name, entry.bytes);
+                return Err(Error::checkpoint(what).at(path.display()).help(OTHER));
+            }
+        }
+        let path = dir.join(INDEX);
+        let json = std::fs::read(&path).map_err(|error| Error::io("read a checkpoint", &path, error))?;
+        let damaged = |what: &str| Error::checkpoint(format!("damaged: {INDEX} {what}")).at(path.display()).help(OTHER);
+        let entry = entries.iter().find(|entry| entry.name == INDEX).ok_or_else(|| damaged("is not in the manifest"))?;
+        if blake3::hash(&json).to_hex().as_str() != entry.hash {
+            return Err(damaged("is not what was written"));
+        }
+        let index: Index = serde_json::from_slice(&json).map_err(|error| damaged(&format!("is not readable: {error}")))?;
+        if index.format != FORMAT {
+            let what = format!("format {} is not {FORMAT}, which this dcc reads", index.format);
+            return Err(Error::foreign_checkpoint(what).at(dir.display()));
+        }
+        Ok(Checkpoint { dir: dir.to_owned(), index, entries, files: BTreeMap::new() })
+    }
+
+    pub fn run(&self) -> &RunState {
+        &self.index.run
+    }
+
+    /// All tensors: key, dtype, global shape.
+    pub fn tensors(&self) -> impl Iterator<Item = (&Key, DType, &[u64])> {
+        self.index.tensors.iter().map(|tensor| {
+            let dtype = DType::parse(&tensor.dtype).expect("a verified index names dtypes");
+            (&tensor.key, dtype, &tensor.shape[..])
+        })
+    }
+
+    /// Verifies every byte of every file.
+    pub fn verify(&mut self) -> Result<()> {
+        let names: Vec<String> = self.entries.iter().map(|entry| entry.name.clone()).filter(|name| name != INDEX).collect();
+        names.iter().try_for_each(|name| self.file(name).map(drop))
+    }
+
+    /// Gives `write` the bytes of `slice` with their byte offsets in a buffer of its local shape. What lies outside of the slice
+    /// is not written. Errors: damage, no such tensor, another shape or dtype.
+    pub fn read(
+        &mut self,
+        key: &Key,
+        dtype: DType,
+        slice: &Slice,
+        write: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let tensor = self.tensor(key, dtype, &slice.global)?.clone();
+        let element = dtype.bytes();
+        let mut found = 0;
+        for piece in &tensor.slices {
+            let saved = Slice {
+                global: tensor.shape.clone(),
+                start: piece.start.clone(),
+                extent: piece.extent.clone(),
+                local: piece.extent.clone(),
+            };
+            if saved.intersect(slice).is_none() {
+                continue;
+            }
+            let file = self.file(&piece.file)?;
+            let mut result = Ok(());
+            found += for_each_common(&saved, slice, |from, to, len| {
+                let start = (piece.offset + from * element) as usize;
+                if result.is_ok() {
+                    result = write(to * element, &file[start..start + (len * element) as usize]);
+                }
+            });
+            result?;
+        }
+        if found != slice.elements() {
+            let what = format!("`{}` has {found} of {} elements that this rank needs", key.name, slice.elements());
+            return Err(Error::checkpoint(what).at(self.dir.display()));
+        }
+        Ok(())
+    }
+
+    fn tensor(&self, key: &Key, dtype: DType, shape: &[u64]) -> Result<&Tensor> {
+        let foreign = |what: String| {
+            Error::foreign_checkpoint(what)
+                .at(self.dir.display())
+                .help(format!("the checkpoint is of: {}", self.index.run.description))
+        };
+        let name = key.state.as_ref().map_or(key.name.clone(), |state| format!("{} ({state})", key.name));
+        let tensor = self.index.tensors.iter().find(|tensor| tensor.key == *key);
+        let tensor = tensor.ok_or_else(|| foreign(format!("the checkpoint has no `{name}`")))?;
+        if tensor.shape != shape || tensor.dtype != dtype.name() {
+            return Err(foreign(format!(
+                "`{name}` is {}{:?} in the checkpoint, {}{shape:?} in the program",
+                tensor.dtype,
+                tensor.shape,
+                dtype.name()
+            )));
+        }
+        Ok(tensor)
+    }
+
+    /// A shard file, verified.
+    fn file(&mut self, name: &str) -> Result<Bytes> {
+        if let Some(bytes) = self.files.get(name) {
+            return Ok(bytes.clone());
+        }
+        let path = self.dir.join(name);
+        let entry = self.entries.iter().find(|entry| entry.name == name);
+        let entry = entry.ok_or_else(|| Error::checkpoint(format!("{name} is not in the manifest")).at(path.display()))?;
+        let bytes = File::open(&path)
+            .and_then(|file| dcc_program::map::map(&file))
+            .map_err(|error| Error::io("read a checkpoint", &path, error))?;
+        if bytes.len() as u64 != entry.bytes || blake3::hash(&bytes).to_hex().as_str() != entry.hash {
+            let what = format!("damaged: {name} is not what was written{}", self.damaged_tensors(name, &bytes));
+            return Err(Error::checkpoint(what).at(path.display()).help(OTHER));
+        }
+        self.files.insert(name.to_owned(), bytes.clone());
+        Ok(bytes)
+    }
+
+    /// `, in `w1``: the tensors of a damaged file whose own bytes changed.
+    fn damaged_tensors(&self, name: &str, bytes: &Bytes) -> String {
+        let is_damaged = |tensor: &Tensor, piece: &Piece| {
+            let length = DType::parse(&tensor.dtype).map_or(0, DType::bytes) * piece.extent.iter().product::<u64>();
+            let range = piece.offset as usize..(piece.offset + length) as usize;
+            bytes.get(range).is_none_or(|bytes| blake3::hash(bytes).to_hex().as_str() != piece.blake3)
+        };
+        let tensors = self.index.tensors.iter();
+        let damaged: Vec<String> = tensors
+            .filter(|tensor| tensor.slices.iter().any(|piece| piece.file == name && is_damaged(tensor, piece)))
+            .map(|tensor| match &tensor.key.state {
+                Some(state) => format!("`{}` ({state})", tensor.key.name),
+                None => format!("`{}`", tensor.key.name),
+            })
+            .collect();
+        if damaged.is_empty() { ", in its header".into() } else { format!(", in {}", damaged.join(", ")) }
+    }
+}
+
+const OTHER: &str = "resume from another checkpoint with --resume PATH";
