@@ -13,6 +13,7 @@ pub mod place;
 pub mod plan;
 pub mod precision;
 pub mod schedule;
+pub mod sources;
 pub mod train;
 
 pub use error::{Error, Result};
