@@ -2,8 +2,14 @@
 
 pub mod checkpoint;
 pub mod comm;
+// Hands kernels raw memory of the arena.
+#[cfg(target_os = "linux")]
+#[allow(unsafe_code)]
+pub mod cpu;
 pub mod data;
 pub mod error;
+#[cfg(target_os = "linux")]
+pub mod exec;
 pub mod init;
 #[cfg(target_os = "linux")]
 pub mod launch;

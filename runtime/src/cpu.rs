@@ -1,0 +1,57 @@
+//! The CPU as a rank's device: its memory, its threads, its compiled kernels, and prepared calls on them.
+//!
+//! A call is prepared once per instruction (`Cpu::kernel`, `Cpu::library`) and run in every step; running allocates nothing. Every
+//! access is checked against the arena when its call runs, so that a wrong program cannot touch other memory.
+
+mod call;
+mod factors;
+mod library;
+mod memory;
+
+pub use call::Call;
+pub use memory::Memory;
+
+use crate::error::{Error, Result};
+use crate::exec::Bases;
+use dcc_kernels::Pool;
+use dcc_kernels::cpu::jit::Jit;
+
+/// What all programs of a rank share.
+pub struct Cpu {
+    memory: Memory,
+    pool: Pool,
+    jit: Jit,
+    /// Addresses and offsets of the kernel that runs now.
+    arguments: Vec<u64>,
+}
+
+impl Cpu {
+    /// `threads`: compute threads of this rank, the caller included.
+    pub fn new(memory: Memory, threads: usize) -> Result<Cpu> {
+        let jit = Jit::new().map_err(|error| Error::device(format!("no code can be generated for this machine: {error}")))?;
+        Ok(Cpu { memory, pool: Pool::new(threads), jit, arguments: Vec::new() })
+    }
+
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    pub fn memory_mut(&mut self) -> &mut Memory {
+        &mut self.memory
+    }
+
+    /// Distinct kernels compiled so far.
+    pub fn kernels(&self) -> usize {
+        self.jit.kernels()
+    }
+
+    /// Bytes held besides the arena: packing space of matrix products.
+    pub fn scratch_bytes(&self) -> usize {
+        self.pool.scratch_bytes()
+    }
+
+    /// Runs a prepared call in one execution of its section.
+    pub fn run(&mut self, call: &Call, bases: &Bases, microbatch: u32) {
+        call.run(&self.memory, &self.pool, &mut self.arguments, bases, microbatch);
+    }
+}

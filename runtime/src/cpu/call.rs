@@ -1,0 +1,94 @@
+//! A prepared call: what remains of an instruction when everything known before the step is worked out.
+
+use super::library::{Contraction, Rows};
+use super::memory::Memory;
+use crate::error::{Error, Result};
+use crate::exec::{Bases, Site, Span};
+use dcc_kernels::Pool;
+use dcc_kernels::cpu::jit::Compiled;
+use dcc_kernels::tile::Nest;
+use dcc_program::kernel::Kernel;
+use dcc_program::mesh::Extent;
+use dcc_program::program::Instr;
+use std::sync::Arc;
+
+/// One instruction, ready to run on any slots and microbatch.
+pub struct Call(pub(super) Work);
+
+pub(super) enum Work {
+    Kernel(Generated),
+    Dot(Contraction),
+    /// Copies rows, or zeroes a span.
+    Rows(Rows),
+    Zero(Span),
+}
+
+/// A generated kernel and its arguments.
+pub(super) struct Generated {
+    code: Arc<Compiled>,
+    /// Inputs, then outputs.
+    operands: Box<[Span]>,
+    /// Global offsets of microbatch 0, and what each microbatch adds.
+    offsets: Box<[(i64, i64)]>,
+}
+
+impl super::Cpu {
+    /// Compiles `kernel` for the operands of `instr` on this rank. Errors: operands that do not fit it.
+    pub fn kernel(&mut self, site: &Site<'_>, kernel: &Kernel, instr: &Instr) -> Result<Call> {
+        let at_microbatch = |index| -> Result<(Vec<Vec<Extent>>, Vec<Vec<Extent>>)> {
+            let extents = |ids: &[_]| ids.iter().map(|&id| site.extents(id, index)).collect::<Result<Vec<_>>>();
+            Ok((extents(&instr.operands)?, extents(&instr.results)?))
+        };
+        let parameters = |(inputs, outputs): &(Vec<Vec<Extent>>, Vec<Vec<Extent>>)| {
+            Nest::parameters(kernel, inputs, outputs).map_err(Error::artifact)
+        };
+        let first = at_microbatch(0)?;
+        let base = parameters(&first)?;
+        let next = if site.microbatches() > 1 { parameters(&at_microbatch(1)?)? } else { base.clone() };
+        let nest = Nest::bind(kernel, &first.0, &first.1).map_err(Error::artifact)?;
+        let code = self.jit.compile(nest).map_err(Error::device)?;
+        let spans = instr.operands.iter().chain(&instr.results).map(|&id| site.span(id));
+        let operands = spans.collect::<Result<Box<[Span]>>>()?;
+        let large_enough = operands.iter().zip(&code.operand_bytes).all(|(span, &bytes)| span.bytes >= bytes);
+        if operands.len() != code.operand_bytes.len() || !large_enough {
+            return Err(Error::artifact("a kernel's operands have other types than the kernel"));
+        }
+        let offsets: Box<[(i64, i64)]> = base.iter().zip(&next).map(|(&base, &next)| (base, next - base)).collect();
+        let words = operands.len() + offsets.len();
+        self.arguments.reserve(words.saturating_sub(self.arguments.len()));
+        Ok(Call(Work::Kernel(Generated { code, operands, offsets })))
+    }
+}
+
+impl Call {
+    /// Multiplications and additions of matrix products in one run.
+    pub fn flops(&self) -> u64 {
+        match &self.0 {
+            Work::Dot(dot) => dot.flops(),
+            Work::Kernel(_) | Work::Rows(_) | Work::Zero(_) => 0,
+        }
+    }
+
+    pub(super) fn run(&self, memory: &Memory, pool: &Pool, arguments: &mut Vec<u64>, bases: &Bases, microbatch: u32) {
+        match &self.0 {
+            Work::Kernel(kernel) => kernel.run(memory, pool, arguments, bases, microbatch),
+            Work::Dot(dot) => dot.run(memory, pool, bases),
+            Work::Rows(rows) => rows.run(memory, pool, bases),
+            Work::Zero(span) => {
+                let at = bases.offset(*span);
+                memory.zero(at..at + span.bytes);
+            }
+        }
+    }
+}
+
+impl Generated {
+    fn run(&self, memory: &Memory, pool: &Pool, arguments: &mut Vec<u64>, bases: &Bases, microbatch: u32) {
+        arguments.clear();
+        arguments.extend(self.operands.iter().map(|&span| memory.pointer(span, bases) as u64));
+        arguments.extend(self.offsets.iter().map(|&(base, step)| (base + step * i64::from(microbatch)) as u64));
+        // SAFETY: `pointer` checked each span against the arena, and `kernel` each span against what the code accesses; spans are
+        // aligned to their elements. The program's order keeps others from writing the operands meanwhile.
+        unsafe { self.code.run(pool, arguments) }
+    }
+}

@@ -1,0 +1,180 @@
+//! Executes a program on one rank: everything is worked out when it is loaded, a step only walks through prepared calls.
+//!
+//! Before: a program that passed `check`, the rank's arena, the world's communicators. After each step: what `simulate` says, to
+//! rounding. From the second step on nothing is allocated.
+
+mod blocks;
+mod ports;
+mod prepare;
+pub mod ranks;
+mod site;
+mod tally;
+#[cfg(test)]
+mod tests;
+mod world;
+
+pub use blocks::{Bases, Blocks, Span};
+pub use ports::{Io, Parameter, Port, Scalars};
+pub use site::Site;
+pub use tally::Tally;
+pub use world::World;
+
+use crate::comm::{self, Comm, Label, Op, Place, Region, Token};
+use crate::cpu::{Call, Cpu};
+use crate::error::Result;
+use crate::metrics::now_ns;
+use crate::metrics::trace::{Stream, Trace};
+use dcc_program::program::ScalarKind;
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// A program as one rank runs it.
+pub struct Executor {
+    /// One per `Program::sections`.
+    sections: Vec<Vec<Instruction>>,
+    turns: Vec<Turn>,
+    /// Transfers in flight by token, oldest first.
+    flights: Vec<VecDeque<Token>>,
+    inputs: Vec<Port>,
+    outputs: Vec<Port>,
+    parameters: Vec<Parameter>,
+    /// Kind, dtype, and where it lies.
+    scalars: Vec<(ScalarKind, comm::DType, Range<usize>)>,
+    blocks: Blocks,
+    fresh: Fresh,
+    tally: Tally,
+}
+
+/// What a step finds in memory that no earlier step may hand on to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fresh {
+    /// Whatever is there.
+    AsIs,
+    /// NaN: tests see every read of what was not written.
+    Poisoned,
+}
+
+struct Instruction {
+    action: Action,
+    /// What errors and the launcher's watch name.
+    label: Label,
+}
+
+enum Action {
+    Compute(Call),
+    Start { transfer: comm::Transfer, source: Option<Span>, target: Option<Span>, token: usize },
+    Wait(usize),
+}
+
+/// One execution of a section.
+struct Turn {
+    section: usize,
+    microbatch: u32,
+    bases: Bases,
+    label: Label,
+    /// Input ports to fill before, output ports to read after: index, arena bytes.
+    fills: Vec<(usize, Range<usize>)>,
+    takes: Vec<(usize, Range<usize>)>,
+}
+
+impl Executor {
+    /// Runs one step. `step` counts from 1; `io` gives inputs and takes outputs. Errors: of `io` and of `comm`.
+    pub fn step(
+        &mut self,
+        cpu: &mut Cpu,
+        comm: &mut dyn Comm,
+        scalars: &Scalars,
+        io: &mut Io<'_>,
+        mut trace: Option<&mut Trace>,
+    ) -> Result<()> {
+        self.prepare_memory(cpu);
+        for (kind, dtype, range) in &self.scalars {
+            let (bytes, len) = scalars.bytes(*kind, *dtype);
+            cpu.memory().write(range.start, &bytes[..len]);
+        }
+        let mut place = Place { step: scalars.step.max(0) as u64, ..Place::default() };
+        for turn in &self.turns {
+            place.microbatch = turn.microbatch;
+            place.label = turn.label;
+            comm.mark(&place);
+            if self.fresh == Fresh::Poisoned {
+                cpu.memory().poison(self.blocks.scratch());
+            }
+            for (port, range) in &turn.fills {
+                cpu.memory_mut().with(range.clone(), |bytes| (io.fill)(&self.inputs[*port], turn.microbatch, bytes))?;
+            }
+            for instruction in &self.sections[turn.section] {
+                place.label = instruction.label;
+                comm.mark(&place);
+                run(instruction, turn, cpu, comm, &mut self.flights, &mut trace)?;
+            }
+            for (port, range) in &turn.takes {
+                cpu.memory_mut().with(range.clone(), |bytes| (io.take)(&self.outputs[*port], turn.microbatch, bytes))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn prepare_memory(&self, cpu: &Cpu) {
+        if self.fresh == Fresh::AsIs {
+            return;
+        }
+        let memory = cpu.memory();
+        let mut at = self.blocks.persistent().start;
+        // Parameters stand in ascending order of address.
+        for parameter in &self.parameters {
+            memory.poison(at..parameter.range.start.max(at));
+            at = at.max(parameter.range.end);
+        }
+        memory.poison(at..self.blocks.areas().end);
+    }
+
+    pub fn parameters(&self) -> &[Parameter] {
+        &self.parameters
+    }
+
+    pub fn inputs(&self) -> &[Port] {
+        &self.inputs
+    }
+
+    pub fn outputs(&self) -> &[Port] {
+        &self.outputs
+    }
+
+    /// What one step does, counted.
+    pub fn tally(&self) -> &Tally {
+        &self.tally
+    }
+}
+
+fn run(
+    instruction: &Instruction,
+    turn: &Turn,
+    cpu: &mut Cpu,
+    comm: &mut dyn Comm,
+    flights: &mut [VecDeque<Token>],
+    trace: &mut Option<&mut Trace>,
+) -> Result<()> {
+    let began = trace.as_ref().map(|_| now_ns());
+    let stream = match &instruction.action {
+        Action::Compute(call) => {
+            cpu.run(call, &turn.bases, turn.microbatch);
+            Stream::Compute
+        }
+        Action::Start { transfer, source, target, token } => {
+            let region = |span: &Option<Span>| span.map_or(Region::default(), |span| turn.bases.region(span));
+            let op = Op { transfer: *transfer, source: region(source), target: region(target) };
+            flights[*token].push_back(comm.start(&op)?);
+            Stream::Comm
+        }
+        Action::Wait(token) => {
+            let flight = flights[*token].pop_front().expect("every wait has a start before it: seen when loading");
+            comm.wait(flight)?;
+            Stream::Comm
+        }
+    };
+    if let (Some(trace), Some(began)) = (trace, began) {
+        trace.span(stream, &instruction.label.text(), began)?;
+    }
+    Ok(())
+}

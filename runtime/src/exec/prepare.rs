@@ -1,0 +1,256 @@
+//! From a program to an executor: every instruction prepared, every input and output placed in the order.
+
+use super::blocks::{Blocks, Span};
+use super::ports::{Parameter, Port};
+use super::site::Site;
+use super::tally::Tally;
+use super::world::World;
+use super::{Action, Executor, Fresh, Instruction, Turn};
+use crate::comm::Label;
+use crate::cpu::Cpu;
+use crate::error::{Error, Result};
+use crate::slice::Slice;
+use dcc_program::program::{self, BufferId, Instr, Program};
+use dcc_program::text::print_instr;
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::ops::Range;
+
+impl Executor {
+    /// Prepares `program`, that of `rank`'s stage. Errors: a program that makes no sense (which `check` refuses), or an operation
+    /// that this machine cannot do.
+    pub fn new(cpu: &mut Cpu, world: &World, program: &Program, rank: u32, fresh: Fresh) -> Result<Executor> {
+        check_ids(program)?;
+        let blocks = world.blocks(program)?;
+        if blocks.bytes() > cpu.memory().bytes() {
+            let have = cpu.memory().bytes();
+            return Err(Error::artifact(format!("the plan needs {} bytes, the arena has {have}", blocks.bytes())));
+        }
+        let site = Site::new(program, &blocks, rank)?;
+        let mut sections = Vec::new();
+        let mut tokens = Tokens::new(program);
+        let runs = |section: usize| program.order.iter().filter(|step| step.section as usize == section).count() as u64;
+        let mut tally = Tally::default();
+        for (index, section) in program.sections.iter().enumerate() {
+            let mut preparing =
+                Preparing { cpu, world, program, site: &site, rank, tokens: &mut tokens, tally: Tally::default() };
+            let mut body = Vec::new();
+            for instr in &section.body {
+                let place = || format!("stage {}, {}: {}", program.stage, section.kind.name(), print_instr(program, instr));
+                let action = preparing.action(instr).map_err(|error| error.at(place()))?;
+                let text = || format!("{}: {}", section.kind.name(), print_instr(program, instr));
+                body.extend(action.map(|action| Instruction { action, label: Label::new(&text()) }));
+            }
+            tally.add(&preparing.tally, runs(index));
+            sections.push(body);
+        }
+        let flights = tokens.flights(program)?;
+        let inputs = program.inputs.iter().map(|input| port(&site, &input.name, input.buffer)).collect::<Result<_>>()?;
+        let outputs = program.outputs.iter().map(|output| port(&site, &output.name, output.buffer)).collect::<Result<_>>()?;
+        let turns = turns(program, &site, &blocks)?;
+        let mut parameters = parameters(program, &site, &blocks)?;
+        parameters.sort_by_key(|parameter| parameter.range.start);
+        let persistent = |id| Ok::<Range<usize>, Error>(range(site.span(id)?, &blocks));
+        let scalar = |s: &program::Scalar| Ok((s.kind, site.ty(s.buffer).dtype, persistent(s.buffer)?));
+        let scalars = program.scalars.iter().map(scalar).collect::<Result<_>>()?;
+        Ok(Executor { sections, turns, flights, inputs, outputs, parameters, scalars, blocks, fresh, tally })
+    }
+}
+
+/// Every number names something.
+fn check_ids(program: &Program) -> Result<()> {
+    let buffers = program.buffers.len() as u32;
+    let bodies = || program.sections.iter().flat_map(|section| &section.body);
+    let used = bodies().flat_map(|instr| instr.operands.iter().chain(&instr.results));
+    let outside = program.params.iter().map(|p| &p.buffer).chain(program.inputs.iter().map(|p| &p.buffer));
+    let outside = outside.chain(program.outputs.iter().map(|p| &p.buffer)).chain(program.scalars.iter().map(|p| &p.buffer));
+    let kernels = program.kernels.len() as u32;
+    let good_kernel = |instr: &Instr| !matches!(instr.action, program::Action::Kernel(n) if n >= kernels);
+    let microbatches = program.mesh.size_of("mb");
+    let sections = program.sections.len() as u32;
+    let good = used.chain(outside).all(|id| id.0 < buffers)
+        && bodies().all(good_kernel)
+        && program.order.iter().all(|step| step.section < sections && step.microbatch < microbatches);
+    if good { Ok(()) } else { Err(Error::artifact(format!("program {} names what it does not have", program.name))) }
+}
+
+/// What preparing an instruction needs.
+struct Preparing<'a> {
+    cpu: &'a mut Cpu,
+    world: &'a World,
+    program: &'a Program,
+    site: &'a Site<'a>,
+    rank: u32,
+    tokens: &'a mut Tokens,
+    /// Of one run of the section.
+    tally: Tally,
+}
+
+impl Preparing<'_> {
+    /// `None` where nothing is to be done.
+    fn action(&mut self, instr: &Instr) -> Result<Option<Action>> {
+        Ok(match &instr.action {
+            program::Action::Kernel(number) => {
+                self.tally.jit += 1;
+                let kernel = &self.program.kernels[*number as usize];
+                Some(Action::Compute(self.cpu.kernel(self.site, kernel, instr)?))
+            }
+            program::Action::Library(library) => {
+                let call = self.cpu.library(self.site, library, instr)?;
+                self.tally.library += u64::from(call.is_some());
+                self.tally.flops += call.as_ref().map_or(0, |call| call.flops());
+                call.map(Action::Compute)
+            }
+            program::Action::Start { token, transfer } => {
+                let result = self.tokens.results.get(&token.0).copied().flatten();
+                let operand = instr.operands.first().copied();
+                let [source, target] = [operand, result].map(|id| id.map(|id| self.site.span(id)).transpose());
+                let (source, target) = (source?, target?);
+                let [from, to] = [operand, result].map(|id| id.map(|id| self.site.ty(id)));
+                let transfer = self.world.transfer(self.program, self.rank, transfer, from, to)?;
+                let bytes = [source, target].iter().flatten().map(|span| span.bytes as u64).max().unwrap_or(0);
+                self.tally.transfers += 1;
+                self.tally.transfer_bytes += bytes;
+                Some(Action::Start { transfer, source, target, token: self.tokens.index(token.0)? })
+            }
+            program::Action::Wait(token) => Some(Action::Wait(self.tokens.index(token.0)?)),
+        })
+    }
+}
+
+/// Tokens of a program, numbered in the order of their waits.
+struct Tokens {
+    /// What each token's wait defines.
+    results: HashMap<u32, Option<BufferId>>,
+    index: HashMap<u32, usize>,
+}
+
+impl Tokens {
+    fn new(program: &Program) -> Tokens {
+        let mut tokens = Tokens { results: HashMap::new(), index: HashMap::new() };
+        for instr in program.sections.iter().flat_map(|section| &section.body) {
+            if let program::Action::Wait(token) = instr.action {
+                let next = tokens.index.len();
+                tokens.index.entry(token.0).or_insert(next);
+                tokens.results.insert(token.0, instr.results.first().copied());
+            }
+        }
+        tokens
+    }
+
+    fn index(&self, token: u32) -> Result<usize> {
+        self.index.get(&token).copied().ok_or_else(|| Error::artifact(format!("t{token} is never waited for")))
+    }
+
+    /// A queue per token, as long as it ever gets. Errors: a wait without start, a start without wait.
+    fn flights(&self, program: &Program) -> Result<Vec<VecDeque<crate::comm::Token>>> {
+        let mut open = vec![(0usize, 0usize); self.index.len()];
+        for step in &program.order {
+            for instr in &program.sections[step.section as usize].body {
+                match &instr.action {
+                    program::Action::Start { token, .. } => {
+                        let (now, most) = &mut open[self.index(token.0)?];
+                        *now += 1;
+                        *most = (*most).max(*now);
+                    }
+                    program::Action::Wait(token) => {
+                        let (now, _) = &mut open[self.index(token.0)?];
+                        let waits = || Error::artifact(format!("t{} is waited for before it is started", token.0));
+                        *now = now.checked_sub(1).ok_or_else(waits)?;
+                    }
+                    _ => {}
+                }
+            }
+        }
+        match open.iter().any(|(now, _)| *now != 0) {
+            true => Err(Error::artifact("a transfer is started and never waited for")),
+            false => Ok(open.into_iter().map(|(_, most)| VecDeque::with_capacity(most)).collect()),
+        }
+    }
+}
+
+impl Tally {
+    fn add(&mut self, other: &Tally, times: u64) {
+        self.jit += other.jit * times;
+        self.library += other.library * times;
+        self.transfers += other.transfers * times;
+        self.transfer_bytes += other.transfer_bytes * times;
+        self.flops += other.flops * times;
+    }
+}
+
+/// Executions in order. An input is filled before the first that reads it: of its microbatch, or (one that does not depend on the
+/// microbatch) in each slot. An output is read after each that defines it.
+fn turns(program: &Program, site: &Site<'_>, blocks: &Blocks) -> Result<Vec<Turn>> {
+    let reads = |section: &program::Section, id| section.body.iter().any(|instr| instr.operands.contains(&id));
+    let defines = |section: &program::Section, id| section.body.iter().any(|instr| instr.results.contains(&id));
+    let mut filled = BTreeSet::new();
+    let mut turns = Vec::new();
+    for step in &program.order {
+        let section = &program.sections[step.section as usize];
+        let bases = blocks.bases(step)?;
+        let place = |id| {
+            Ok::<Range<usize>, Error>({
+                let region = bases.region(site.span(id)?);
+                region.offset..region.offset + region.bytes
+            })
+        };
+        let mut fills = Vec::new();
+        for (index, input) in program.inputs.iter().enumerate().filter(|(_, input)| reads(section, input.buffer)) {
+            let at = place(input.buffer)?;
+            let per_microbatch = site.ty(input.buffer).is_per_microbatch(&program.mesh);
+            let key = if per_microbatch { step.microbatch as usize } else { at.start };
+            if filled.insert((index, key)) {
+                fills.push((index, at));
+            }
+        }
+        let outputs = program.outputs.iter().enumerate().filter(|(_, output)| defines(section, output.buffer));
+        let takes = outputs.map(|(index, output)| Ok((index, place(output.buffer)?))).collect::<Result<_>>()?;
+        let label = Label::new(section.kind.name());
+        turns.push(Turn { section: step.section as usize, microbatch: step.microbatch, bases, label, fills, takes });
+    }
+    Ok(turns)
+}
+
+fn port(site: &Site<'_>, name: &str, id: BufferId) -> Result<Port> {
+    let ty = site.ty(id);
+    let is_per_microbatch = ty.is_per_microbatch(site.mesh());
+    let count = if is_per_microbatch { site.microbatches() } else { 1 };
+    let slice = |microbatch| {
+        let extents = site.extents(id, microbatch)?;
+        Ok(Slice {
+            global: ty.shape.to_vec(),
+            start: extents.iter().map(|extent| extent.offset).collect(),
+            extent: extents.iter().map(|extent| extent.valid).collect(),
+            local: extents.iter().map(|extent| extent.block).collect(),
+        })
+    };
+    let slices = (0..count).map(slice).collect::<Result<_>>()?;
+    Ok(Port { name: name.to_owned(), dtype: ty.dtype, slices, is_per_microbatch })
+}
+
+fn parameters(program: &Program, site: &Site<'_>, blocks: &Blocks) -> Result<Vec<Parameter>> {
+    let mesh = &program.mesh;
+    let at = site.coordinates(0);
+    let parameter = |param: &program::Param| {
+        let ty = site.ty(param.buffer);
+        let elsewhere = |axis| !ty.sharding.uses(axis) && mesh.name(axis) != "pp" && at.get(axis) != 0;
+        Ok(Parameter {
+            name: param.name.clone(),
+            kind: param.kind.clone(),
+            piece: param.piece,
+            trained: param.trained,
+            dtype: ty.dtype,
+            shape: ty.shape.to_vec(),
+            extents: site.extents(param.buffer, 0)?,
+            range: range(site.span(param.buffer)?, blocks),
+            is_first_replica: !mesh.space().any(elsewhere),
+        })
+    };
+    program.params.iter().map(parameter).collect()
+}
+
+/// Arena bytes of a persistent span.
+fn range(span: Span, blocks: &Blocks) -> Range<usize> {
+    let start = blocks.persistent().start + span.offset;
+    start..start + span.bytes
+}
