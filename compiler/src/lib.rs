@@ -3,6 +3,7 @@
 pub mod autodiff;
 pub mod cost;
 pub mod error;
+pub mod fuse;
 pub mod graph;
 pub mod import;
 pub mod interp;

@@ -4,7 +4,6 @@ use super::{Pending, Placer};
 use crate::error::Result;
 use crate::graph::{GradOf, Graph, NodeId, Phase};
 use crate::ops::{Const, GradSum, Op, StageSum};
-use dcc_program::kernel::BinaryOp;
 use dcc_program::{AxisId, AxisList, Reduce, Sharding};
 use std::collections::BTreeMap;
 
@@ -142,28 +141,21 @@ impl Placer<'_> {
         all.iter().map(|&stage| (stage, make(self, stage))).collect()
     }
 
-    /// Whether an update node adds scalars: the tree of such adds is one sum, with one all_reduce for all terms.
+    /// Whether an update node is the sum of scalars of all parameters: the squared norm.
     pub(super) fn is_scalar_sum(&self, id: NodeId) -> bool {
-        let node = &self.graph[id];
-        let adds = matches!(&node.op, Op::Binary(b) if b.op == BinaryOp::Add);
-        adds && node.ty.rank() == 0 && node.ty.dtype.is_float() && node.operands.iter().any(|&o| !self.owners(o).is_empty())
+        matches!(self.graph[id].op, Op::GradSum(_)) && self.graph.ty(id).rank() == 0
     }
 
-    /// The sum of a tree of scalar adds: terms on the stage that owns their parameter, pending over the axes these are sharded
-    /// on, one all_reduce per stage, one sum over stages.
+    /// The sum of scalars: terms on the stage that owns their parameter, pending over the axes these are sharded on, one
+    /// all_reduce per stage, one sum over stages.
     pub(super) fn scalar_sum(&mut self, id: NodeId, stage: u32) -> Result<NodeId> {
         if let Some(&found) = self.sums.get(&id).and_then(|sums| sums.get(&stage)) {
             return Ok(found);
         }
         let mut terms: BTreeMap<u32, Vec<NodeId>> = BTreeMap::new();
-        let mut open = vec![id];
-        while let Some(next) = open.pop() {
-            if next == id || self.is_scalar_sum(next) {
-                open.extend(self.graph[next].operands.iter().rev());
-                continue;
-            }
-            let home = self.owners(next).first().copied().unwrap_or(0);
-            let value = self.value(next, home, Phase::Update, None)?;
+        for &term in &self.graph[id].operands {
+            let home = self.owners(term).first().copied().unwrap_or(0);
+            let value = self.value(term, home, Phase::Update, None)?;
             terms.entry(home).or_default().push(value);
         }
         let mut parts = PlacedSum::new();
