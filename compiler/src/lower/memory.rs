@@ -1,0 +1,210 @@
+//! Gives every buffer its place: persistent, scratch of a section, or an area for values that cross sections.
+//!
+//! Areas are keyed by (defining section, last reading section); an area has as many slots as microbatches are alive between
+//! the two in this stage's order. Scratch is packed by lifetime, first fit over intervals of instruction numbers.
+
+mod inplace;
+
+use super::select::Selected;
+use super::Turn;
+use crate::error::{Error, Result};
+use dcc_program::program::{Action, Area, BufferId, Instr, Place, Program, SectionKind, Step};
+use smallvec::SmallVec;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// Offsets are multiples of a cache line.
+const ALIGN: u64 = 64;
+
+/// Where the values of one piece of memory live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Class {
+    Persistent,
+    /// Section and first and last instruction.
+    Scratch(SectionKind, usize, usize),
+    Area(SectionKind, SectionKind),
+}
+
+/// Sections and instructions in which a piece of memory is written and read.
+#[derive(Clone, Debug, Default)]
+struct Life {
+    /// (section, instruction), in order.
+    touched: BTreeSet<(SectionKind, usize)>,
+}
+
+pub(super) fn place(mut selected: Selected, order: &[Turn]) -> Result<Program> {
+    inplace::update_in_place(&mut selected);
+    let lives = lives(&selected);
+    let classes = classify(&selected, &lives, order);
+    let sizes = sizes(&selected);
+    let mut places: BTreeMap<BufferId, (Place, u64)> = BTreeMap::new();
+    let mut program_bytes = (0, 0);
+    let mut areas: BTreeMap<(SectionKind, SectionKind), u64> = BTreeMap::new();
+    let mut scratch: BTreeMap<SectionKind, Vec<(BufferId, usize, usize)>> = BTreeMap::new();
+    for (&root, &class) in &classes {
+        let bytes = sizes[&root];
+        match class {
+            Class::Persistent => {
+                places.insert(root, (Place::Persistent, program_bytes.0));
+                program_bytes.0 += bytes;
+            }
+            Class::Area(from, to) => {
+                let end = areas.entry((from, to)).or_default();
+                places.insert(root, (Place::Area(0), *end));
+                *end += bytes;
+            }
+            Class::Scratch(section, first, last) => scratch.entry(section).or_default().push((root, first, last)),
+        }
+    }
+    for intervals in scratch.into_values() {
+        program_bytes.1 = program_bytes.1.max(pack(intervals, &sizes, &mut places));
+    }
+    let keys: Vec<(SectionKind, SectionKind)> = areas.keys().copied().collect();
+    for (root, class) in &classes {
+        if let Class::Area(from, to) = class {
+            let index = keys.iter().position(|k| k == &(*from, *to)).expect("every class has its area") as u32;
+            places.get_mut(root).expect("placed above").0 = Place::Area(index);
+        }
+    }
+    let Selected { mut program, storage, .. } = selected;
+    program.persistent_bytes = program_bytes.0;
+    program.scratch_bytes = program_bytes.1;
+    program.areas = areas.iter().map(|(&(from, to), &bytes)| Area { from, to, bytes, slots: slots(from, to, order) }).collect();
+    for (i, buffer) in program.buffers.iter_mut().enumerate() {
+        if let Some(&(place, offset)) = places.get(&storage[i]) {
+            buffer.place = place;
+            buffer.offset = offset;
+        }
+    }
+    program.order = steps(&program, order)?;
+    Ok(program)
+}
+
+/// The body of each section that says all of its lifetimes: its last variant.
+fn bodies(selected: &Selected) -> BTreeMap<SectionKind, &[Instr]> {
+    selected.program.sections.iter().map(|s| (s.kind, s.body.as_slice())).collect()
+}
+
+fn lives(selected: &Selected) -> BTreeMap<BufferId, Life> {
+    let mut lives: BTreeMap<BufferId, Life> = BTreeMap::new();
+    for (kind, body) in bodies(selected) {
+        let mut flying = HashMap::new();
+        for (i, instr) in body.iter().enumerate() {
+            let mut touched: Vec<BufferId> = instr.results.iter().chain(&instr.operands).copied().collect();
+            match instr.action {
+                Action::Start { token, .. } => {
+                    flying.insert(token, touched.clone());
+                }
+                Action::Wait(token) => touched.extend(flying.remove(&token).unwrap_or_default()),
+                _ => {}
+            }
+            for buffer in touched {
+                lives.entry(selected.storage[buffer.0 as usize]).or_default().touched.insert((kind, i));
+            }
+        }
+    }
+    let inputs = selected.program.inputs.iter().map(|i| i.buffer);
+    let outputs = selected.program.outputs.iter().map(|o| o.buffer);
+    for buffer in inputs.chain(outputs).chain(selected.persistent.iter().copied()) {
+        lives.entry(selected.storage[buffer.0 as usize]).or_default();
+    }
+    lives
+}
+
+fn classify(selected: &Selected, lives: &BTreeMap<BufferId, Life>, order: &[Turn]) -> BTreeMap<BufferId, Class> {
+    let root = |b: &BufferId| selected.storage[b.0 as usize];
+    let persistent: BTreeSet<BufferId> = selected.persistent.iter().map(root).collect();
+    let outputs: BTreeSet<BufferId> = selected.program.outputs.iter().map(|o| root(&o.buffer)).collect();
+    let inputs: BTreeSet<BufferId> = selected.program.inputs.iter().map(|i| root(&i.buffer)).collect();
+    let sent: BTreeSet<BufferId> = selected.sent.iter().map(|(b, _)| root(b)).collect();
+    let once = |k: SectionKind| !k.is_per_microbatch();
+    let runs_backward = order.iter().any(|t| t.0 == SectionKind::Backward);
+    let class = |id: &BufferId, life: &Life| {
+        let Some((&(from, first), &(to, last))) = life.touched.first().zip(life.touched.last()) else {
+            return if inputs.contains(id) { Class::Area(SectionKind::Forward, SectionKind::Forward) } else { Class::Persistent };
+        };
+        if persistent.contains(id) || (outputs.contains(id) && (once(from) || once(to) || runs_backward)) {
+            return Class::Persistent;
+        }
+        if inputs.contains(id) || outputs.contains(id) {
+            return Class::Area(from, to);
+        }
+        match from == to {
+            true if sent.contains(id) => Class::Area(from, to),
+            true => Class::Scratch(from, first, last),
+            false if matches!(from, SectionKind::Begin | SectionKind::Ready) => Class::Persistent,
+            false => Class::Area(from, to),
+        }
+    };
+    lives.iter().map(|(id, life)| (*id, class(id, life))).collect()
+}
+
+/// Bytes of each piece of memory: those of its largest view, aligned.
+fn sizes(selected: &Selected) -> BTreeMap<BufferId, u64> {
+    let mut sizes = BTreeMap::new();
+    for (i, buffer) in selected.program.buffers.iter().enumerate() {
+        let bytes = buffer.ty.local_bytes(&selected.program.mesh).next_multiple_of(ALIGN).max(ALIGN);
+        let size: &mut u64 = sizes.entry(selected.storage[i]).or_default();
+        *size = bytes.max(*size);
+    }
+    sizes
+}
+
+/// First fit by start of life, larger pieces first. Returns the bytes of the block.
+fn pack(mut intervals: Vec<(BufferId, usize, usize)>, sizes: &BTreeMap<BufferId, u64>, places: &mut BTreeMap<BufferId, (Place, u64)>) -> u64 {
+    intervals.sort_by_key(|&(id, first, _)| (first, std::cmp::Reverse(sizes[&id]), id));
+    let mut live: Vec<(u64, u64, usize)> = Vec::new();
+    let mut total = 0;
+    for (id, first, last) in intervals {
+        live.retain(|&(_, _, end)| end >= first);
+        live.sort_unstable();
+        let bytes = sizes[&id];
+        let mut offset = 0;
+        for &(start, end, _) in &live {
+            if start >= offset + bytes {
+                break;
+            }
+            offset = offset.max(end);
+        }
+        live.push((offset, offset + bytes, last));
+        places.insert(id, (Place::Scratch, offset));
+        total = total.max(offset + bytes);
+    }
+    total
+}
+
+/// Most microbatches alive at once between section `from` and section `to`. Slot of a microbatch: its number modulo this.
+fn slots(from: SectionKind, to: SectionKind, order: &[Turn]) -> u32 {
+    if from == to || !from.is_per_microbatch() || !to.is_per_microbatch() {
+        return 1;
+    }
+    let (mut alive, mut most) = (BTreeSet::new(), 1);
+    for &(kind, microbatch) in order {
+        if kind == from {
+            alive.insert(microbatch);
+            let spread = alive.last().zip(alive.first()).map_or(1, |(last, first)| last - first + 1);
+            most = most.max(spread);
+        }
+        if kind == to {
+            alive.remove(&microbatch);
+        }
+    }
+    most
+}
+
+fn steps(program: &Program, order: &[Turn]) -> Result<Vec<Step>> {
+    let mut seen: BTreeSet<SectionKind> = BTreeSet::new();
+    let mut steps = Vec::new();
+    for &(kind, microbatch) in order {
+        let variants: Vec<usize> = (0..program.sections.len()).filter(|&i| program.sections[i].kind == kind).collect();
+        let section = match (seen.insert(kind), &variants[..]) {
+            (_, []) => continue,
+            (true, [first, ..]) | (false, [.., first]) => *first as u32,
+        };
+        let slots: SmallVec<[u32; 4]> = program.areas.iter().map(|a| microbatch % a.slots).collect();
+        steps.push(Step { section, microbatch, slots });
+    }
+    match steps.is_empty() {
+        true => Err(Error::internal("a stage without work")),
+        false => Ok(steps),
+    }
+}

@@ -1,0 +1,402 @@
+//! Instruction selection: units become kernels, library calls and transfers on buffers that have no place yet.
+
+use super::units::siblings;
+use super::{Stage, emit};
+use crate::error::Result;
+use crate::fuse::{Role, Unit};
+use crate::graph::{NodeId, Phase};
+use crate::ops::Op;
+use crate::train::Output as GraphOutput;
+use dcc_program::kernel::Kernel;
+use dcc_program::program::{
+    Action, Buffer, BufferId, Input, Instr, Library, MaskKind, Mode, Output, Param, Place, Program, Scalar, Section, SectionKind,
+    StageGroup, StoreMode, TokenId, Transfer,
+};
+use std::collections::{BTreeMap, HashMap};
+
+/// Whether the op can add its result to a buffer.
+pub(super) fn can_accumulate(op: &Op) -> bool {
+    matches!(op, Op::DotGeneral(_) | Op::ScatterAdd(_) | Op::Reduce(_))
+}
+
+/// A program whose buffers have no places, and what `memory` must know to place them.
+pub(super) struct Selected {
+    pub program: Program,
+    /// The buffer whose memory each buffer shares; itself where it has its own.
+    pub storage: Vec<BufferId>,
+    /// Buffers of parameters, accumulators, scalars.
+    pub persistent: Vec<BufferId>,
+    /// Sent in their section and waited for in its next execution.
+    pub sent: Vec<(BufferId, SectionKind)>,
+}
+
+pub(super) struct Selection<'a, 'b> {
+    stage: &'b Stage<'a>,
+    out: Selected,
+    buffers: BTreeMap<NodeId, BufferId>,
+    kernels: HashMap<Kernel, u32>,
+    body: Vec<Instr>,
+    tokens: u32,
+    /// Waits for sends, at the start of the next execution and at the end of the step.
+    pending: Vec<(SectionKind, TokenId)>,
+}
+
+impl<'a, 'b> Selection<'a, 'b> {
+    pub fn new(stage: &'b Stage<'a>, name: &str, mode: Mode) -> Selection<'a, 'b> {
+        let program = Program {
+            name: name.to_owned(),
+            mode,
+            stage: stage.stage,
+            stages: stage.plan.stages(),
+            mesh: stage.plan.mesh.clone(),
+            persistent_bytes: 0,
+            scratch_bytes: 0,
+            areas: Vec::new(),
+            groups: Vec::new(),
+            params: Vec::new(),
+            inputs: Vec::new(),
+            scalars: Vec::new(),
+            outputs: Vec::new(),
+            buffers: Vec::new(),
+            kernels: Vec::new(),
+            sections: Vec::new(),
+            order: Vec::new(),
+        };
+        let out = Selected { program, storage: Vec::new(), persistent: Vec::new(), sent: Vec::new() };
+        let mut selection = Selection {
+            stage,
+            out,
+            buffers: BTreeMap::new(),
+            kernels: HashMap::new(),
+            body: Vec::new(),
+            tokens: 0,
+            pending: Vec::new(),
+        };
+        selection.leaves();
+        selection
+    }
+
+    fn new_buffer(&mut self, node: NodeId) -> BufferId {
+        let id = BufferId(self.out.program.buffers.len() as u32);
+        let ty = self.stage.graph.ty(node).clone();
+        self.out.program.buffers.push(Buffer { ty, place: Place::Scratch, offset: 0 });
+        self.out.storage.push(id);
+        id
+    }
+
+    /// The buffer of a node's value: an accumulator's for what is added into it, a parameter's for its new value.
+    fn buffer(&mut self, node: NodeId) -> BufferId {
+        if let Some(&id) = self.buffers.get(&node) {
+            return id;
+        }
+        let id = match self.stage.accumulators.get(&node) {
+            Some(&sum) if sum != node => self.buffer(sum),
+            Some(_) => {
+                let id = self.new_buffer(node);
+                self.out.persistent.push(id);
+                id
+            }
+            None => self.new_buffer(node),
+        };
+        self.buffers.insert(node, id);
+        id
+    }
+
+    fn leaves(&mut self) {
+        let stage = self.stage;
+        for &id in &stage.nodes {
+            match &stage.graph[id].op {
+                Op::Param(param) => {
+                    let buffer = self.buffer(id);
+                    self.out.persistent.push(buffer);
+                    let trained = stage.updates.values().any(|&leaf| leaf == id);
+                    let (name, kind, piece) = (param.name.clone(), param.kind.clone(), param.piece);
+                    self.out.program.params.push(Param { buffer, name, kind, piece, trained });
+                }
+                Op::Scalar(scalar) => {
+                    let buffer = self.buffer(id);
+                    self.out.persistent.push(buffer);
+                    self.out.program.scalars.push(Scalar { buffer, kind: scalar.kind });
+                }
+                Op::Input(input) => {
+                    // Count and forward are fed by the same buffer.
+                    let same = self.out.program.inputs.iter().find(|i| i.name == input.name).map(|i| i.buffer);
+                    match same {
+                        Some(buffer) => {
+                            self.buffers.insert(id, buffer);
+                        }
+                        None => {
+                            let buffer = self.buffer(id);
+                            self.out.program.inputs.push(Input { buffer, name: input.name.clone() });
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        self.out.program.params.sort_by(|a, b| (&a.name, &a.kind, &a.piece).cmp(&(&b.name, &b.kind, &b.piece)));
+        self.out.program.inputs.sort_by(|a, b| a.name.cmp(&b.name));
+        self.out.program.scalars.sort_by_key(|s| s.kind);
+    }
+
+    /// Selects the instructions of one section.
+    pub fn section(&mut self, kind: Phase, units: &[Unit]) -> Result<()> {
+        if kind == Phase::Begin {
+            self.zero_accumulators();
+        }
+        let mut sends = self.stage.sends.iter().filter(|(id, _)| self.stage.graph[*id].phase == kind).copied().collect::<Vec<_>>();
+        let mut done: std::collections::BTreeSet<NodeId> = Default::default();
+        for &unit in units {
+            match unit {
+                Unit::Cluster(cluster) => {
+                    let cluster = &self.stage.fusion.clusters[cluster.0 as usize];
+                    let emitted = emit::cluster(self.stage.graph, &self.stage.fusion, cluster, |n| self.mode(n));
+                    done.extend(&cluster.members);
+                    self.kernel(emitted);
+                }
+                Unit::Node(id) => {
+                    done.extend(siblings(self.stage, id));
+                    self.node(id);
+                }
+            }
+            // A value leaves as soon as it and all that leave before it are there.
+            while let Some(&(id, to)) = sends.first().filter(|(id, _)| done.contains(id)) {
+                self.send(id, to, kind);
+                sends.remove(0);
+            }
+        }
+        for (id, to) in sends {
+            self.send(id, to, kind);
+        }
+        if kind == Phase::Update {
+            self.finish_updates();
+            let waits = self.pending.iter().map(|&(_, token)| wait(token, "")).collect::<Vec<_>>();
+            self.body.splice(0..0, waits);
+        }
+        self.push_section(kind);
+        Ok(())
+    }
+
+    /// A section that sends gets a first variant, without the waits for its previous execution.
+    fn push_section(&mut self, kind: SectionKind) {
+        let body = std::mem::take(&mut self.body);
+        if body.is_empty() && kind != Phase::Forward {
+            return;
+        }
+        let waits: Vec<Instr> =
+            self.pending.iter().filter(|(k, _)| *k == kind).map(|&(_, token)| wait(token, "")).collect();
+        self.out.program.sections.push(Section { kind, body: body.clone() });
+        if !waits.is_empty() && self.stage.plan.microbatches() > 1 {
+            let body = waits.into_iter().chain(body).collect();
+            self.out.program.sections.push(Section { kind, body });
+        }
+    }
+
+    fn zero_accumulators(&mut self) {
+        let sums: Vec<NodeId> = self.stage.accumulators.iter().filter(|(n, into)| n == into).map(|(&n, _)| n).collect();
+        for sum in sums {
+            let result = self.buffer(sum);
+            self.push(Action::Library(Library::Zero), &[result], &[], sum);
+        }
+    }
+
+    fn mode(&self, node: NodeId) -> StoreMode {
+        match self.stage.accumulators.contains_key(&node) {
+            true => StoreMode::Accumulate,
+            false => StoreMode::Assign,
+        }
+    }
+
+    fn push(&mut self, action: Action, results: &[BufferId], operands: &[BufferId], origin: NodeId) {
+        self.body.push(Instr {
+            results: results.iter().copied().collect(),
+            action,
+            operands: operands.iter().copied().collect(),
+            origin: self.stage.graph.origin(origin).to_owned(),
+        });
+    }
+
+    fn kernel(&mut self, emitted: emit::Emitted) {
+        if emitted.outputs.is_empty() {
+            return;
+        }
+        let next = self.out.program.kernels.len() as u32;
+        let id = *self.kernels.entry(emitted.kernel.clone()).or_insert(next);
+        if id == next {
+            self.out.program.kernels.push(emitted.kernel);
+        }
+        let origin = emitted.outputs[0];
+        let operands: Vec<BufferId> = emitted.inputs.iter().map(|&n| self.buffer(n)).collect();
+        let results: Vec<BufferId> = emitted.outputs.iter().map(|&n| self.buffer(n)).collect();
+        self.push(Action::Kernel(id), &results, &operands, origin);
+    }
+
+    fn node(&mut self, id: NodeId) {
+        let stage = self.stage;
+        let node = &stage.graph[id];
+        let library = match (&node.op, stage.fusion.roles[id.0 as usize]) {
+            (_, Role::Inline) => {
+                let emitted = emit::single(stage.graph, &stage.fusion, id, self.mode(id));
+                return self.kernel(emitted);
+            }
+            (Op::GradSum(_), _) => return,
+            (Op::Reshape(_), _) => {
+                let types = [stage.graph.ty(node.operands[0])];
+                return self.view(id, Library::Reshape { spec: node.op.rule(&types, &node.ty).spec });
+            }
+            (Op::ResolveMicrobatches(_), _) => return self.view(id, Library::ResolveMicrobatches),
+            (Op::DropMicrobatch(op), _) => return self.view(id, Library::DropMicrobatch { dim: op.dim }),
+            (Op::DotGeneral(op), _) => Library::Dot { spec: op.spec.clone(), mode: self.mode(id) },
+            (Op::ScatterAdd(op), _) => {
+                let indexed = op.spec.names[usize::from(op.indexed().0)].clone();
+                Library::ScatterAdd { spec: op.spec.clone(), indexed, mode: self.mode(id) }
+            }
+            (Op::Cumsum(op), _) => Library::Cumsum { dim: op.dim, exclusive: op.exclusive, reverse: op.reverse },
+            (Op::SliceAxis(op), _) => Library::SliceAxis { axis: op.axis, dim: op.dim },
+            (Op::KeepFirst(op), _) => Library::KeepFirst { axis: op.axis },
+            (Op::Attention(_) | Op::AttentionGrad(_), _) => return self.attention(id),
+            _ => return self.transfer(id),
+        };
+        let operands: Vec<BufferId> = node.operands.iter().map(|&o| self.buffer(o)).collect();
+        let result = self.buffer(id);
+        self.push(Action::Library(library), &[result], &operands, id);
+    }
+
+    /// The result shares the operand's memory.
+    fn view(&mut self, id: NodeId, library: Library) {
+        let operand = self.buffer(self.stage.graph[id].operands[0]);
+        let result = self.new_buffer(id);
+        self.buffers.insert(id, result);
+        self.out.storage[result.0 as usize] = self.out.storage[operand.0 as usize];
+        self.push(Action::Library(library), &[result], &[operand], id);
+    }
+
+    /// All results in one launch; one that nothing reads still gets a buffer.
+    fn attention(&mut self, id: NodeId) {
+        let stage = self.stage;
+        let node = &stage.graph[id];
+        let operands: Vec<BufferId> = node.operands.iter().map(|&o| self.buffer(o)).collect();
+        let (attributes, count) = match &node.op {
+            Op::Attention(op) => (op.attributes.clone(), 2),
+            Op::AttentionGrad(op) => (op.attributes.clone(), 3),
+            other => unreachable!("{} is not attention", other.name()),
+        };
+        debug_assert!(attributes.mask == MaskKind::None || node.operands.len() > 3);
+        let siblings = siblings(stage, id);
+        let results: Vec<BufferId> = (0..count)
+            .map(|out| {
+                let made = siblings.iter().copied().find(|&s| out_of(&stage.graph[s].op) == out);
+                made.map(|s| self.buffer(s)).unwrap_or_else(|| self.unread_result(id, out))
+            })
+            .collect();
+        let library = match node.op {
+            Op::Attention(_) => Library::Attention(attributes),
+            _ => Library::AttentionGrad(attributes),
+        };
+        self.push(Action::Library(library), &results, &operands, id);
+    }
+
+    fn unread_result(&mut self, id: NodeId, out: u8) -> BufferId {
+        let node = &self.stage.graph[id];
+        let types: Vec<_> = node.operands.iter().map(|&o| self.stage.graph.ty(o)).collect();
+        let op: Op = match &node.op {
+            Op::Attention(op) => crate::ops::Attention { out, ..op.clone() }.into(),
+            Op::AttentionGrad(op) => crate::ops::AttentionGrad { out, ..op.clone() }.into(),
+            other => unreachable!("{} is not attention", other.name()),
+        };
+        let mut ty = op.infer(&types).expect("its siblings were inferred");
+        let spec = op.rule(&types, &ty).spec;
+        for (dim, factors) in spec.result.iter().enumerate() {
+            let found = spec.operands.iter().zip(&types).find_map(|(dims, t)| {
+                let at = dims.iter().position(|d| d == factors)?;
+                Some(t.sharding.dims[at].clone())
+            });
+            ty.sharding.dims[dim] = found.unwrap_or_default();
+        }
+        let buffer = self.new_buffer(id);
+        self.out.program.buffers[buffer.0 as usize].ty = ty;
+        buffer
+    }
+
+    fn token(&mut self) -> TokenId {
+        self.tokens += 1;
+        TokenId(self.tokens - 1)
+    }
+
+    fn transfer(&mut self, id: NodeId) {
+        let stage = self.stage;
+        let node = &stage.graph[id];
+        let mut operand = node.operands[0];
+        let transfer = match &node.op {
+            Op::AllReduce(op) => Transfer::AllReduce { reduce: op.reduce, axes: op.axes.clone() },
+            Op::ReduceScatter(op) => Transfer::ReduceScatter { axis: op.axis, dim: op.dim },
+            Op::AllGather(op) => Transfer::AllGather { axis: op.axis, dim: op.dim },
+            Op::AllToAll(op) => Transfer::AllToAll { axis: op.axis, from: op.from, to: op.to },
+            Op::Transfer(_) => {
+                let from = stage.graph[operand].stage.expect("placed nodes have a stage");
+                let (token, result) = (self.token(), self.buffer(id));
+                self.push(Action::Start { token, transfer: Transfer::Recv { from } }, &[result], &[], id);
+                return self.body.push(wait(token, stage.graph.origin(id)));
+            }
+            Op::StageSum(op) => {
+                let here = |o: &&NodeId| stage.graph[**o].stage == Some(stage.stage);
+                operand = *node.operands.iter().find(here).expect("a stage sum has a part of each of its stages");
+                Transfer::StageSum { group: self.group(&op.stages), reduce: op.reduce }
+            }
+            other => unreachable!("{} is no instruction", other.name()),
+        };
+        let (token, operand, result) = (self.token(), self.buffer(operand), self.buffer(id));
+        self.push(Action::Start { token, transfer }, &[result], &[operand], id);
+        self.body.push(wait(token, stage.graph.origin(id)));
+    }
+
+    fn group(&mut self, stages: &[u32]) -> u32 {
+        let groups = &mut self.out.program.groups;
+        let found = groups.iter().position(|g| g.stages == stages);
+        found.unwrap_or_else(|| {
+            let name = stages.iter().fold("s".to_owned(), |s, stage| format!("{s}_{stage}"));
+            groups.push(StageGroup { name, stages: stages.to_vec() });
+            groups.len() - 1
+        }) as u32
+    }
+
+    fn send(&mut self, id: NodeId, to: u32, kind: SectionKind) {
+        let (token, operand) = (self.token(), self.buffer(id));
+        self.push(Action::Start { token, transfer: Transfer::Send { to } }, &[], &[operand], id);
+        self.out.sent.push((operand, kind));
+        self.pending.push((kind, token));
+    }
+
+    /// New values of parameters move into place where they were not computed there.
+    fn finish_updates(&mut self) {
+        let stage = self.stage;
+        for (&new, &leaf) in &stage.updates {
+            let (from, to) = (self.buffer(new), self.buffer(leaf));
+            self.push(Action::Library(Library::Copy), &[to], &[from], new);
+        }
+    }
+
+    /// The selected program with its outputs.
+    pub fn finish(mut self) -> Selected {
+        let outputs: Vec<(String, NodeId)> = self.stage.outputs.clone();
+        for (name, id) in outputs {
+            if !matches!(GraphOutput::parse(&name), Some(GraphOutput::New { .. })) {
+                let buffer = self.buffer(id);
+                self.out.program.outputs.push(Output { buffer, name });
+            }
+        }
+        self.out
+    }
+}
+
+fn out_of(op: &Op) -> u8 {
+    match op {
+        Op::Attention(op) => op.out,
+        Op::AttentionGrad(op) => op.out,
+        _ => 0,
+    }
+}
+
+fn wait(token: TokenId, origin: &str) -> Instr {
+    Instr { results: Default::default(), action: Action::Wait(token), operands: Default::default(), origin: origin.to_owned() }
+}
