@@ -1,3 +1,4 @@
 //! suite
 mod import;
+mod meshes;
 mod ops;
