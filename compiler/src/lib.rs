@@ -8,8 +8,10 @@ pub mod graph;
 pub mod import;
 pub mod interp;
 pub mod loss;
+pub mod lower;
 pub mod ops;
 pub mod optimizer;
+
 pub mod place;
 pub mod plan;
 pub mod precision;

@@ -5,10 +5,14 @@
 
 use crate::error::{Error, Result};
 use crate::graph::{GradOf, Graph, NodeId, Phase};
-use crate::ops::{Cast, Const, Op, Param, Scalar};
+use crate::ops::{Cast, Const, GradSum, Op, Param, Scalar};
 use dcc_program::kernel::{BinaryOp, UnaryOp};
 use dcc_program::program::{ParamKind, ScalarKind};
 use dcc_program::{DType, Glob};
+
+/// `of` of the `GradSum` that adds the squares of all gradients: no value's gradient. `place` gives each term to the stage that
+/// owns its parameter and sums over ranks and stages once.
+pub const NORM_SUM: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Optimizer {
@@ -146,18 +150,13 @@ fn global_norm(graph: &mut Graph, params: &[NodeId], gradients: &[NodeId]) -> Re
         let dims: Vec<usize> = (0..graph.ty(gradient).rank()).collect();
         sums.push(graph.sum(square, &dims)?);
     }
-    let Some((&first, rest)) = sums.split_first() else {
-        return Err(Error::internal("the gradient norm of no parameter"));
-    };
-    // `place` takes a tree of scalar adds as one sum.
-    let total = rest.iter().try_fold(first, |total, &sum| graph.binary(BinaryOp::Add, total, sum))?;
+    let total = graph.add(GradSum { of: NORM_SUM }, &sums)?;
     graph.unary(UnaryOp::Sqrt, total)
 }
 
 /// `min(1, bound / (norm + 1e-6))`, f64.
 fn clip_factor(graph: &mut Graph, norm: NodeId, bound: f64) -> Result<NodeId> {
-    // Not an add, which `place` would take for one more term of the norm.
-    let safe = graph.binary_scalar(BinaryOp::Sub, norm, -1e-6)?;
+    let safe = graph.binary_scalar(BinaryOp::Add, norm, 1e-6)?;
     let bound = graph.splat_like(bound, norm)?;
     let ratio = graph.binary(BinaryOp::Div, bound, safe)?;
     graph.binary_scalar(BinaryOp::Min, ratio, 1.0)

@@ -51,6 +51,8 @@ struct Placer<'a> {
     /// Clones in section `count` of placed forward nodes.
     counted: HashMap<NodeId, NodeId>,
     sources: Vec<bool>,
+    /// Forward nodes that depend on no parameter: masks, positions, labels.
+    of_data: Vec<bool>,
     sums: BTreeMap<NodeId, gradient::PlacedSum>,
 }
 
@@ -68,6 +70,7 @@ impl<'a> Placer<'a> {
             strategies: HashMap::new(),
             counted: HashMap::new(),
             sources: Vec::new(),
+            of_data: Vec::new(),
             sums: BTreeMap::new(),
         };
         placer.find_sources();
@@ -90,6 +93,8 @@ impl<'a> Placer<'a> {
                 _ => false,
             };
             self.sources.push(source);
+            let of_data = node.operands.iter().all(|o| self.of_data[o.0 as usize]) && !matches!(node.op, Op::Param(_));
+            self.of_data.push(of_data);
         }
     }
 
@@ -97,11 +102,12 @@ impl<'a> Placer<'a> {
         self.sources[id.0 as usize]
     }
 
-    /// The stage that computes a node: the plan's, or that of the forward node it is a gradient of.
+    /// The stage that computes a node: the plan's, or that of the forward node it is a gradient of. What depends on data alone
+    /// is made wherever it is read, as inputs are.
     fn home(&self, id: NodeId) -> Option<u32> {
         let node = &self.graph[id];
         match (node.phase, self.graph.grad_of(id)) {
-            (Phase::Forward, _) if matches!(node.op, Op::Input(_)) => None,
+            (Phase::Forward, _) if self.of_data[id.0 as usize] => None,
             (Phase::Forward, _) => self.plan.stages.get(&id).copied(),
             (Phase::Backward, Some(GradOf::Op(f) | GradOf::Value(f))) => self.stage[f.0 as usize],
             _ => None,
@@ -151,14 +157,15 @@ impl<'a> Placer<'a> {
         Ok(())
     }
 
-    /// Where an output is wanted: a parameter's update on every stage that holds the parameter, anything else once.
+    /// Where an output is wanted: a parameter's update on every stage that holds the parameter, what is computed from sums over
+    /// stages on all of these (so that all take part), anything else once.
     fn output_stages(&self, id: NodeId, last: u32) -> Vec<u32> {
         if self.graph[id].phase != Phase::Update {
             return vec![self.stage[id.0 as usize].unwrap_or(last)];
         }
         match self.graph.grad_of(id) {
             Some(GradOf::Value(param)) => self.param_stages(param),
-            _ => vec![last],
+            _ => (0..=last).collect(),
         }
     }
 

@@ -240,7 +240,10 @@ impl<'a> Emitter<'a> {
                 let at: Vec<Index> = index
                     .iter()
                     .enumerate()
-                    .map(|(d, i)| self.affine(i, op.stride[d] as i64, op.start[d] as i64))
+                    .map(|(d, i)| match self.graph.ty(first).shape[d] == node.ty.shape[d] {
+                        true => i.clone(),
+                        false => self.affine(i, op.stride[d] as i64, op.start[d] as i64),
+                    })
                     .collect();
                 self.element(first, &at)
             }
@@ -277,6 +280,10 @@ impl<'a> Emitter<'a> {
         let mut at = Vec::new();
         let mut holes: Option<ExprId> = None;
         for (d, i) in index.iter().enumerate() {
+            if self.graph.ty(first).shape[d] == self.graph.ty(id).shape[d] {
+                at.push(i.clone());
+                continue;
+            }
             let shifted = self.affine(i, 1, -(op.low[d] as i64));
             if op.interior[d] == 0 {
                 at.push(shifted);
@@ -330,10 +337,9 @@ impl<'a> Emitter<'a> {
         value.expect("infer refused a concatenation of nothing")
     }
 
-    /// `index · factor + offset`.
+    /// `index · factor + offset`; never a plain loop dim, which would bind that dim's size.
     fn affine(&mut self, index: &Index, factor: i64, offset: i64) -> Index {
         match index {
-            _ if factor == 1 && offset == 0 => index.clone(),
             Index::Dim(dim) => Index::Affine { terms: vec![(*dim, factor)], offset },
             Index::Affine { terms, offset: inner } => {
                 let terms = terms.iter().map(|&(dim, c)| (dim, c * factor)).collect();

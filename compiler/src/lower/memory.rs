@@ -92,9 +92,16 @@ fn lives(selected: &Selected) -> BTreeMap<BufferId, Life> {
             let mut touched: Vec<BufferId> = instr.results.iter().chain(&instr.operands).copied().collect();
             match instr.action {
                 Action::Start { token, .. } => {
-                    flying.insert(token, touched.clone());
+                    flying.insert(token, (i, instr.operands.clone()));
                 }
-                Action::Wait(token) => touched.extend(flying.remove(&token).unwrap_or_default()),
+                // The operand may not change before the wait, the result is written to from the start on.
+                Action::Wait(token) => {
+                    let Some((start, operands)) = flying.remove(&token) else { continue };
+                    touched.extend(operands);
+                    for result in &instr.results {
+                        lives.entry(selected.storage[result.0 as usize]).or_default().touched.insert((kind, start));
+                    }
+                }
                 _ => {}
             }
             for buffer in touched {

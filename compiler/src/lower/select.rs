@@ -170,7 +170,7 @@ impl<'a, 'b> Selection<'a, 'b> {
         }
         if kind == Phase::Update {
             self.finish_updates();
-            let waits = self.pending.iter().map(|&(_, token)| wait(token, "")).collect::<Vec<_>>();
+            let waits = self.pending.iter().map(|&(_, token)| wait(token)).collect::<Vec<_>>();
             self.body.splice(0..0, waits);
         }
         self.push_section(kind);
@@ -184,7 +184,7 @@ impl<'a, 'b> Selection<'a, 'b> {
             return;
         }
         let waits: Vec<Instr> =
-            self.pending.iter().filter(|(k, _)| *k == kind).map(|&(_, token)| wait(token, "")).collect();
+            self.pending.iter().filter(|(k, _)| *k == kind).map(|&(_, token)| wait(token)).collect();
         self.out.program.sections.push(Section { kind, body: body.clone() });
         if !waits.is_empty() && self.stage.plan.microbatches() > 1 {
             let body = waits.into_iter().chain(body).collect();
@@ -335,8 +335,8 @@ impl<'a, 'b> Selection<'a, 'b> {
             Op::Transfer(_) => {
                 let from = stage.graph[operand].stage.expect("placed nodes have a stage");
                 let (token, result) = (self.token(), self.buffer(id));
-                self.push(Action::Start { token, transfer: Transfer::Recv { from } }, &[result], &[], id);
-                return self.body.push(wait(token, stage.graph.origin(id)));
+                self.push(Action::Start { token, transfer: Transfer::Recv { from } }, &[], &[], id);
+                return self.push(Action::Wait(token), &[result], &[], id);
             }
             Op::StageSum(op) => {
                 let here = |o: &&NodeId| stage.graph[**o].stage == Some(stage.stage);
@@ -346,8 +346,8 @@ impl<'a, 'b> Selection<'a, 'b> {
             other => unreachable!("{} is no instruction", other.name()),
         };
         let (token, operand, result) = (self.token(), self.buffer(operand), self.buffer(id));
-        self.push(Action::Start { token, transfer }, &[result], &[operand], id);
-        self.body.push(wait(token, stage.graph.origin(id)));
+        self.push(Action::Start { token, transfer }, &[], &[operand], id);
+        self.push(Action::Wait(token), &[result], &[], id);
     }
 
     fn group(&mut self, stages: &[u32]) -> u32 {
@@ -397,6 +397,7 @@ fn out_of(op: &Op) -> u8 {
     }
 }
 
-fn wait(token: TokenId, origin: &str) -> Instr {
-    Instr { results: Default::default(), action: Action::Wait(token), operands: Default::default(), origin: origin.to_owned() }
+/// The wait for a send.
+fn wait(token: TokenId) -> Instr {
+    Instr { results: Default::default(), action: Action::Wait(token), operands: Default::default(), origin: String::new() }
 }
