@@ -1,4 +1,5 @@
 //! suite
+mod bad_models;
 mod import;
 mod meshes;
 mod ops;

@@ -15,8 +15,8 @@ use crate::error::{Error, Result};
 
 /// Functions may call functions this deep.
 const DEPTH_LIMIT: usize = 32;
-/// Nodes after inlining; GPT-3's 96 layers are about 40,000.
-const NODE_LIMIT: usize = 4_000_000;
+/// Nodes and calls after inlining; GPT-3's 96 layers are about 40,000.
+const NODE_LIMIT: usize = 1_000_000;
 
 /// A model's graph without functions.
 #[derive(Clone, Debug, Default)]
@@ -48,6 +48,8 @@ struct Call<'c, 'm> {
 struct Flattener<'m> {
     functions: HashMap<(&'m str, &'m str, &'m str), &'m FunctionProto>,
     flat: Flat<'m>,
+    /// Nodes and calls so far.
+    count: usize,
 }
 
 /// Inlines and checks the graph of `model`.
@@ -55,7 +57,7 @@ pub fn flatten(model: &Model) -> Result<Flat<'_>> {
     let graph = model.graph();
     let functions = model.proto.functions.iter();
     let functions = functions.map(|function| ((function.domain(), function.name(), function.overload()), function)).collect();
-    let mut flattener = Flattener { functions, flat: Flat::default() };
+    let mut flattener = Flattener { functions, flat: Flat::default(), count: 0 };
     let mut scope = Scope::new();
     if let Some(sparse) = graph.sparse_initializer.first() {
         let name = sparse.values.as_ref().map_or("", |values| values.name());
@@ -95,6 +97,12 @@ impl<'m> Flattener<'m> {
         for (position, proto) in sort(nodes, scope)? {
             let mut node = self.head(proto, position, call)?;
             let place = node.place();
+            self.count += 1;
+            if self.count > NODE_LIMIT {
+                return Err(
+                    Error::limit(format!("the model has more than {NODE_LIMIT} nodes with its functions inlined")).at(place)
+                );
+            }
             for name in &proto.input {
                 node.inputs.push(match name.as_str() {
                     "" => None,
@@ -115,9 +123,6 @@ impl<'m> Flattener<'m> {
                 node.outputs.push(id);
             }
             self.flat.nodes.push(node);
-            if self.flat.nodes.len() > NODE_LIMIT {
-                return Err(Error::limit(format!("the model has more than {NODE_LIMIT} nodes")).at(place));
-            }
         }
         Ok(())
     }
