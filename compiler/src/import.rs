@@ -16,6 +16,7 @@ mod node;
 mod ops;
 mod parameters;
 pub mod proto;
+mod rescale;
 mod schema;
 mod shape;
 mod sort;
@@ -36,6 +37,7 @@ use flatten::{Flat, flatten};
 use node::Node;
 use ops::Call;
 use parameters::{Classifier, Origin};
+use rescale::Rescale;
 use value::Value;
 
 pub use inputs::InputInfo;
@@ -98,8 +100,33 @@ pub struct Imported {
 pub fn onnx(model: &Model, options: &Options) -> Result<Imported> {
     let flat = flatten(model)?;
     let bound = inputs::bind(&flat, options)?;
-    let classifier = Classifier::new(model, gains::gains(model, &flat));
-    let mut importer = Importer { model, flat: &flat, classifier, build: Build::new(options.dropout), values: Vec::new() };
+    let old = match (bound.baked, bound.batch) {
+        (Some(from), Some(to)) if from != to => {
+            let as_exported = Options { global_batch: None, ..options.clone() };
+            Some(Old { from, to, shapes: import(model, &flat, inputs::bind(&flat, &as_exported)?, options, None)?.1 })
+        }
+        _ => None,
+    };
+    Ok(import(model, &flat, bound, options, old)?.0)
+}
+
+/// Shapes of all values at the batch of the file.
+struct Old {
+    from: u64,
+    to: u64,
+    shapes: Vec<Option<Shape>>,
+}
+
+/// The model at the sizes of `bound`, and the shapes of its values.
+fn import(
+    model: &Model,
+    flat: &Flat,
+    bound: inputs::Bound,
+    options: &Options,
+    old: Option<Old>,
+) -> Result<(Imported, Vec<Option<Shape>>)> {
+    let classifier = Classifier::new(model, gains::gains(model, flat));
+    let mut importer = Importer { model, flat, classifier, build: Build::new(options.dropout), values: Vec::new(), old };
     importer.values.resize(flat.values.len(), None);
     importer.build.warnings = importer.classifier.warnings();
     let live = importer.live();
@@ -107,7 +134,9 @@ pub fn onnx(model: &Model, options: &Options) -> Result<Imported> {
     for node in flat.nodes.iter().filter(|node| node.outputs.iter().flatten().any(|id| live[id.0 as usize])) {
         importer.node(node, &live)?;
     }
-    importer.finish(bound)
+    let shape = |value: &Option<Value>| value.as_ref().and_then(|value| value.shape(&importer.build).ok());
+    let shapes = importer.values.iter().map(shape).collect();
+    Ok((importer.finish(bound)?, shapes))
 }
 
 struct Importer<'f, 'm> {
@@ -116,6 +145,7 @@ struct Importer<'f, 'm> {
     classifier: Classifier,
     build: Build,
     values: Vec<Option<Value>>,
+    old: Option<Old>,
 }
 
 impl Importer<'_, '_> {
@@ -161,7 +191,17 @@ impl Importer<'_, '_> {
         self.build.graph.set_origin(&place);
         let inputs: Vec<Option<Value>> =
             node.inputs.iter().map(|id| id.and_then(|id| self.values[id.0 as usize].clone())).collect();
-        let results = self.import(node, &inputs).map_err(|error| {
+        self.build.rescale = self.rescale(node);
+        let results = self.import(node, &inputs).map_err(|mut error| {
+            if let Some(old) = self.old.as_ref().filter(|_| error.code.0 == 104) {
+                error = Error::baked_batch(format!(
+                    "the batch of the file, {}, cannot become {} here: {}",
+                    old.from, old.to, error.what
+                ));
+            }
+            if let Some(old) = self.old.as_ref().filter(|_| error.code.0 == 112) {
+                error = error.help(format!("use --global-batch-size {}, or export with a symbolic batch dim", old.from));
+            }
             let types: Vec<String> = inputs.iter().flatten().map(|value| describe(&self.build, value)).collect();
             error.at(format!("{place}: {}", types.join(", ")))
         })?;
@@ -173,6 +213,16 @@ impl Importer<'_, '_> {
             self.values[id.0 as usize] = Some(result.clone());
         }
         Ok(())
+    }
+
+    fn rescale(&self, node: &Node) -> Option<Rescale> {
+        let old = self.old.as_ref()?;
+        let shape = |ids: &[Option<node::ValueId>]| {
+            let id = ids.first().copied().flatten()?;
+            old.shapes[id.0 as usize].clone()
+        };
+        let (input, output) = (shape(&node.inputs).unwrap_or_default(), shape(&node.outputs)?);
+        Some(Rescale { from: old.from, to: old.to, input, output })
     }
 
     fn import(&mut self, node: &Node, inputs: &[Option<Value>]) -> Result<Vec<Value>> {

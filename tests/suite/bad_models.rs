@@ -152,31 +152,53 @@ fn corrupted() {
 
 #[test]
 fn unknown_operators() {
-    check(&model(&[node("Reluu", &["x"], &["y"])]), expect![[r#"
+    check(
+        &model(&[node("Reluu", &["x"], &["y"])]),
+        expect![[r#"
         error[DCC0103]: ONNX has no operator `Reluu`
-          at   node 0 `/reluu` (Reluu, opset 20)"#]]);
-    check(&model(&[node("NonZero", &["x"], &["y"])]), expect![[r#"
+          at   node 0 `/reluu` (Reluu, opset 20)"#]],
+    );
+    check(
+        &model(&[node("NonZero", &["x"], &["y"])]),
+        expect![[r#"
         error[DCC0102]: the operator NonZero of opset 20 is not supported
           at   node 0 `/nonzero` (NonZero, opset 20): f32[2, 3]
-          help README.md lists the operators that dcc imports"#]]);
+          help README.md lists the operators that dcc imports"#]],
+    );
     let mut foreign = node("Gelu", &["x"], &["y"]);
     foreign.domain = Some("com.microsoft".to_owned());
-    check(&model(&[foreign]), expect![[r#"
+    check(
+        &model(&[foreign]),
+        expect![[r#"
         error[DCC0102]: operators of domain `com.microsoft` are not supported
           at   node 0 `/gelu` (com.microsoft.Gelu, opset 20)
-          help export with standard ONNX operators only"#]]);
+          help export with standard ONNX operators only"#]],
+    );
 }
 
 #[test]
 fn wrong_opsets() {
-    for (version, expected) in [(3, expect![[r#"
+    for (version, expected) in [
+        (
+            3,
+            expect![[r#"
         error[DCC0103]: opset 3 is not supported, 7 to 28 are
-          help export with `opset_version=20`, or convert with `onnx.version_converter`"#]]), (99, expect![[r#"
+          help export with `opset_version=20`, or convert with `onnx.version_converter`"#]],
+        ),
+        (
+            99,
+            expect![[r#"
         error[DCC0103]: opset 99 is not supported, 7 to 28 are
-          help export with `opset_version=20`, or convert with `onnx.version_converter`"#]]), (17, expect![[r#"
+          help export with `opset_version=20`, or convert with `onnx.version_converter`"#]],
+        ),
+        (
+            17,
+            expect![[r#"
         error[DCC0103]: opset 17 has no operator Gelu: it came with opset 20
           at   node 0 `/gelu` (Gelu, opset 17)
-          help export with `opset_version=20`"#]])] {
+          help export with `opset_version=20`"#]],
+        ),
+    ] {
         let mut model = model(&[node("Gelu", &["x"], &["y"])]);
         model.opset_import = vec![opset(version)];
         check(&model, expected);
@@ -189,56 +211,92 @@ fn wrong_opsets() {
 #[test]
 fn malformed_graphs() {
     let cycle = [node("Add", &["x", "b"], &["a"]), node("Relu", &["a"], &["b"]), node("Neg", &["b"], &["y"])];
-    check(&model(&cycle), expect![[r#"
+    check(
+        &model(&cycle),
+        expect![[r#"
         error[DCC0107]: 2 nodes form a cycle
           at   node 0 `/add` (Add)
-          note the cycle: node 1 `/relu` (Relu) → node 0 `/add` (Add)"#]]);
-    check(&model(&[node("Add", &["x", "nowhere"], &["y"])]), expect![[r#"
+          note the cycle: node 1 `/relu` (Relu) → node 0 `/add` (Add)"#]],
+    );
+    check(
+        &model(&[node("Add", &["x", "nowhere"], &["y"])]),
+        expect![[r#"
         error[DCC0107]: input `nowhere` is defined nowhere
-          at   node 0 `/add` (Add)"#]]);
-    check(&model(&[node("Relu", &["x"], &["y"]), node("Neg", &["x"], &["y"])]), expect![[r#"
+          at   node 0 `/add` (Add)"#]],
+    );
+    check(
+        &model(&[node("Relu", &["x"], &["y"]), node("Neg", &["x"], &["y"])]),
+        expect![[r#"
         error[DCC0107]: `y` is defined twice
-          at   node 1 `/neg` (Neg)"#]]);
+          at   node 1 `/neg` (Neg)"#]],
+    );
     check(&model(&[node("Relu", &["x"], &["z"])]), expect!["error[DCC0107]: no node computes the graph output `y`"]);
-    check(&model(&[node("Relu", &["x", "x"], &["y"])]), expect![[r#"
+    check(
+        &model(&[node("Relu", &["x", "x"], &["y"])]),
+        expect![[r#"
         error[DCC0107]: 2 inputs, Relu takes 1
-          at   node 0 `/relu` (Relu, opset 20)"#]]);
+          at   node 0 `/relu` (Relu, opset 20)"#]],
+    );
     check(&model(&[node("Neg", &["a"], &["y"]), node("Relu", &["x"], &["a"])]), expect![["imported"]]);
 }
 
 #[test]
 fn attributes_that_are_not_honoured() {
-    check(&model(&[with_int(node("Relu", &["x"], &["y"]), "inplace", 1)]), expect![[r#"
+    check(
+        &model(&[with_int(node("Relu", &["x"], &["y"]), "inplace", 1)]),
+        expect![[r#"
         error[DCC0106]: attribute `inplace` of Relu is not supported
-          at   node 0 `/relu` (Relu, opset 20): f32[2, 3]"#]]);
-    check(&model(&[with_int(node("LeakyRelu", &["x"], &["y"]), "alpha", 1)]), expect![[r#"
+          at   node 0 `/relu` (Relu, opset 20): f32[2, 3]"#]],
+    );
+    check(
+        &model(&[with_int(node("LeakyRelu", &["x"], &["y"]), "alpha", 1)]),
+        expect![[r#"
         error[DCC0106]: attribute `alpha` has type INT, not FLOAT
-          at   node 0 `/leakyrelu` (LeakyRelu, opset 20): f32[2, 3]"#]]);
+          at   node 0 `/leakyrelu` (LeakyRelu, opset 20): f32[2, 3]"#]],
+    );
 }
 
 #[test]
 fn dims_and_data() {
     let add = || model(&[node("Add", &["x", "w"], &["y"])]);
-    check(&with_tensor(add(), tensor("w", &[i64::MAX, 3], &[])), expect![[r#"
+    check(
+        &with_tensor(add(), tensor("w", &[i64::MAX, 3], &[])),
+        expect![[r#"
         error[DCC0108]: a tensor of dims [9223372036854775807, 3] has more elements than can be addressed
-          at   tensor `w`"#]]);
-    check(&with_tensor(add(), tensor("w", &[0, i64::MAX, i64::MAX], &[])), expect![[r#"
+          at   tensor `w`"#]],
+    );
+    check(
+        &with_tensor(add(), tensor("w", &[0, i64::MAX, i64::MAX], &[])),
+        expect![[r#"
         error[DCC0108]: a tensor of dims [0, 9223372036854775807, 9223372036854775807] has more elements than can be addressed
-          at   tensor `w`"#]]);
-    check(&with_tensor(add(), tensor("w", &[-1, 3], &[])), expect![[r#"
+          at   tensor `w`"#]],
+    );
+    check(
+        &with_tensor(add(), tensor("w", &[-1, 3], &[])),
+        expect![[r#"
         error[DCC0108]: dim -1 of [-1, 3] is negative
-          at   tensor `w`"#]]);
-    check(&with_tensor(add(), tensor("w", &[2, 3], &[0; 20])), expect![[r#"
+          at   tensor `w`"#]],
+    );
+    check(
+        &with_tensor(add(), tensor("w", &[2, 3], &[0; 20])),
+        expect![[r#"
         error[DCC0109]: 20 bytes of raw data for dims and dtype that need 24
-          at   tensor `w`"#]]);
-    check(&with_tensor(add(), tensor("w", &[2, 4], &[0; 32])), expect![[r#"
+          at   tensor `w`"#]],
+    );
+    check(
+        &with_tensor(add(), tensor("w", &[2, 4], &[0; 32])),
+        expect![[r#"
         error[DCC0104]: [2, 3] and [2, 4] do not broadcast
-          at   node 0 `/add` (Add, opset 20): f32[2, 3], f32[2, 4]"#]]);
+          at   node 0 `/add` (Add, opset 20): f32[2, 3], f32[2, 4]"#]],
+    );
     let mut strings = tensor("w", &[1], &[]);
     strings.data_type = Some(DataType::String.into());
-    check(&with_tensor(add(), strings), expect![[r#"
+    check(
+        &with_tensor(add(), strings),
+        expect![[r#"
         error[DCC0105]: element type STRING is not supported
-          at   tensor `w`"#]]);
+          at   tensor `w`"#]],
+    );
 }
 
 #[test]
@@ -248,36 +306,53 @@ fn external_data() {
         let error = import(with_tensor(add(), external("w", &[2, 3], location)).encode_to_vec(), &Options::default());
         assert_eq!(error.expect_err("escapes").code.0, 110, "{location}");
     }
-    check(&with_tensor(add(), external("w", &[2, 3], "../w.bin")), expect![[r#"
+    check(
+        &with_tensor(add(), external("w", &[2, 3], "../w.bin")),
+        expect![[r#"
         error[DCC0110]: the external data path `../w.bin` leaves the model's folder
           at   tensor `w`
-          help external data must lie in the model's folder; move them there and export again"#]]);
+          help external data must lie in the model's folder; move them there and export again"#]],
+    );
     check(&with_tensor(add(), external("w", &[2, 3], "absent.bin")), expect![["imported"]]);
     let mut shape = external("w", &[2], "absent.bin");
     shape.data_type = Some(DataType::Int64.into());
-    check(&with_tensor(model(&[node("Reshape", &["x", "w"], &["y"])]), shape), expect![[r#"
+    check(
+        &with_tensor(model(&[node("Reshape", &["x", "w"], &["y"])]), shape),
+        expect![[r#"
         error[DCC0111]: input 1 of Reshape has to be known while compiling, but depends on parameters or data
           at   node 0 `/reshape` (Reshape, opset 20): f32[2, 3], i64[2]
-          help export with static shapes for it, or give the input that it depends on as a constant"#]]);
+          help export with static shapes for it, or give the input that it depends on as a constant"#]],
+    );
 }
 
 #[test]
 fn shapes_left_open() {
     let mut open = model(&[node("Relu", &["x"], &["y"])]);
     open.graph.as_mut().expect("a graph").input = vec![value("x", &[symbol("batch"), symbol("seq"), size(4)])];
-    check(&open, expect![[r#"
+    check(
+        &open,
+        expect![[r#"
         error[DCC0002]: the model leaves open the size of `batch` (dim 0 of x), `seq` (dim 1 of x)
-          help add --global-batch-size B --dim seq=N"#]]);
+          help add --global-batch-size B --dim seq=N"#]],
+    );
     let dims = [("seq".to_owned(), 16), ("batch".to_owned(), 8)].into();
     check_with(&open, &Options { dims, ..Options::default() }, expect![["imported"]]);
     let dims = [("seq".to_owned(), 16), ("batch".to_owned(), 8)].into();
-    check_with(&open, &Options { dims, global_batch: Some(4), ..Options::default() }, expect![[r#"
+    check_with(
+        &open,
+        &Options { dims, global_batch: Some(4), ..Options::default() },
+        expect![[r#"
         error[DCC0001]: --dim batch=8 contradicts the global batch size 4
-          help `batch` is the model's batch dim; give one of the two"#]]);
+          help `batch` is the model's batch dim; give one of the two"#]],
+    );
     let batch_dims = [("images".to_owned(), Some(0))].into();
-    check_with(&open, &Options { batch_dims, ..Options::default() }, expect![[r#"
+    check_with(
+        &open,
+        &Options { batch_dims, ..Options::default() },
+        expect![[r#"
         error[DCC0001]: the model has no input `images`
-          note its inputs: x"#]]);
+          note its inputs: x"#]],
+    );
 }
 
 /// Functions that call themselves, and functions that double at each of many levels without ever adding a node.
@@ -297,14 +372,20 @@ fn hostile_functions() {
     }
     let mut endless = model(&[call("again", "x", "y")]);
     endless.functions = vec![function("again", &["again"])];
-    check(&endless, expect![[r#"
+    check(
+        &endless,
+        expect![[r#"
         error[DCC0108]: functions call each other more than 32 deep
-          at   node 0 `/again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again` (f.again, opset 20)"#]]);
+          at   node 0 `/again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again//again` (f.again, opset 20)"#]],
+    );
     let mut bomb = model(&[call("f0", "x", "y")]);
     let names: Vec<String> = (0..32).map(|level| format!("f{level}")).collect();
     bomb.functions = names.windows(2).map(|pair| function(&pair[0], &[pair[1].as_str(); 8])).collect();
     bomb.functions.push(function("f31", &[]));
-    check(&bomb, expect![[r#"
+    check(
+        &bomb,
+        expect![[r#"
         error[DCC0108]: the model has more than 1000000 nodes with its functions inlined
-          at   node 0 `/f0//f1//f2//f3//f4//f5//f6//f7//f8//f9//f10//f11//f12//f13//f14//f15//f16//f17//f18//f19//f20//f21//f22//f23//f24//f25//f26//f27//f28//f29//f30//f31` (f.f31, opset 20)"#]]);
+          at   node 0 `/f0//f1//f2//f3//f4//f5//f6//f7//f8//f9//f10//f11//f12//f13//f14//f15//f16//f17//f18//f19//f20//f21//f22//f23//f24//f25//f26//f27//f28//f29//f30//f31` (f.f31, opset 20)"#]],
+    );
 }

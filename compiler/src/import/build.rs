@@ -9,6 +9,7 @@ use dcc_program::program::ParamKind;
 use dcc_program::{DType, Reduce, Shape};
 
 use super::known::Known;
+use super::rescale::Rescale;
 use super::tensor::{Tensor, TensorData};
 use super::value::{Value, broadcast_shape, not_a_tensor};
 use super::view::View;
@@ -26,11 +27,13 @@ pub struct Build {
     pub dropout: Dropout,
     /// Random ops so far; their ids must not depend on what follows.
     pub random_ops: u32,
+    /// Set while a node of a static export is imported for another batch.
+    pub rescale: Option<Rescale>,
 }
 
 impl Build {
     pub fn new(dropout: Dropout) -> Build {
-        Build { graph: Graph::new(), parameters: Vec::new(), warnings: Vec::new(), dropout, random_ops: 0 }
+        Build { graph: Graph::new(), parameters: Vec::new(), warnings: Vec::new(), dropout, random_ops: 0, rescale: None }
     }
 
     /// Adds a tensor of the model as a parameter, trained or not.

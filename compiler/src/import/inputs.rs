@@ -44,6 +44,8 @@ struct Declared {
 pub(super) struct Bound {
     pub inputs: Vec<(ValueId, InputInfo)>,
     pub batch: Option<u64>,
+    /// The batch that a static export has in its shapes.
+    pub baked: Option<u64>,
 }
 
 pub(super) fn bind(flat: &Flat, options: &Options) -> Result<Bound> {
@@ -69,23 +71,23 @@ pub(super) fn bind(flat: &Flat, options: &Options) -> Result<Bound> {
                 .help(format!("`{symbol}` is the model's batch dim; give one of the two")));
         }
     }
-    if let (Some(baked), Some(batch)) = (baked, options.global_batch.filter(|&batch| Some(batch) != baked)) {
-        return Err(Error::baked_batch(format!("the export has a batch of {baked} in its shapes, {batch} is asked for"))
-            .help(format!("use --global-batch-size {baked}, or export with a symbolic batch dim")));
-    }
     check_unbound(&declared, &sizes, symbol.as_deref())?;
-    let batch = symbol.as_ref().map(|symbol| sizes[symbol]).or(baked);
+    let batch =
+        symbol.as_ref().map(|symbol| sizes[symbol]).or(options.global_batch).or(baked).filter(|_| counts_samples(&declared));
     let size = |dim: &Size| match dim {
         Size::Fixed(size) => *size,
         Size::Symbol(name) => sizes[name],
     };
     let inputs = declared.iter().map(|(id, input)| {
-        let shape: Vec<i64> = input.dims.iter().map(|dim| size(dim) as i64).collect();
+        let mut shape: Vec<i64> = input.dims.iter().map(|dim| size(dim) as i64).collect();
+        if let (Some(dim), Some(batch)) = (input.batch_dim, batch) {
+            shape[dim] = batch as i64;
+        }
         let shape = super::tensor::dims(&shape).map_err(|error| error.at(format!("input `{}`", input.name)))?;
         let batch_dim = input.batch_dim.map(|dim| dim as u8);
         Ok((*id, InputInfo { name: input.name.clone(), dtype: input.dtype, shape, batch_dim, used: true }))
     });
-    Ok(Bound { inputs: inputs.collect::<Result<_>>()?, batch })
+    Ok(Bound { inputs: inputs.collect::<Result<_>>()?, batch, baked })
 }
 
 fn declare(info: &ValueInfoProto) -> Result<Declared> {
@@ -136,6 +138,10 @@ fn choose_batch(declared: &mut [(ValueId, Declared)], options: &Options) -> Resu
         };
     }
     Ok(symbol)
+}
+
+fn counts_samples(declared: &[(ValueId, Declared)]) -> bool {
+    declared.iter().any(|(_, input)| input.batch_dim.is_some())
 }
 
 /// The size that the batch dims of all inputs have.

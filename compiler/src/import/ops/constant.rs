@@ -37,8 +37,11 @@ fn constant(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     Ok(vec![value])
 }
 
-fn constant_of_shape(_: &mut Build, call: &Call) -> Result<Vec<Value>> {
-    let shape = sizes(&call.known_ints(0)?)?;
+fn constant_of_shape(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let mut shape = sizes(&call.known_ints(0)?)?;
+    if let Some(rescale) = &build.rescale {
+        shape = rescale.constant(&shape);
+    }
     let known = match call.node.tensor("value")? {
         None => Known::scalar(DType::F32, 0.0),
         Some(proto) => {
@@ -50,14 +53,15 @@ fn constant_of_shape(_: &mut Build, call: &Call) -> Result<Vec<Value>> {
     Ok(vec![splat.into()])
 }
 
-fn range(_: &mut Build, call: &Call) -> Result<Vec<Value>> {
+fn range(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let dtype = call.known(0)?.dtype;
     let [start, limit, step] = [call.known_number(0)?, call.known_number(1)?, call.known_number(2)?];
     if step == 0.0 {
         return Err(Error::shape("a range with step 0"));
     }
     let count = ((limit - start) / step).ceil().max(0.0);
-    let known = Known::range(dtype, start, step, count as u64);
+    let length = build.rescale.as_ref().map_or(count as u64, |rescale| rescale.count(count as u64));
+    let known = Known::range(dtype, start, step, length);
     Ok(vec![known.ok_or_else(|| Error::limit(format!("a range of {count} elements")))?.into()])
 }
 

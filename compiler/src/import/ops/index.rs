@@ -20,7 +20,7 @@ impl Build {
     }
 
     /// Indices with those below 0 counted from the end of a dim of `size`. Errors: DCC0104 for known ones that lie outside.
-    fn from_front(&mut self, indices: &Value, size: u64) -> Result<Value> {
+    fn indices_from_front(&mut self, indices: &Value, size: u64) -> Result<Value> {
         let dtype = indices.dtype(self)?;
         if dtype.is_float() || dtype == DType::Bool {
             return Err(Error::dtype(format!("indices of {}", dtype.name())));
@@ -70,7 +70,7 @@ fn gather(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let data = call.input(0)?;
     let shape = data.shape(build)?;
     let dim = call.axis(0, shape.len())?;
-    let indices = build.from_front(call.input(1)?, shape[dim])?;
+    let indices = build.indices_from_front(call.input(1)?, shape[dim])?;
     let inner = indices.shape(build)?;
     if let (Some(data), Some(indices)) = (data.known(), indices.known())
         && let Some(known) = data.gather(dim, indices)
@@ -98,7 +98,7 @@ fn gather_elements(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let mut data = call.input(0)?.clone();
     let shape = data.shape(build)?;
     let dim = call.axis(0, shape.len())?;
-    let indices = build.from_front(call.input(1)?, shape[dim])?;
+    let indices = build.indices_from_front(call.input(1)?, shape[dim])?;
     let wanted = indices.shape(build)?;
     if wanted.len() != shape.len() {
         return Err(Error::shape(format!("indices {:?} into {:?}", wanted.as_slice(), shape.as_slice())));
@@ -133,7 +133,7 @@ fn gather_nd(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     for (dim, &size) in shape[..depth].iter().enumerate() {
         let part = build.narrow(indices, outer, dim as u64, 1)?;
         let part = build.reshape(&part, &index_shape[..outer])?;
-        parts.push(build.from_front(&part, size)?);
+        parts.push(build.indices_from_front(&part, size)?);
     }
     if let (Some(data), Some(indices)) = (data.known(), indices.known())
         && let Some(known) = data.gather_nd(indices)

@@ -68,7 +68,10 @@ fn concat(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
 fn expand(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let x = call.input(0)?;
     let wanted = sizes(&call.known_ints(1)?)?;
-    let shape = broadcast_shape(&x.shape(build)?, &wanted)?;
+    let shape = match &build.rescale {
+        Some(rescale) => rescale.expand(&x.shape(build)?, &wanted)?,
+        None => broadcast_shape(&x.shape(build)?, &wanted)?,
+    };
     Ok(vec![build.broadcast(x, &shape)?])
 }
 
@@ -94,10 +97,14 @@ fn slice(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
         if step == 0 {
             return Err(attribute_value("steps", 0));
         }
+        let end = match &build.rescale {
+            Some(rescale) => rescale.end(dim, shape[dim], starts[position], ends[position])?,
+            None => ends[position],
+        };
         let from_front = |at: i64| if at < 0 { at.saturating_add(size) } else { at };
         let (low, high) = if step > 0 { (0, size) } else { (-1, size - 1) };
         let start = from_front(starts[position]).clamp(low.max(0), high.max(0));
-        let end = from_front(ends[position]).clamp(low, high.max(low));
+        let end = from_front(end).clamp(low, high.max(low));
         let count = if step > 0 { (end - start).max(0) } else { (start - end).max(0) };
         shape[dim] = (count as u64).div_ceil(step.unsigned_abs()).min(size as u64);
         (first[dim], stride[dim]) = (start, step);

@@ -14,6 +14,11 @@ pub const ONNX: &[(&str, Import)] =
 fn reshape(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let x = call.input(0)?;
     let from = x.shape(build)?;
+    if let Some(rescale) = &build.rescale {
+        call.node.ignore("allowzero");
+        let shape = rescale.reshape(&from)?;
+        return Ok(vec![build.reshape(x, &shape)?]);
+    }
     let keep_zero = call.node.flag("allowzero", false)?;
     let wanted = call.known_ints(1)?;
     let mut shape = Shape::new();
