@@ -6,7 +6,7 @@
 
 mod manifest;
 mod read;
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests;
 mod write;
 

@@ -8,6 +8,7 @@
 //! Operands are regions of the rank's own arena. Reductions add member 0, member 1, … of the group in that order, whatever
 //! arrives first: the same bits from run to run, for any number of threads, and in every implementation.
 
+// Threads and processes that share memory need futexes; on other systems a program can be compiled, not run.
 #[cfg(target_os = "linux")]
 mod advance;
 #[cfg(target_os = "linux")]
@@ -17,13 +18,14 @@ mod peer;
 #[cfg(target_os = "linux")]
 mod pull;
 mod reduce;
+#[cfg(target_os = "linux")]
 mod segment;
 // Maps memory that other threads and processes write.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
 pub mod shm;
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests;
 
 use std::time::Duration;
@@ -32,6 +34,7 @@ use crate::error::Result;
 pub use dcc_program::{DType, Reduce};
 #[cfg(target_os = "linux")]
 pub use peer::Peer;
+#[cfg(target_os = "linux")]
 pub use segment::{Layout, PAGE, Segment};
 
 /// One rank's end of all its communicators.

@@ -2,9 +2,12 @@
 //!
 //! Text is lower case without a full stop, with all numbers in it. The hundreds digit of the code decides the exit code.
 
+mod pages;
+
 use std::fmt;
 use std::path::Path;
 
+pub use pages::PAGES;
 use serde::{Deserialize, Serialize};
 
 pub type Result<T> = std::result::Result<T, Error>;

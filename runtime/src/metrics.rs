@@ -1,5 +1,6 @@
 //! What a run reports: one JSON object per step, a log line or a progress bar, and a trace.
 
+pub mod memory;
 pub mod trace;
 
 use crate::error::{Error, Result};

@@ -66,12 +66,17 @@ fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error {
     move |error| Error::io("save a checkpoint", path, error).help("what was saved before is intact")
 }
 
-/// An empty folder for the parts.
+/// An empty folder for the parts. What earlier saves left behind when they were cut off goes first.
 pub fn prepare(partial: &Path) -> Result<()> {
-    if partial.exists() {
-        std::fs::remove_dir_all(partial).map_err(failed(partial))?;
+    let dir = partial.parent().unwrap_or(partial);
+    std::fs::create_dir_all(dir).map_err(failed(dir))?;
+    for entry in std::fs::read_dir(dir).map_err(failed(dir))? {
+        let entry = entry.map_err(failed(dir))?;
+        if entry.file_name().to_string_lossy().starts_with(".step-") {
+            std::fs::remove_dir_all(entry.path()).map_err(failed(dir))?;
+        }
     }
-    std::fs::create_dir_all(partial).map_err(failed(partial))
+    std::fs::create_dir(partial).map_err(failed(partial))
 }
 
 /// A file that is hashed while it is written.
@@ -213,17 +218,31 @@ fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
     write().map_err(failed(path))
 }
 
-/// Gives a complete folder its name. One of the same name, from a run that was resumed before it, makes room first.
+/// Gives a complete folder its name. One of the same name, from a run that was resumed before it, is swapped out.
 fn publish(partial: &Path, path: &Path) -> std::io::Result<()> {
     File::open(partial)?.sync_all()?;
-    let old = partial.with_extension("old");
-    if path.exists() {
-        let _ = std::fs::remove_dir_all(&old);
-        std::fs::rename(path, &old)?;
+    if !path.exists() {
+        std::fs::rename(partial, path)?;
+        return sync_parent(path);
     }
-    std::fs::rename(partial, path)?;
+    swap(partial, path)?;
     sync_parent(path)?;
-    if old.exists() { std::fs::remove_dir_all(&old) } else { Ok(()) }
+    std::fs::remove_dir_all(partial)
+}
+
+/// There is a complete folder under `path` at every moment.
+#[cfg(target_os = "linux")]
+fn swap(partial: &Path, path: &Path) -> std::io::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    Ok(renameat_with(CWD, partial, CWD, path, RenameFlags::EXCHANGE)?)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn swap(partial: &Path, path: &Path) -> std::io::Result<()> {
+    let old = partial.with_extension("old");
+    std::fs::rename(path, &old)?;
+    std::fs::rename(partial, path)?;
+    std::fs::rename(old, partial)
 }
 
 fn sync_parent(path: &Path) -> std::io::Result<()> {

@@ -1,7 +1,9 @@
 //! Real processes: each `worker_…` test is the body of a rank when the launcher under test started it, and nothing otherwise.
 
 use super::*;
+use crate::checkpoint::{self, RunState};
 use crate::comm::{Comm, DType, Group, GroupId, Hello, Label, Op, Place, Reduce, Region, Transfer};
+use crate::slice::Slice;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -119,6 +121,72 @@ fn worker_panics() {
         assert!((peer.rank(), step) != (1, 3), "a planted bug");
         Ok(())
     });
+}
+
+/// Where `worker_saves` saves: the launcher's process id makes it the test's own.
+fn save_dir(launcher: u32) -> PathBuf {
+    std::env::temp_dir().join(format!("dcc-launch-saves-{launcher}"))
+}
+
+#[test]
+fn worker_saves() {
+    let Some(mut worker) = Worker::from_environment().unwrap() else { return };
+    let result = save_always(&mut worker);
+    std::process::exit(worker.end(result));
+}
+
+fn save_always(worker: &mut Worker) -> Result<Outcome> {
+    let (mut peer, arena) = worker.attach(&layout(), Patience { timeout: LONG })?;
+    let launcher = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get() as u32);
+    let options = checkpoint::Options { dir: save_dir(launcher), keep_last: Some(2) };
+    let rank = u64::from(worker.rank);
+    let slice = Slice { global: vec![3000, 5], start: vec![1000 * rank, 0], extent: vec![1000, 5], local: vec![1000, 5] };
+    let read = |at: u64, out: &mut [u8]| {
+        arena.read(at as usize, out);
+        Ok(())
+    };
+    for step in 1.. {
+        arena.write(0, &vec![step as u8; 20_000]);
+        let key = checkpoint::Key { name: "w".into(), state: None };
+        let shard = checkpoint::Shard { key, dtype: DType::F32, slice: slice.clone(), read: &read };
+        let path = checkpoint::save(&mut peer, &options, &RunState { step, ..RunState::default() }, &[shard])?;
+        worker.send(&Message::Saved { step, path })?;
+    }
+    Ok(Outcome::Finished)
+}
+
+#[test]
+fn a_rank_killed_at_any_moment_leaves_whole_checkpoints_only() {
+    let dir = save_dir(std::process::id());
+    for moment in 0..12u64 {
+        let (write, stop) = StopSignals::pipe();
+        // Two requests to stop kill all ranks, wherever they are.
+        let asker = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_micros(60_000 + 7_300 * moment));
+            for _ in 0..2 {
+                rustix::io::write(&write, &[1; 128]).unwrap();
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            write
+        });
+        let (outcome, messages, _) = supervised("worker_saves", LONG, &stop);
+        drop(asker.join().unwrap());
+        assert!(outcome.is_err());
+        let reported = messages.iter().filter_map(|(_, message)| match message {
+            Message::Saved { step, .. } => Some(*step),
+            _ => None,
+        });
+        let found = checkpoint::steps(&dir).unwrap();
+        let newest = reported.max().unwrap_or(0);
+        assert!(found.last().map_or(0, |(step, _)| *step) >= newest, "step {newest} was reported as saved: {found:?}");
+        for (step, path) in found {
+            let mut checkpoint = checkpoint::Checkpoint::open(&path).unwrap();
+            checkpoint.verify().unwrap();
+            assert_eq!(checkpoint.run().step, step);
+            std::fs::remove_dir_all(path).unwrap();
+        }
+    }
+    std::fs::remove_dir_all(dir).unwrap();
 }
 
 #[test]
