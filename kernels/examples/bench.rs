@@ -1,46 +1,48 @@
 //! Speed of the library kernels: GF/s and GB/s on the shapes that decide whole steps. `cargo run --release --example bench [filter] [threads]`.
 
-use dcc_kernels::Pool;
+use dcc_kernels::library::attention::{Attention, Gradient, Gradients, Inputs, Mask, Shape, Strides};
 use dcc_kernels::library::matmul::{DotGeneral, Factor};
+use dcc_kernels::{Jit, Nest, Pool};
+use dcc_program::kernel::{Argument, BinaryOp, DimId, Expr, ExprId, Index, Kernel, Outside, Stmt, StoreMode, UnaryOp, VarId};
+use dcc_program::mesh::Extent;
+use dcc_program::types::{DType, Reduce};
 use std::time::Instant;
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
     let filter = arguments.next().unwrap_or_default();
     let threads = arguments.next().and_then(|n| n.parse().ok()).unwrap_or(1);
-    let bench = Bench { filter, pool: Pool::new(threads), start: Instant::now() };
+    let bench = Bench { filter, pool: Pool::new(threads) };
     bench.matmul();
+    bench.attention();
+    bench.generated();
 }
 
 struct Bench {
     filter: String,
     pool: Pool,
-    start: Instant,
 }
 
 impl Bench {
-    /// Prints the best of several runs as `work` per nanosecond.
+    /// Prints `work` per nanosecond: of CPU time, which the system counts coarsely, over many runs where the pool has one thread, so that
+    /// a busy machine disturbs less; of the fastest run's wall time otherwise.
     fn time(&self, name: &str, unit: &str, work: f64, mut body: impl FnMut(&Pool)) {
         if !name.contains(&self.filter) {
             return;
         }
-        let start = Instant::now();
-        let mut best = f64::INFINITY;
-        let mut rounds = 0;
-        while rounds < 5 || start.elapsed().as_millis() < 400 {
-            let from = self.clock();
+        body(&self.pool);
+        let cpu = || std::fs::read_to_string("/proc/thread-self/schedstat").ok()?.split(' ').next()?.parse::<f64>().ok();
+        let (start, before) = (Instant::now(), cpu());
+        let (mut best, mut rounds) = (f64::INFINITY, 0.0);
+        while rounds < 5.0 || start.elapsed().as_millis() < 300 {
+            let from = Instant::now();
             body(&self.pool);
-            best = best.min(self.clock() - from);
-            rounds += 1;
+            best = best.min(from.elapsed().as_nanos() as f64);
+            rounds += 1.0;
         }
-        println!("{name:44} {:10.2} us {:8.1} {unit}", best / 1e3, work / best);
-    }
-
-    /// Nanoseconds: of this thread's CPU where it works alone and the system says, so that a busy machine disturbs less; else of the wall.
-    fn clock(&self) -> f64 {
-        let cpu = || std::fs::read_to_string("/proc/thread-self/schedstat").ok()?.split(' ').next()?.parse().ok();
-        let wall = || self.start.elapsed().as_nanos() as f64;
-        if self.pool.threads() == 1 { cpu().unwrap_or_else(wall) } else { wall() }
+        let mean = cpu().zip(before).map(|(after, before)| (after - before) / rounds);
+        let nanoseconds = if self.pool.threads() == 1 { mean.unwrap_or(best) } else { best };
+        println!("{name:44} {:10.2} us {:8.1} {unit} (best {:8.1})", nanoseconds / 1e3, work / nanoseconds, work / best);
     }
 
     fn matmul(&self) {
@@ -76,4 +78,232 @@ impl Bench {
             });
         }
     }
+
+    /// GPT-2's head size; causal.
+    fn attention(&self) {
+        for (batch, heads, length, channels) in [(2, 12, 256, 64), (8, 4, 128, 64), (1, 12, 1024, 64)] {
+            let width = heads * channels;
+            let layout = Strides { batch: length * width, head: channels, group: 0, position: width, channel: 1 };
+            let shape = Shape {
+                batch,
+                heads,
+                groups: 1,
+                queries: length,
+                keys: length,
+                channels,
+                values: channels,
+                scale: 0.125,
+                causal: Some(0),
+                q: layout,
+                k: layout,
+                v: layout,
+                o: layout,
+                lse: Strides { batch: heads * length, head: length, group: 0, position: 1, channel: 0 },
+                mask: Strides::default(),
+            };
+            let attention = Attention::<f32>::new(&shape);
+            let x = vec![0.5f32; batch * length * width];
+            let (mut o, mut lse) = (x.clone(), vec![0f32; batch * heads * length]);
+            let mut workspace = vec![0f32; attention.backward_workspace()];
+            let inputs = Inputs { q: &x, k: &x, v: &x, mask: Mask::None };
+            let flops = attention.flops() as f64;
+            let name = format!("{batch}x{heads}x{length}x{channels}");
+            self.time(&format!("attention forward {name}"), "GF/s", flops, |pool| {
+                attention.forward(pool, inputs, &mut o, &mut lse, &mut workspace)
+            });
+            let (mut dq, mut dk, mut dv) = (x.clone(), x.clone(), x.clone());
+            let given = Gradient { output_gradient: &x, output_gradient_strides: layout, inputs, o: &o, lse: &lse };
+            self.time(&format!("attention backward {name}"), "GF/s", 2.5 * flops, |pool| {
+                let results = Gradients {
+                    dq: &mut dq,
+                    dk: &mut dk,
+                    dv: &mut dv,
+                    dq_strides: layout,
+                    dk_strides: layout,
+                    dv_strides: layout,
+                };
+                attention.backward(pool, &given, results, &mut workspace);
+            });
+        }
+    }
+
+    fn generated(&self) {
+        self.kernel("gelu bias residual 1024x3072", gelu(), &[1024, 3072]);
+        self.kernel("gelu bias residual 1024x256", gelu(), &[1024, 256]);
+        self.kernel("layer norm 1024x768", layer_norm(768), &[1024, 768]);
+        self.kernel("softmax 4096x1024", softmax(), &[4096, 1024]);
+        self.kernel("softmax 512x50257", softmax(), &[512, 50257]);
+        self.kernel("softmax 128x10", softmax(), &[128, 10]);
+        self.kernel("sum of rows 1024x768", row_sum(), &[1024, 768]);
+        self.kernel("adamw 4M", adamw(), &[4 << 20]);
+        self.kernel("transpose 1024x768", transpose(), &[1024, 768]);
+        self.kernel("add 4M", add(), &[4 << 20]);
+    }
+
+    /// GB/s of operand bytes.
+    fn kernel(&self, name: &str, kernel: Kernel, sizes: &[u64]) {
+        let extents = |dims: &[u8]| {
+            dims.iter().map(|d| sizes[usize::from(*d)]).map(|n| Extent { offset: 0, valid: n, block: n }).collect::<Vec<_>>()
+        };
+        let mut inputs = vec![vec![]; kernel.inputs.len()];
+        let dims = |index: &[Index]| index.iter().map(|i| if let Index::Dim(d) = i { d.0 } else { 0 }).collect::<Vec<u8>>();
+        for expr in &kernel.exprs {
+            if let Expr::Load { input, index, .. } = expr {
+                inputs[usize::from(*input)] = extents(&dims(index));
+            }
+        }
+        let mut outputs = vec![];
+        for stmt in &kernel.body {
+            if let Stmt::Store { index, .. } = stmt {
+                outputs.push(extents(&dims(index)));
+            }
+        }
+        let nest = Nest::bind(&kernel, &inputs, &outputs).expect("a bindable kernel");
+        let parameters = Nest::parameters(&kernel, &inputs, &outputs).expect("a bindable kernel");
+        let start = Instant::now();
+        let compiled = Jit::new().expect("a machine").compile(nest).expect("a kernel");
+        let compile = start.elapsed().as_micros();
+        // All bytes 0x3f: every element is 0.747.
+        let mut memory: Vec<Vec<u8>> = compiled.operand_bytes.iter().map(|bytes| vec![0x3f; *bytes]).collect();
+        let bytes: usize = compiled.operand_bytes.iter().sum();
+        let count = kernel.inputs.len();
+        let (given, results) = memory.split_at_mut(count);
+        let name = format!("{name} (JIT {compile} us)");
+        self.time(&name, "GB/s", bytes as f64, |pool| {
+            let inputs: Vec<&[u8]> = given.iter().map(|x| &x[..]).collect();
+            let mut outputs: Vec<&mut [u8]> = results.iter_mut().map(|x| &mut x[..]).collect();
+            compiled.run_slices(pool, &parameters, &inputs, &mut outputs);
+        });
+    }
+}
+
+/// A kernel under construction, all f32.
+struct Build(Kernel);
+
+impl Build {
+    fn new(dims: usize, outer: &[u8]) -> Build {
+        let mut kernel = Kernel::default();
+        (0..dims).for_each(|d| _ = kernel.dim(format!("d{d}")));
+        kernel.outer = outer.iter().map(|d| DimId(*d)).collect();
+        Build(kernel)
+    }
+    fn load(&mut self, dims: &[u8]) -> ExprId {
+        let input = self.0.inputs.len() as u8;
+        self.0.inputs.push(Argument { dtype: DType::F32, rank: dims.len() as u8 });
+        let index = dims.iter().map(|d| Index::Dim(DimId(*d))).collect();
+        self.0.expr(Expr::Load { input, index, outside: Outside::Never })
+    }
+    fn constant(&mut self, x: f64) -> ExprId {
+        self.0.expr(Expr::Const { dtype: DType::F32, bits: x.to_bits() })
+    }
+    fn op(&mut self, op: BinaryOp, x: ExprId, y: ExprId) -> ExprId {
+        self.0.expr(Expr::Binary(op, x, y))
+    }
+    fn mul(&mut self, x: ExprId, y: ExprId) -> ExprId {
+        self.op(BinaryOp::Mul, x, y)
+    }
+    fn add(&mut self, x: ExprId, y: ExprId) -> ExprId {
+        self.op(BinaryOp::Add, x, y)
+    }
+    fn unary(&mut self, op: UnaryOp, x: ExprId) -> ExprId {
+        self.0.expr(Expr::Unary(op, x))
+    }
+    fn reduce(&mut self, op: Reduce, over: u8, value: ExprId) -> ExprId {
+        let var = VarId(self.0.body.len() as u32);
+        self.0.body.push(Stmt::Reduce { var, op, over: vec![DimId(over)], value });
+        self.0.expr(Expr::Var(var))
+    }
+    fn store(mut self, over: &[u8], dims: &[u8], value: ExprId) -> Build {
+        let output = self.0.outputs.len() as u8;
+        self.0.outputs.push(Argument { dtype: DType::F32, rank: dims.len() as u8 });
+        let index = dims.iter().map(|d| Index::Dim(DimId(*d))).collect();
+        let over = over.iter().map(|d| DimId(*d)).collect();
+        self.0.body.push(Stmt::Store { output, over, index, value, mode: StoreMode::Assign });
+        self
+    }
+}
+
+fn gelu() -> Kernel {
+    let mut b = Build::new(2, &[0, 1]);
+    let (x, bias, residual) = (b.load(&[0, 1]), b.load(&[1]), b.load(&[0, 1]));
+    let (cubic, scale, half, one) = (b.constant(0.044715), b.constant(0.797_884_56), b.constant(0.5), b.constant(1.0));
+    let x = b.add(x, bias);
+    let square = b.mul(x, x);
+    let inner = b.mul(square, cubic);
+    let inner = b.add(inner, one);
+    let inner = b.mul(inner, x);
+    let inner = b.mul(inner, scale);
+    let t = b.unary(UnaryOp::Tanh, inner);
+    let t = b.add(t, one);
+    let y = b.mul(x, half);
+    let y = b.mul(y, t);
+    let y = b.add(y, residual);
+    b.store(&[], &[0, 1], y).0
+}
+
+fn layer_norm(width: u32) -> Kernel {
+    let mut b = Build::new(2, &[0]);
+    let (x, gain, bias) = (b.load(&[0, 1]), b.load(&[1]), b.load(&[1]));
+    let (n, eps) = (b.constant(1.0 / f64::from(width)), b.constant(1e-5));
+    let sum = b.reduce(Reduce::Sum, 1, x);
+    let mean = b.mul(sum, n);
+    let centred = b.op(BinaryOp::Sub, x, mean);
+    let square = b.mul(centred, centred);
+    let sum = b.reduce(Reduce::Sum, 1, square);
+    let variance = b.mul(sum, n);
+    let variance = b.add(variance, eps);
+    let r = b.unary(UnaryOp::Rsqrt, variance);
+    let y = b.mul(centred, r);
+    let y = b.mul(y, gain);
+    let y = b.add(y, bias);
+    b.store(&[1], &[0, 1], y).store(&[], &[0], mean).store(&[], &[0], r).0
+}
+
+fn softmax() -> Kernel {
+    let mut b = Build::new(2, &[0]);
+    let x = b.load(&[0, 1]);
+    let max = b.reduce(Reduce::Max, 1, x);
+    let shifted = b.op(BinaryOp::Sub, x, max);
+    let e = b.unary(UnaryOp::Exp, shifted);
+    let sum = b.reduce(Reduce::Sum, 1, e);
+    let y = b.op(BinaryOp::Div, e, sum);
+    b.store(&[1], &[0, 1], y).0
+}
+
+fn row_sum() -> Kernel {
+    let mut b = Build::new(2, &[1]);
+    let x = b.load(&[0, 1]);
+    let sum = b.reduce(Reduce::Sum, 0, x);
+    b.store(&[], &[1], sum).0
+}
+
+fn adamw() -> Kernel {
+    let mut b = Build::new(1, &[0]);
+    let (p, m, v, g) = (b.load(&[0]), b.load(&[0]), b.load(&[0]), b.load(&[0]));
+    let [b1, b2, c1, c2, rate, eps, decay] = [0.9, 0.999, 0.1, 0.001, 1e-3, 1e-8, 0.99].map(|x| b.constant(x));
+    let (x, y) = (b.mul(m, b1), b.mul(g, c1));
+    let m2 = b.add(x, y);
+    let square = b.mul(g, g);
+    let (x, y) = (b.mul(v, b2), b.mul(square, c2));
+    let v2 = b.add(x, y);
+    let root = b.unary(UnaryOp::Sqrt, v2);
+    let root = b.add(root, eps);
+    let update = b.op(BinaryOp::Div, m2, root);
+    let update = b.mul(update, rate);
+    let decayed = b.mul(p, decay);
+    let p2 = b.op(BinaryOp::Sub, decayed, update);
+    b.store(&[], &[0], p2).store(&[], &[0], m2).store(&[], &[0], v2).0
+}
+
+fn transpose() -> Kernel {
+    let mut b = Build::new(2, &[0, 1]);
+    let x = b.load(&[0, 1]);
+    b.store(&[], &[1, 0], x).0
+}
+
+fn add() -> Kernel {
+    let mut b = Build::new(1, &[0]);
+    let (x, y) = (b.load(&[0]), b.load(&[0]));
+    let sum = b.add(x, y);
+    b.store(&[], &[0], sum).0
 }

@@ -140,7 +140,7 @@ impl Compiled {
         let outputs = outputs.iter_mut().map(|output| (output.as_mut_ptr() as u64, output.len()));
         for (address, length) in inputs.iter().map(|input| (input.as_ptr() as u64, input.len())).chain(outputs) {
             assert!(
-                length >= self.operand_bytes[words.len()] && address % 8 == 0,
+                length >= self.operand_bytes[words.len()] && (length == 0 || address % 8 == 0),
                 "operand {}: {length} bytes at {address:#x}",
                 words.len()
             );

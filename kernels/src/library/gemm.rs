@@ -320,7 +320,15 @@ fn shift<E: Element>(operands: Operands<E>, item: &[isize; 3]) -> Operands<E> {
 ///
 /// # Safety
 /// The addresses above are readable and writable.
-unsafe fn pack<E: Element>(from: *const E, stride: isize, step: isize, to: *mut E, size: usize, width: usize, steps: usize) {
+pub(super) unsafe fn pack<E: Element>(
+    from: *const E,
+    stride: isize,
+    step: isize,
+    to: *mut E,
+    size: usize,
+    width: usize,
+    steps: usize,
+) {
     // SAFETY: the caller's.
     unsafe {
         if stride == 1 {

@@ -11,6 +11,7 @@ pub trait Element: Copy + Default + PartialEq + Send + Sync + std::fmt::Debug + 
     fn from_f64(x: f64) -> Self;
     fn to_f64(self) -> f64;
     fn fma(self, b: Self, c: Self) -> Self;
+    fn plus(self, b: Self) -> Self;
     /// The microkernels of `isa`.
     fn kernels(isa: Isa) -> super::microkernel::Kernels<Self>;
 }
@@ -47,6 +48,10 @@ macro_rules! element {
             #[inline(always)]
             fn fma(self, b: Self, c: Self) -> Self {
                 self.mul_add(b, c)
+            }
+            #[inline(always)]
+            fn plus(self, b: Self) -> Self {
+                self + b
             }
             fn kernels(isa: Isa) -> super::microkernel::Kernels<Self> {
                 match isa {
