@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 /// Index into `Program::buffers`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BufferId(pub u32);
-/// Pairs a `start` with its `wait`; unique in a program.
+/// Pairs a `start` with its `wait`. Variants of a section repeat its tokens; the waits of a token match its starts in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TokenId(pub u32);
 

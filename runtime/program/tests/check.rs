@@ -66,10 +66,15 @@ fn collectives_fit_their_operands() {
     mlp(Fault::Declared, "declared as", "all_reduce.sum(tp) b10", "reduce_scatter(tp, dim 1) b10");
     mlp(Fault::Sharding, "not the last axis", "all_reduce.sum(tp) b10", "all_gather(tp, dim 0) b10");
     mlp(Fault::Sharding, "there is no dim 7", "all_reduce.sum(tp) b10", "reduce_scatter(tp, dim 7) b10");
-    mlp(Fault::Unwaited, "t0 has 1 starts and 0 waits", "b11 f32[8/mb, 3] @s0 = wait t0", "b11 f32[8/mb, 3] @s0 = zero");
     mlp(
         Fault::Unwaited,
-        "t0 has 2 starts",
+        "t0 is started, but nothing waits for it",
+        "b11 f32[8/mb, 3] @s0 = wait t0",
+        "b11 f32[8/mb, 3] @s0 = zero",
+    );
+    mlp(
+        Fault::InFlight,
+        "b10 is read while t0 is in flight",
         "b11 f32[8/mb, 3] @s0 = wait t0",
         "t0 = start all_reduce.sum(tp) b10\nb11 f32[8/mb, 3] @s0 = wait t0",
     );
@@ -206,7 +211,7 @@ fn transfers_are_left_alone() {
     let wait = "b11 f32[8/mb, 3] @s0 = wait t0\n";
     mlp(Fault::InFlight, "b19 is written to while t0", wait, &format!("b19 f32[8/mb, 3] @s0 = copy b3\n{wait}"));
     let unwaited = [(0, "wait t0\n", "")];
-    pipe(Fault::Unwaited, "0 waits", &unwaited);
+    pipe(Fault::Unwaited, "nothing waits", &unwaited);
 }
 
 #[test]

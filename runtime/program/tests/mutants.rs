@@ -8,9 +8,6 @@ use dcc_program::simulate::{Scalars, Simulator, Tensor};
 use dcc_program::text::{parse, print};
 use std::collections::BTreeMap;
 
-const MLP: &[&str] = &[include_str!("programs/mlp_tp2.txt")];
-const PIPE: &[&str] = &[include_str!("programs/pipe_stage0.txt"), include_str!("programs/pipe_stage1.txt")];
-
 /// xorshift64*: the same mutants on every run.
 struct Random(u64);
 
@@ -29,23 +26,69 @@ fn tensor(shape: &[u64], seed: u64) -> Tensor {
     Tensor { shape: shape.to_vec(), values: (0..n).map(value).collect() }
 }
 
-/// Loss and weights after two steps.
-fn run(programs: &[Program]) -> Result<Vec<f64>, String> {
-    let mut simulator = Simulator::new(programs).map_err(|e| e.to_string())?;
-    let weights = [("fc1.weight", tensor(&[4, 6], 1)), ("fc2.weight", tensor(&[6, 3], 2))];
-    for (name, value) in &weights {
-        simulator.set(name, &ParamKind::Weight, value).map_err(|e| e.to_string())?;
+/// Programs, and what they are fed.
+struct Case {
+    texts: &'static [&'static str],
+    params: &'static [(&'static str, &'static [u64])],
+    floats: &'static [(&'static str, &'static [u64])],
+    tokens: &'static [(&'static str, &'static [u64])],
+}
+
+const MLP: Case = Case {
+    texts: &[include_str!("programs/mlp_tp2.txt")],
+    params: &[("fc1.weight", &[4, 6]), ("fc2.weight", &[6, 3])],
+    floats: &[("x", &[8, 4]), ("target", &[8, 3])],
+    tokens: &[],
+};
+const PIPE: Case = Case { texts: &[include_str!("programs/pipe_stage0.txt"), include_str!("programs/pipe_stage1.txt")], ..MLP };
+const VOCAB: Case = Case {
+    texts: &[include_str!("programs/vocab_tp2.txt")],
+    params: &[("wte", &[5, 4])],
+    floats: &[],
+    tokens: &[("ids", &[4]), ("labels", &[4])],
+};
+const ATTENTION: Case = Case {
+    texts: &[include_str!("programs/attention_tp2.txt")],
+    params: &[("q", &[2, 3, 4, 2]), ("k", &[2, 3, 2, 2]), ("v", &[2, 3, 2, 1])],
+    floats: &[],
+    tokens: &[],
+};
+
+impl Case {
+    fn programs(&self) -> Vec<Program> {
+        self.texts.iter().map(|t| parse(t).unwrap()).collect()
     }
-    let inputs = BTreeMap::from([("x".to_owned(), tensor(&[8, 4], 3)), ("target".to_owned(), tensor(&[8, 3], 4))]);
-    let mut out = Vec::new();
-    for step in 1..=2 {
-        let outputs = simulator.step(&inputs, Scalars { learning_rate: 0.1, step, seed: 0 }).map_err(|e| e.to_string())?;
-        out.extend(outputs.get("loss").ok_or("no loss")?.values.iter().copied());
+
+    fn weights(&self) -> Vec<(&'static str, Tensor)> {
+        self.params.iter().zip(1..).map(|((name, shape), seed)| (*name, tensor(shape, seed))).collect()
     }
-    for (name, _) in &weights {
-        out.extend(simulator.get(name, &ParamKind::Weight).map_err(|e| e.to_string())?.values);
+
+    /// Losses of two steps, then the weights.
+    fn run(&self, programs: &[Program]) -> Result<Vec<f64>, String> {
+        self.run_from(programs, &self.weights(), 2)
     }
-    Ok(out)
+
+    fn run_from(&self, programs: &[Program], weights: &[(&str, Tensor)], steps: i64) -> Result<Vec<f64>, String> {
+        let mut simulator = Simulator::new(programs).map_err(|e| e.to_string())?;
+        for (name, value) in weights {
+            simulator.set(name, &ParamKind::Weight, value).map_err(|e| e.to_string())?;
+        }
+        let float = |((name, shape), seed): (&(&str, &[u64]), u64)| ((*name).to_owned(), tensor(shape, seed));
+        let mut inputs: BTreeMap<String, Tensor> = self.floats.iter().zip(3..).map(float).collect();
+        for (i, (name, shape)) in self.tokens.iter().enumerate() {
+            let values = (0..shape.iter().product::<u64>() as usize).map(|n| ((3 * n + 4 * i) % 5) as f64).collect();
+            inputs.insert((*name).to_owned(), Tensor { shape: shape.to_vec(), values });
+        }
+        let mut out = Vec::new();
+        for step in 1..=steps {
+            let outputs = simulator.step(&inputs, Scalars { learning_rate: 0.1, step, seed: 0 }).map_err(|e| e.to_string())?;
+            out.extend(outputs.get("loss").ok_or("no loss")?.values.iter().copied());
+        }
+        for (name, _) in weights {
+            out.extend(simulator.get(name, &ParamKind::Weight).map_err(|e| e.to_string())?.values);
+        }
+        Ok(out)
+    }
 }
 
 /// Changes one thing that a compiler could get wrong: an instruction dropped, doubled, moved or swapped, an operand, an offset,
@@ -108,9 +151,9 @@ fn declaration(line: &str, id: usize) -> Option<String> {
     Some(line[at..end].to_owned())
 }
 
-fn mutants(texts: &[&str], seed: u64, count: usize) {
-    let mut random = Random(seed);
-    let parsed: Vec<Program> = texts.iter().map(|t| parse(t).unwrap()).collect();
+fn mutants(case: &Case, seed: u64, count: usize) {
+    let (mut random, texts) = (Random(seed), case.texts);
+    let parsed = case.programs();
     let (mut tried, mut accepted) = (0, 0);
     while tried < count {
         let stage = random.below(texts.len());
@@ -124,9 +167,9 @@ fn mutants(texts: &[&str], seed: u64, count: usize) {
         set[stage] = program;
         if check::programs(&set).is_ok() {
             accepted += 1;
-            let got = run(&set).unwrap_or_else(|e| panic!("accepted, but fails: {e}\n{mutant}"));
+            let got = case.run(&set).unwrap_or_else(|e| panic!("accepted, but fails: {e}\n{mutant}"));
             let whole: Vec<Program> = set.iter().map(unsharded).collect();
-            let meant = run(&whole).unwrap_or_else(|e| panic!("fails on one device: {e}\n{mutant}"));
+            let meant = case.run(&whole).unwrap_or_else(|e| panic!("fails on one device: {e}\n{mutant}"));
             let same = got.len() == meant.len() && got.iter().zip(&meant).all(|(a, b)| (a - b).abs() <= 1e-12);
             assert!(same, "accepted, but differs from one device: {got:?} {meant:?}\n{mutant}");
         }
@@ -149,16 +192,51 @@ fn unsharded(p: &Program) -> Program {
 }
 
 #[test]
+fn sound_programs_mean_the_same_on_any_mesh() {
+    for case in [MLP, PIPE, VOCAB, ATTENTION] {
+        let programs = case.programs();
+        check::programs(&programs).unwrap();
+        let whole: Vec<Program> = programs.iter().map(unsharded).collect();
+        let (got, meant) = (case.run(&programs).unwrap(), case.run(&whole).unwrap());
+        assert!(got.iter().zip(&meant).all(|(a, b)| (a - b).abs() <= 1e-13), "{got:?}\n{meant:?}");
+    }
+}
+
+/// What a step subtracts is the gradient of the loss, by central differences.
+#[test]
+fn attention_and_vocabulary_gradients() {
+    for case in [ATTENTION, VOCAB] {
+        let (programs, weights) = (case.programs(), case.weights());
+        let step = case.run_from(&programs, &weights, 1).unwrap();
+        let mut at = 1;
+        for w in 0..weights.len() {
+            for i in 0..weights[w].1.values.len() {
+                let loss = |delta: f64| {
+                    let mut moved = weights.clone();
+                    moved[w].1.values[i] += delta;
+                    case.run_from(&programs, &moved, 1).unwrap()[0]
+                };
+                let (numeric, exact) = ((loss(1e-5) - loss(-1e-5)) / 2e-5, (weights[w].1.values[i] - step[at]) / 0.1);
+                assert!((numeric - exact).abs() < 1e-8, "{} {i}: {numeric} {exact}", weights[w].0);
+                at += 1;
+            }
+        }
+    }
+}
+
+#[test]
 fn accepted_mutants_give_equal_results() {
-    mutants(MLP, 1, 400);
-    mutants(PIPE, 2, 400);
+    mutants(&MLP, 1, 300);
+    mutants(&PIPE, 2, 300);
+    mutants(&VOCAB, 3, 300);
+    mutants(&ATTENTION, 4, 200);
 }
 
 #[test]
 fn any_text_gives_a_program_or_an_error() {
     let mut random = Random(3);
-    for &text in MLP.iter().chain(PIPE) {
-        for _ in 0..3000 {
+    for &text in [MLP, PIPE, VOCAB, ATTENTION].iter().flat_map(|case| case.texts) {
+        for _ in 0..1500 {
             let mut bytes = text.as_bytes().to_vec();
             for _ in 0..=random.below(3) {
                 let (at, length) = (random.below(bytes.len()), random.below(12));

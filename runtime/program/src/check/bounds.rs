@@ -91,47 +91,45 @@ pub(super) fn program(p: &Program) -> Result<(), CheckError> {
         let dtypes = if fits(kernel) { kernel.dtypes().map(|_| ()) } else { Err("too many dims or arguments".to_owned()) };
         dtypes.map_err(|e| at(format!("kernel fused.{i}"))((Fault::Kernel, e)))?;
     }
-    let mut tokens: BTreeMap<TokenId, (u32, u32)> = BTreeMap::new();
     for section in &p.sections {
         for instr in &section.body {
             let place = || format!("section {}", section.kind.name());
             ids(p, instr).map_err(|e| at(place())(e))?;
             let place = || format!("section {}, `{}`", section.kind.name(), text_of(p, instr));
             arity(p, instr).map_err(|e| at(place())(e))?;
-            match instr.action {
-                Action::Start { token, .. } => tokens.entry(token).or_default().0 += 1,
-                Action::Wait(token) => tokens.entry(token).or_default().1 += 1,
-                _ => {}
-            }
         }
-    }
-    let unpaired = tokens.iter().find(|(_, counts)| **counts != (1, 1));
-    if let Some((token, (starts, waits))) = unpaired {
-        let e = (Fault::Unwaited, format!("t{} has {starts} starts and {waits} waits; each token has one of both", token.0));
-        return Err(at("sections".to_owned())(e));
     }
     tokens_fit(p).map_err(at("sections".to_owned()))
 }
 
-/// A receive gets its result at its wait, a send gets none.
+/// Variants of a section repeat its tokens: every start of a token is of one transfer, every wait gives one result, none for
+/// a send. In which order they run is for `memory`.
 fn tokens_fit(p: &Program) -> Checked<()> {
-    let instrs = || p.sections.iter().flat_map(|s| &s.body);
-    let waits: BTreeMap<TokenId, usize> = instrs()
-        .filter_map(|i| match i.action {
-            Action::Wait(token) => Some((token, i.results.len())),
-            _ => None,
-        })
-        .collect();
-    for instr in instrs() {
-        if let Action::Start { token, transfer } = &instr.action {
-            let wanted = usize::from(!matches!(transfer, Transfer::Send { .. }));
-            let results = waits.get(token).copied().unwrap_or_default();
-            if results != wanted {
-                return refuse(Fault::Malformed, format!("the wait of t{} has {results} results, not {wanted}", token.0));
-            }
+    let (mut starts, mut waits) = (BTreeMap::new(), BTreeMap::new());
+    for instr in p.sections.iter().flat_map(|s| &s.body) {
+        let other = match &instr.action {
+            Action::Start { token, transfer } => *starts.entry(*token).or_insert(transfer) != transfer,
+            Action::Wait(token) => *waits.entry(*token).or_insert(&instr.results) != &instr.results,
+            _ => false,
+        };
+        if let (true, Action::Start { token, .. } | Action::Wait(token)) = (other, &instr.action) {
+            return refuse(Fault::Malformed, format!("t{} stands for two transfers", token.0));
         }
     }
-    Ok(())
+    for (token, transfer) in &starts {
+        let wanted = usize::from(!matches!(transfer, Transfer::Send { .. }));
+        match waits.get(token).map(|results| results.len()) {
+            None => return refuse(Fault::Unwaited, format!("t{} is started, but nothing waits for it", token.0)),
+            Some(n) if n != wanted => {
+                return refuse(Fault::Malformed, format!("the wait of t{} has {n} results, not {wanted}", token.0));
+            }
+            _ => {}
+        }
+    }
+    match waits.keys().find(|t| !starts.contains_key(t)) {
+        Some(token) => refuse(Fault::Unwaited, format!("t{} is waited for, but nothing starts it", token.0)),
+        None => Ok(()),
+    }
 }
 
 fn memory(p: &Program) -> Checked<()> {
