@@ -171,7 +171,7 @@ impl FactorSpec {
             let mut taken = AxisList::new();
             while let Some(&axis) = rest.peek() {
                 let n = u64::from(mesh.size(axis));
-                if left % n != 0 || (left == 1 && n != 1) {
+                if !left.is_multiple_of(n) || (left == 1 && n != 1) {
                     break;
                 }
                 left /= n;

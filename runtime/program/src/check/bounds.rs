@@ -159,7 +159,7 @@ fn buffer(p: &Program, buffer: &Buffer) -> Checked<()> {
         let offset = buffer.offset;
         return refuse(Fault::Bounds, format!("{bytes} bytes at {offset} do not fit into its block of {block}"));
     }
-    if buffer.offset % buffer.ty.dtype.bytes() != 0 {
+    if !buffer.offset.is_multiple_of(buffer.ty.dtype.bytes()) {
         return refuse(Fault::Bounds, format!("offset {} is not aligned to {}", buffer.offset, buffer.ty.dtype.name()));
     }
     Ok(())

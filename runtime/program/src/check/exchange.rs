@@ -24,7 +24,7 @@ pub(super) enum Event {
     Start {
         channel: Channel,
         members: Vec<u32>,
-        ty: TensorType,
+        ty: Box<TensorType>,
         reduce: Option<Reduce>,
         microbatch: Option<u32>,
     },
@@ -61,7 +61,7 @@ impl Event {
             _ => return None,
         };
         let microbatch = ty.is_per_microbatch(&p.mesh).then(|| p.order[step].microbatch);
-        Some(Event::Start { channel, members, ty, reduce, microbatch })
+        Some(Event::Start { channel, members, ty: Box::new(ty), reduce, microbatch })
     }
 
     pub fn wait(start: usize, step: usize) -> Event {

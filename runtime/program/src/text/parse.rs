@@ -96,21 +96,19 @@ impl Parser {
             return kernel.line(line);
         }
         let mut ahead = line.clone();
-        match ahead.word("a line").unwrap_or_default() {
-            "kernel" => return self.kernel(&mut ahead),
-            "memory" => self.memory(&mut ahead)?,
-            "area" => self.area(&mut ahead)?,
-            "group" => self.group(&mut ahead)?,
-            "param" => self.param(&mut ahead)?,
-            "input" | "scalar" | "output" | "buffer" => self.external(line)?,
-            "section" => self.section(&mut ahead)?,
-            "order" => self.order(&mut ahead)?,
+        let line = &mut ahead;
+        match line.word("a line").unwrap_or_default() {
+            "kernel" => self.kernel(line)?,
+            "memory" => self.memory(line)?,
+            "area" => self.area(line)?,
+            "group" => self.group(line)?,
+            "param" => self.param(line)?,
+            "section" => self.section(line)?,
+            "order" => self.order(line)?,
+            keyword @ ("input" | "scalar" | "output" | "buffer") => self.external(keyword, line)?,
             _ => return self.instr(text),
         }
-        if matches!(line.peek_word(), "input" | "scalar" | "output" | "buffer") || line.is_done() {
-            return Ok(());
-        }
-        ahead.done()
+        line.done()
     }
 
     fn memory(&mut self, line: &mut Cursor) -> Parsed<()> {
@@ -168,8 +166,7 @@ impl Parser {
         Ok(())
     }
 
-    fn external(&mut self, line: &mut Cursor) -> Parsed<()> {
-        let keyword = line.word("a keyword")?;
+    fn external(&mut self, keyword: &str, line: &mut Cursor) -> Parsed<()> {
         let buffer = self.target(line)?;
         match keyword {
             "input" => self.p.inputs.push(Input { buffer, name: line.name()? }),
@@ -181,7 +178,7 @@ impl Parser {
             }
             _ => {}
         }
-        line.done()
+        Ok(())
     }
 
     fn section(&mut self, line: &mut Cursor) -> Parsed<()> {
