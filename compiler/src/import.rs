@@ -23,7 +23,6 @@ mod sort;
 mod tensor;
 mod value;
 mod view;
-mod widen;
 
 use std::collections::{BTreeMap, BTreeSet};
 

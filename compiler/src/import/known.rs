@@ -7,7 +7,6 @@ use dcc_program::{DType, Shape};
 use half::{bf16, f16};
 
 use super::tensor::Tensor;
-use super::widen::widen;
 use crate::error::{Error, Result};
 
 /// Stored elements beyond which nothing is computed while compiling.
@@ -228,7 +227,8 @@ pub(super) fn number(dtype: DType, bits: u64) -> f64 {
     if dtype.is_float() { f64::from_bits(bits) } else { bits as i64 as f64 }
 }
 
-/// The bits of `value` rounded to `dtype`, but for f32, which stays exact until run time (see `widen`); integers truncate and saturate at i64, then wrap to their width.
+/// The bits of `value` rounded to `dtype`, but for f32, which is computed in f64 and rounded at run time, so that `--dtype f64`
+/// loses nothing; integers truncate and saturate at i64, then wrap to their width.
 pub(super) fn encode(dtype: DType, value: f64) -> u64 {
     match dtype {
         DType::F64 | DType::F32 => value.to_bits(),
@@ -259,7 +259,7 @@ fn decode(dtype: DType, chunk: &[u8]) -> u64 {
     let word = u64::from_le_bytes(word);
     match dtype {
         DType::F64 => word,
-        DType::F32 => widen(f32::from_bits(word as u32)).to_bits(),
+        DType::F32 => f64::from(f32::from_bits(word as u32)).to_bits(),
         DType::F16 => f16::from_bits(word as u16).to_f64().to_bits(),
         DType::BF16 => bf16::from_bits(word as u16).to_f64().to_bits(),
         _ => wrap(dtype, word as i64),

@@ -9,7 +9,6 @@ use bytes::Bytes;
 
 use super::proto::attribute_proto::AttributeType;
 use super::proto::{AttributeProto, TensorProto};
-use super::widen::widen;
 use crate::error::{Error, Result};
 
 /// Index into `Flat::values`.
@@ -69,7 +68,7 @@ impl<'m> Node<'m> {
     }
 
     pub fn float(&self, name: &str) -> Result<Option<f64>> {
-        Ok(self.typed(name, AttributeType::Float)?.map(|proto| widen(proto.f())))
+        Ok(self.typed(name, AttributeType::Float)?.map(|proto| f64::from(proto.f())))
     }
 
     pub fn float_or(&self, name: &str, default: f64) -> Result<f64> {

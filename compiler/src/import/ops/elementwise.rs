@@ -123,21 +123,29 @@ fn modulo(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     Ok(vec![build.select(&wrong, &fixed, &rest)?])
 }
 
-/// Bounds are attributes up to opset 6 and optional inputs from 11 on.
+/// Bounds are attributes up to opset 6 and optional inputs from 11 on. A value on a bound keeps its gradient, as in `torch.clamp`.
 fn clip(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let mut x = call.input(0)?.clone();
-    for (position, name, op) in [(1, "min", BinaryOp::Max), (2, "max", BinaryOp::Min)] {
-        if let Some(bound) = call.node.float(name)? {
-            x = build.binary_scalar(op, &x, bound)?;
-        } else if let Some(bound) = call.optional(position) {
-            x = build.binary(op, &x, bound)?;
-        }
+    for (position, name, outside) in [(1, "min", CompareOp::Lt), (2, "max", CompareOp::Gt)] {
+        let bound = match call.node.float(name)? {
+            Some(bound) => Known::scalar(x.dtype(build)?, bound).into(),
+            None => match call.optional(position) {
+                Some(bound) => bound.clone(),
+                None => continue,
+            },
+        };
+        let beyond = build.compare(outside, &x, &bound)?;
+        x = build.select(&beyond, &bound, &x)?;
     }
     Ok(vec![x])
 }
 
+/// 0 where x ≤ 0, else x: unlike that of a maximum, its gradient at 0 is 0.
 fn relu(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
-    Ok(vec![build.binary_scalar(BinaryOp::Max, call.input(0)?, 0.0)?])
+    let x = call.input(0)?;
+    let zero = Known::scalar(x.dtype(build)?, 0.0).into();
+    let negative = build.compare(CompareOp::Le, x, &zero)?;
+    Ok(vec![build.select(&negative, &zero, x)?])
 }
 
 /// `x` where it is at least 0, else `negative`.
