@@ -182,6 +182,8 @@ def as_file(module, dtype, change):
                 setattr(child, name, float(np.float32(getattr(child, name))) * change.get("norm_eps", 1))
         if hasattr(child, "scaling"):
             child.scaling *= change.get("scale", 1)
+        if isinstance(child, torch.nn.Embedding):
+            child.padding_idx = None  # a Gather knows none: every row that is read gets its gradient
         if isinstance(child, NewGELUActivation):
             child.forward = FileGelu().forward
         elif isinstance(child, LlamaRMSNorm):
