@@ -3,3 +3,4 @@ mod bad_models;
 mod import;
 mod meshes;
 mod ops;
+mod steps;
