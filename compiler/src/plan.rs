@@ -8,6 +8,7 @@ pub(crate) mod forward;
 mod pins;
 mod samples;
 mod stages;
+mod tensor;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
@@ -21,6 +22,7 @@ use dcc_program::{AxisId, AxisList, Mesh};
 use forward::Forward;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
+use tensor::account::Collective;
 
 pub use pins::Pin;
 
@@ -111,16 +113,16 @@ fn mesh(options: &Parallel, tensor: &[(&str, u32)]) -> Mesh {
     Mesh::new(&axes)
 }
 
+/// A plan, and the collectives over tensor axes that it needs.
+fn plan(forward: &Forward, options: &Parallel) -> Result<(Plan, Vec<Collective>)> {
+    let (mut plan, collectives) = tensor::shard(forward, options)?;
+    plan.stages = stages::cut(forward, &plan, &options.machine)?;
+    Ok((plan, collectives))
+}
+
 /// The plan of a training graph (or of a forward graph alone).
 /// Errors: a batch that the microbatches and `dp` do not divide, an op that mixes samples across microbatches, pins that match
 /// nothing, more stages than the model has places to cut.
 pub fn choose(graph: &Graph, options: &Parallel) -> Result<Plan> {
-    let forward = Forward::of(graph);
-    let mesh = mesh(options, &[("tp", options.tp)]);
-    let batch: AxisList = ["mb", "dp"].iter().filter_map(|a| mesh.axis(a)).collect();
-    let samples = samples::spread(&forward, &mesh, &batch)?;
-    let strategies = samples.strategies;
-    let mut plan = Plan { mesh, batch, strategies, stages: BTreeMap::new(), schedule: options.schedule };
-    plan.stages = stages::cut(&forward, &plan, &options.machine)?;
-    Ok(plan)
+    Ok(plan(&Forward::of(graph), options)?.0)
 }

@@ -21,6 +21,11 @@ pub struct Step {
 }
 
 impl Move {
+    /// Resolves a pending reduction.
+    pub fn is_reduction(self) -> bool {
+        matches!(self, Move::AllReduce | Move::ReduceScatter)
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             Move::AllReduce => "all_reduce",

@@ -47,7 +47,7 @@ pub fn resolve(given: Given, dp: u32, pp: u32) -> Result<Batch> {
             .help("add --global-batch-size B"));
     };
     let ranks = u64::from(dp);
-    if global % ranks != 0 {
+    if !global.is_multiple_of(ranks) {
         return Err(Error::batch(format!("global batch {global} does not divide by --dp {dp}"))
             .note(format!("{global} = {ranks} × {} + {}", global / ranks, global % ranks))
             .help(format!("use --global-batch-size {}", (global / ranks).max(1) * ranks)));
@@ -59,7 +59,7 @@ pub fn resolve(given: Given, dp: u32, pp: u32) -> Result<Batch> {
             divide(global, dp, u64::from(accumulate), "--grad-accum")?;
             u64::from(accumulate)
         }
-        _ => (1..=u64::from(pp).min(share)).rev().find(|m| share % m == 0).unwrap_or(1),
+        _ => (1..=u64::from(pp).min(share)).rev().find(|m| share.is_multiple_of(*m)).unwrap_or(1),
     };
     let count = u32::try_from(accumulate).map_err(|_| {
         Error::batch(format!("{accumulate} microbatches are more than 2^32")).help("use a larger --micro-batch-size")
@@ -84,7 +84,7 @@ fn product(given: Given, micro: u64, accumulate: u32, dp: u32) -> Result<Batch> 
 /// B / (dp · part), exactly.
 fn divide(global: u64, dp: u32, part: u64, flag: &str) -> Result<u64> {
     let share = global / u64::from(dp);
-    if share % part == 0 {
+    if share.is_multiple_of(part) {
         return Ok(share / part);
     }
     let fits: Vec<String> = divisors(share).iter().map(u64::to_string).collect();

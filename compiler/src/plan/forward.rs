@@ -29,7 +29,8 @@ pub(crate) enum Kind {
 pub(crate) struct Forward<'a> {
     pub graph: &'a Graph,
     /// All live forward nodes, operands first: depth first from the outputs, so that few values are alive at once and neither
-    /// names nor the order in the file matter.
+    /// names nor the order in the file matter. What only the backward reads (attention's log-sum-exp) stands beside what
+    /// reads the same operands.
     pub order: Vec<NodeId>,
     /// Forward nodes that read each node, once per operand.
     pub readers: Vec<SmallVec<[NodeId; 2]>>,
@@ -145,8 +146,9 @@ impl<'a> Forward<'a> {
     fn sort(&mut self) {
         let graph = self.graph;
         let inside = |id: &NodeId| self.kind(*id) != Kind::Outside;
+        let unread = |id: &NodeId| self.readers[id.0 as usize].is_empty() && !self.is_output(*id);
         let mut roots: Vec<NodeId> = graph.outputs.iter().map(|&(_, id)| id).filter(inside).collect();
-        roots.extend(graph.ids().filter(|id| inside(id) && self.readers[id.0 as usize].is_empty()));
+        roots.extend(graph.ids().filter(|id| inside(id) && unread(id)));
         let mut seen = vec![false; graph.nodes.len()];
         let mut order = Vec::new();
         for root in roots {
@@ -158,9 +160,16 @@ impl<'a> Forward<'a> {
                 if let Some(&operand) = graph[id].operands.get(next) {
                     stack.push((id, next + 1));
                     stack.push((operand, 0));
-                } else {
-                    seen[id.0 as usize] = true;
-                    order.push(id);
+                    continue;
+                }
+                seen[id.0 as usize] = true;
+                order.push(id);
+                let siblings = graph[id].operands.iter().flat_map(|o| &self.readers[o.0 as usize]);
+                for &reader in siblings.filter(|r| unread(r)) {
+                    let ready = graph[reader].operands.iter().all(|o| seen[o.0 as usize]);
+                    if ready && !std::mem::replace(&mut seen[reader.0 as usize], true) {
+                        order.push(reader);
+                    }
                 }
             }
         }

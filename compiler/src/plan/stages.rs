@@ -42,16 +42,20 @@ struct Line {
     crossing: Vec<u64>,
     /// Seconds of that.
     sending: Vec<f64>,
+    /// Whether the node before i and node i are results of one launch.
+    joined: Vec<bool>,
 }
 
 impl Line {
     fn of(forward: &Forward, plan: &Plan, machine: &Machine, order: &[NodeId]) -> Line {
         let count = order.len();
-        let mut line = Line { seconds: vec![0.0], heavy: vec![0], crossing: vec![0; count + 1], sending: Vec::new() };
+        let mut line =
+            Line { seconds: vec![0.0], heavy: vec![0], crossing: vec![0; count + 1], sending: Vec::new(), joined: Vec::new() };
         let position: BTreeMap<NodeId, usize> = order.iter().enumerate().map(|(i, &id)| (id, i)).collect();
         for (i, &id) in order.iter().enumerate() {
             let strategy = plan.strategies.get(&id);
             let seconds = strategy.map_or(0.0, |s| cost::op(forward, id, s, &plan.mesh, machine).total());
+            line.joined.push(matches!(&forward.graph[id].op, Op::Attention(attention) if attention.out > 0));
             line.seconds.push(line.seconds[i] + seconds);
             line.heavy.push(line.heavy[i] + usize::from(is_heavy(&forward.graph[id].op)));
             if let (Some(last), Some(strategy)) = (last_reader(forward, &position, id), strategy) {
@@ -73,7 +77,7 @@ impl Line {
             if let Some(cuts) = self.cut_at(&places, stages) {
                 return cuts;
             }
-            assert!(places.len() < count, "every node may start a stage and there are enough of them");
+            assert!(budget < 2 * count, "enough nodes may start a stage");
             budget *= 2;
         }
     }
@@ -85,7 +89,7 @@ impl Line {
         bytes.sort_unstable();
         let limit = bytes.get(budget.min(bytes.len()).saturating_sub(1)).copied().unwrap_or(0);
         let mut places = vec![0];
-        places.extend((1..count).filter(|&i| self.crossing[i] <= limit));
+        places.extend((1..count).filter(|&i| self.crossing[i] <= limit && !self.joined[i]));
         places.push(count);
         places
     }
@@ -140,7 +144,7 @@ fn last_reader(forward: &Forward, position: &BTreeMap<NodeId, usize>, id: NodeId
 }
 
 fn is_heavy(op: &Op) -> bool {
-    matches!(op, Op::DotGeneral(_) | Op::Attention(_) | Op::Gather(_))
+    matches!(op, Op::DotGeneral(_) | Op::Gather(_)) || matches!(op, Op::Attention(attention) if attention.out == 0)
 }
 
 /// Bytes of the value on one rank.

@@ -93,7 +93,8 @@ fn split_heads(g: &mut Graph, x: NodeId, heads: u64, groups: Option<u64>) -> Res
     }
 }
 
-fn attention(g: &mut Graph, x: NodeId, name: &str, s: &Sizes, bias: bool) -> Result<NodeId> {
+/// Causal, or with a mask of `[b, s]` that is added to the scores.
+fn attention(g: &mut Graph, x: NodeId, name: &str, s: &Sizes, bias: bool, mask: Option<NodeId>) -> Result<NodeId> {
     let size = s.width / s.heads;
     let groups = s.heads / s.kv_heads;
     let shared = (groups > 1).then_some(groups);
@@ -103,14 +104,21 @@ fn attention(g: &mut Graph, x: NodeId, name: &str, s: &Sizes, bias: bool) -> Res
     let q = split_heads(g, q, s.heads, shared)?;
     let k = split_heads(g, k, s.kv_heads, None)?;
     let v = split_heads(g, v, s.kv_heads, None)?;
-    let spec = match shared {
-        None => "b h t e, b h s e, b h s f -> b h t f",
-        Some(_) => "b h g t e, b h s e, b h s f -> b h g t f",
+    let spec = match (shared, mask) {
+        (None, None) => "b h t e, b h s e, b h s f -> b h t f",
+        (None, Some(_)) => "b h t e, b h s e, b h s f, b h t s -> b h t f",
+        _ => "b h g t e, b h s e, b h s f -> b h g t f",
     };
     let scale = (size as f64).powf(-0.5).to_bits();
-    let attributes = Attributes { spec: FactorSpec::parse(spec).unwrap(), causal: true, mask: MaskKind::None, scale };
+    let kind = if mask.is_some() { MaskKind::Additive } else { MaskKind::None };
+    let attributes = Attributes { spec: FactorSpec::parse(spec).unwrap(), causal: mask.is_none(), mask: kind, scale };
     g.set_origin(&format!("{name}/Attention"));
-    let o = g.add(Attention { attributes, out: 0 }, &[q, k, v])?;
+    let mut operands = vec![q, k, v];
+    if let Some(mask) = mask {
+        operands.push(g.broadcast(mask, &[s.batch, s.heads, s.tokens, s.tokens], &[0, 3])?);
+    }
+    let o = g.add(Attention { attributes: attributes.clone(), out: 0 }, &operands)?;
+    g.add(Attention { attributes, out: 1 }, &operands)?;
     let o = if shared.is_some() { g.transpose(o, &[0, 3, 1, 2, 4])? } else { g.transpose(o, &[0, 2, 1, 3])? };
     let o = g.reshape(o, &[s.batch, s.tokens, s.width])?;
     linear(g, o, &format!("{name}.proj"), s.width, bias)
@@ -155,7 +163,7 @@ pub(super) fn gpt(s: &Sizes) -> Graph {
         let mut x = g.binary(BinaryOp::Add, tokens, positions)?;
         for layer in 0..s.layers {
             let y = norm(g, x, &format!("h.{layer}.ln_1"), true)?;
-            let o = attention(g, y, &format!("h.{layer}.attn"), s, true)?;
+            let o = attention(g, y, &format!("h.{layer}.attn"), s, true, None)?;
             x = g.binary(BinaryOp::Add, x, o)?;
             let y = norm(g, x, &format!("h.{layer}.ln_2"), true)?;
             let h = linear(g, y, &format!("h.{layer}.mlp.fc"), s.hidden, true)?;
@@ -178,7 +186,7 @@ pub(super) fn llama(s: &Sizes) -> Graph {
         let mut x = gather(g, "v e, b t -> b t e", embedding, ids);
         for layer in 0..s.layers {
             let y = norm(g, x, &format!("h.{layer}.input_norm"), false)?;
-            let o = attention(g, y, &format!("h.{layer}.attn"), s, false)?;
+            let o = attention(g, y, &format!("h.{layer}.attn"), s, false, None)?;
             x = g.binary(BinaryOp::Add, x, o)?;
             let y = norm(g, x, &format!("h.{layer}.post_norm"), false)?;
             let gate = linear(g, y, &format!("h.{layer}.mlp.gate"), s.hidden, false)?;
@@ -195,6 +203,65 @@ pub(super) fn llama(s: &Sizes) -> Graph {
         let logits = linear(g, y, "head", s.vocabulary, false)?;
         cross_entropy(g, logits, labels)
     })
+}
+
+/// BERT: post-norm, an attention mask from an input, three embeddings, tied decoder with a bias.
+pub(super) fn bert(s: &Sizes) -> Graph {
+    build(s, |g, s| {
+        let ids = input(g, "input_ids", DType::I64, &[s.batch, s.tokens], Some(0));
+        let kinds = input(g, "token_type_ids", DType::I64, &[s.batch, s.tokens], Some(0));
+        let mask = input(g, "attention_mask", DType::F32, &[s.batch, s.tokens], Some(0));
+        let labels = input(g, "labels", DType::I64, &[s.batch, s.tokens], Some(0));
+        let mask = g.binary_scalar(BinaryOp::Sub, mask, 1.0)?;
+        let mask = g.scale(mask, 1e9)?;
+        let words = param(g, "embeddings.word", &[s.vocabulary, s.width]);
+        let types = param(g, "embeddings.type", &[2, s.width]);
+        let positions = param(g, "embeddings.position", &[s.tokens, s.width]);
+        let word = gather(g, "v e, b t -> b t e", words, ids);
+        let kind = gather(g, "v e, b t -> b t e", types, kinds);
+        let index = g.add(Iota { dtype: DType::I64, shape: Shape::from_slice(&[s.tokens]), dim: 0 }, &[])?;
+        let position = gather(g, "v e, t -> t e", positions, index);
+        let position = g.broadcast(position, &[s.batch, s.tokens, s.width], &[1, 2])?;
+        let x = g.binary(BinaryOp::Add, word, kind)?;
+        let x = g.binary(BinaryOp::Add, x, position)?;
+        let mut x = norm(g, x, "embeddings.norm", true)?;
+        for layer in 0..s.layers {
+            let o = attention(g, x, &format!("layer.{layer}.attention"), s, true, Some(mask))?;
+            x = g.binary(BinaryOp::Add, x, o)?;
+            x = norm(g, x, &format!("layer.{layer}.attention.norm"), true)?;
+            let h = linear(g, x, &format!("layer.{layer}.intermediate"), s.hidden, true)?;
+            let h = gelu(g, h)?;
+            let o = linear(g, h, &format!("layer.{layer}.output"), s.width, true)?;
+            x = g.binary(BinaryOp::Add, x, o)?;
+            x = norm(g, x, &format!("layer.{layer}.output.norm"), true)?;
+        }
+        let logits = g.dot("b t d, v d -> b t v", x, words)?;
+        let logits = add_bias(g, logits, "decoder.bias")?;
+        cross_entropy(g, logits, labels)
+    })
+}
+
+/// The same graph with its nodes in another order and other names; also where each node went.
+pub(super) fn shuffled(graph: &Graph, mut seed: u64) -> (Graph, Vec<NodeId>) {
+    let mut out = Graph::new();
+    let mut map: Vec<Option<NodeId>> = vec![None; graph.nodes.len()];
+    while let Some(count) = Some(map.iter().filter(|n| n.is_none()).count()).filter(|&c| c > 0) {
+        let waiting = graph.ids().filter(|id| map[id.0 as usize].is_none());
+        let ready: Vec<NodeId> = waiting.filter(|&id| graph[id].operands.iter().all(|o| map[o.0 as usize].is_some())).collect();
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let id = ready[(seed >> 33) as usize % ready.len()];
+        let operands: Vec<NodeId> = graph[id].operands.iter().filter_map(|o| map[o.0 as usize]).collect();
+        let mut op = graph[id].op.clone();
+        match &mut op {
+            crate::ops::Op::Param(param) => param.name = format!("p{count}"),
+            crate::ops::Op::Input(input) => input.name = format!("i{count}"),
+            _ => {}
+        }
+        map[id.0 as usize] = Some(out.add(op, &operands).unwrap());
+    }
+    let map: Vec<NodeId> = map.into_iter().flatten().collect();
+    out.outputs = graph.outputs.iter().map(|(name, id)| (name.clone(), map[id.0 as usize])).collect();
+    (out, map)
 }
 
 /// Products with tanh between them, then the sum of squares.

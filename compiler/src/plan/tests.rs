@@ -115,3 +115,277 @@ fn stages_are_balanced_and_cut_where_little_crosses() {
               help use --pp 4 or less"#]],
     );
 }
+
+/// How parameters are used, what products, lookups and attention split, and the collectives of one microbatch.
+fn summary(graph: &Graph, options: &Parallel) -> String {
+    let (plan, collectives) = match plan(&Forward::of(graph), options) {
+        Ok(found) => found,
+        Err(error) => return error.to_string(),
+    };
+    let mut out = String::new();
+    for (&id, strategy) in &plan.strategies {
+        let node = &graph[id];
+        let spec = Forward::of(graph).rule(id).spec.clone();
+        let text = strategy.text(&spec.names, &plan.mesh);
+        match &node.op {
+            crate::ops::Op::Param(param) => out += &format!("{} {{{text}}}\n", param.name),
+            crate::ops::Op::DotGeneral(_) | crate::ops::Op::Gather(_) | crate::ops::Op::Attention(_) => {
+                out += &format!("  {} {{{text}}}\n", spec.text());
+            }
+            _ => {}
+        }
+    }
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    for c in &collectives {
+        let shape = &graph.ty(c.of).shape;
+        *counts.entry(format!("{:?} {} {shape:?}", c.section, c.step.kind.name())).or_default() += 1;
+    }
+    out + &counts.iter().map(|(what, count)| format!("{count} × {what}\n")).collect::<String>()
+}
+
+#[test]
+fn the_column_and_row_split_of_gpt_2_is_found() {
+    let sizes = Sizes { layers: 1, vocabulary: 50257, ..SMALL };
+    expect![[r#"
+        wte {d0: tp}
+        wpe {}
+          v e, b t -> b t e {v: tp, b: mb dp}
+        h.0.ln_1.weight {}
+        h.0.ln_1.bias {}
+        h.0.attn.q.weight {d1: tp}
+          b t d, d n -> b t n {b: mb dp, n: tp}
+        h.0.attn.q.bias {d0: tp}
+        h.0.attn.k.weight {d1: tp}
+          b t d, d n -> b t n {b: mb dp, n: tp}
+        h.0.attn.k.bias {d0: tp}
+        h.0.attn.v.weight {d1: tp}
+          b t d, d n -> b t n {b: mb dp, n: tp}
+        h.0.attn.v.bias {d0: tp}
+          b h t e, b h s e, b h s f -> b h t f {b: mb dp, h: tp}
+        h.0.attn.proj.weight {d0: tp}
+          b t d, d n -> b t n {b: mb dp, d: tp}
+        h.0.attn.proj.bias {}
+        h.0.ln_2.weight {}
+        h.0.ln_2.bias {}
+        h.0.mlp.fc.weight {d1: tp}
+          b t d, d n -> b t n {b: mb dp, n: tp}
+        h.0.mlp.fc.bias {d0: tp}
+        h.0.mlp.proj.weight {d0: tp}
+          b t d, d n -> b t n {b: mb dp, d: tp}
+        h.0.mlp.proj.bias {}
+        ln_f.weight {}
+        ln_f.bias {}
+          b t d, v d -> b t v {b: mb dp, v: tp}
+        3 × Backward all_reduce [8, 16, 64]
+        3 × Forward all_reduce [8, 16, 64]
+        3 × Forward all_reduce [8, 16]
+    "#]]
+    .assert_eq(&summary(&gpt(&sizes), &options(1, 2, 1, 1)));
+    let two = summary(&gpt(&Sizes { layers: 2, ..sizes }), &options(1, 4, 1, 1));
+    for (count, section) in [(5, "Forward"), (5, "Backward")] {
+        assert!(two.contains(&format!("{count} × {section} all_reduce [8, 16, 64]")), "{two}");
+    }
+}
+
+#[test]
+fn the_split_of_llama_is_found_with_shared_key_heads() {
+    let sizes = Sizes { layers: 1, kv_heads: 2, heads: 8, ..SMALL };
+    expect![[r#"
+        embed {}
+          v e, b t -> b t e {b: mb dp}
+        h.0.input_norm.weight {}
+        h.0.attn.q.weight {d1: tp}
+          b t d, d n -> b t n {b: mb dp, n: tp}
+        h.0.attn.k.weight {d1: tp}
+          b t d, d n -> b t n {b: mb dp, n: tp}
+        h.0.attn.v.weight {d1: tp}
+          b t d, d n -> b t n {b: mb dp, n: tp}
+          b h g t e, b h s e, b h s f -> b h g t f {b: mb dp, h: tp}
+        h.0.attn.proj.weight {d0: tp}
+          b t d, d n -> b t n {b: mb dp, d: tp}
+        h.0.post_norm.weight {}
+        h.0.mlp.gate.weight {d1: tp}
+          b t d, d n -> b t n {b: mb dp, n: tp}
+        h.0.mlp.up.weight {d1: tp}
+          b t d, d n -> b t n {b: mb dp, n: tp}
+        h.0.mlp.down.weight {d0: tp}
+          b t d, d n -> b t n {b: mb dp, d: tp}
+        norm.weight {}
+        head.weight {d1: tp}
+          b t d, d n -> b t n {b: mb dp, n: tp}
+        3 × Backward all_reduce [8, 16, 64]
+        2 × Forward all_reduce [8, 16, 64]
+        3 × Forward all_reduce [8, 16]
+    "#]]
+    .assert_eq(&summary(&llama(&sizes), &options(1, 2, 1, 1)));
+    expect![[r#"
+        embed {}
+          v e, b t -> b t e {b: mb dp}
+        h.0.input_norm.weight {}
+        h.0.attn.q.weight {d1: tp0 tp1}
+          b t d, d n -> b t n {b: mb dp, n: tp0 tp1}
+        h.0.attn.k.weight {d1: tp0 tp1}
+          b t d, d n -> b t n {b: mb dp, n: tp0 tp1}
+        h.0.attn.v.weight {d1: tp0 tp1}
+          b t d, d n -> b t n {b: mb dp, n: tp0 tp1}
+          b h g t e, b h s e, b h s f -> b h g t f {b: mb dp, h: tp0, g: tp1}
+        h.0.attn.proj.weight {d0: tp0 tp1}
+          b t d, d n -> b t n {b: mb dp, d: tp0 tp1}
+        h.0.post_norm.weight {}
+        h.0.mlp.gate.weight {d1: tp0 tp1}
+          b t d, d n -> b t n {b: mb dp, n: tp0 tp1}
+        h.0.mlp.up.weight {d1: tp0 tp1}
+          b t d, d n -> b t n {b: mb dp, n: tp0 tp1}
+        h.0.mlp.down.weight {d0: tp0 tp1}
+          b t d, d n -> b t n {b: mb dp, d: tp0 tp1}
+        norm.weight {}
+        head.weight {d1: tp0 tp1}
+          b t d, d n -> b t n {b: mb dp, n: tp0 tp1}
+        2 × Backward all_gather [8, 2, 16, 8]
+        3 × Backward all_reduce [8, 16, 64]
+        2 × Backward reduce_scatter [8, 2, 16, 8]
+        2 × Forward all_gather [8, 2, 16, 8]
+        2 × Forward all_reduce [8, 16, 64]
+        3 × Forward all_reduce [8, 16]
+    "#]]
+    .assert_eq(&summary(&llama(&sizes), &options(1, 4, 1, 1)));
+}
+
+#[test]
+fn the_split_of_bert_is_found() {
+    let sizes = Sizes { layers: 1, vocabulary: 30522, ..SMALL };
+    expect![[r#"
+        embeddings.word {d0: tp}
+        embeddings.type {d0: tp}
+        embeddings.position {}
+          v e, b t -> b t e {v: tp, b: mb dp}
+          v e, b t -> b t e {v: tp, b: mb dp}
+          v e, t -> t e {}
+        embeddings.norm.weight {}
+        embeddings.norm.bias {}
+        layer.0.attention.q.weight {d1: tp}
+          b t d, d n -> b t n {b: mb dp, n: tp}
+        layer.0.attention.q.bias {d0: tp}
+        layer.0.attention.k.weight {d1: tp}
+          b t d, d n -> b t n {b: mb dp, n: tp}
+        layer.0.attention.k.bias {d0: tp}
+        layer.0.attention.v.weight {d1: tp}
+          b t d, d n -> b t n {b: mb dp, n: tp}
+        layer.0.attention.v.bias {d0: tp}
+          b h t e, b h s e, b h s f, b h t s -> b h t f {b: mb dp, h: tp}
+        layer.0.attention.proj.weight {d0: tp}
+          b t d, d n -> b t n {b: mb dp, d: tp}
+        layer.0.attention.proj.bias {}
+        layer.0.attention.norm.weight {}
+        layer.0.attention.norm.bias {}
+        layer.0.intermediate.weight {d1: tp}
+          b t d, d n -> b t n {b: mb dp, n: tp}
+        layer.0.intermediate.bias {d0: tp}
+        layer.0.output.weight {d0: tp}
+          b t d, d n -> b t n {b: mb dp, d: tp}
+        layer.0.output.bias {}
+        layer.0.output.norm.weight {}
+        layer.0.output.norm.bias {}
+          b t d, v d -> b t v {b: mb dp, v: tp}
+        decoder.bias {d0: tp}
+        3 × Backward all_reduce [8, 16, 64]
+        3 × Forward all_reduce [8, 16, 64]
+        3 × Forward all_reduce [8, 16]
+    "#]]
+    .assert_eq(&summary(&bert(&sizes), &options(1, 2, 1, 1)));
+}
+
+#[test]
+fn products_in_a_row_are_split_by_turns() {
+    expect![[r#"
+        fc0.weight {d1: tp}
+          m k, k n -> m n {m: mb dp, n: tp}
+        fc0.bias {d0: tp}
+        fc1.weight {d0: tp}
+          m k, k n -> m n {m: mb dp, k: tp}
+        fc1.bias {d0: tp}
+        fc2.weight {d0: tp}
+          m k, k n -> m n {m: mb dp, k: tp}
+        fc2.bias {}
+        1 × Backward all_gather [64, 256]
+        1 × Forward all_reduce [64, 10]
+        1 × Forward reduce_scatter [64, 256]
+    "#]]
+    .assert_eq(&summary(&mlp(64, &[256, 1024, 256, 10]), &options(1, 2, 1, 1)));
+}
+
+#[test]
+fn order_and_names_do_not_matter() {
+    let graph = gpt(&Sizes { vocabulary: 50257, ..SMALL });
+    let options = options(1, 2, 2, 2);
+    let plan = choose(&graph, &options).unwrap();
+    for seed in 1..4 {
+        let (other, map) = shuffled(&graph, seed);
+        let mapped = choose(&other, &options).unwrap();
+        for (id, strategy) in &plan.strategies {
+            assert_eq!(Some(strategy), mapped.strategies.get(&map[id.0 as usize]), "seed {seed} %{}", id.0);
+            assert_eq!(plan.stages.get(id), mapped.stages.get(&map[id.0 as usize]), "seed {seed} %{}", id.0);
+        }
+    }
+}
+
+#[test]
+fn a_pinned_parameter_is_used_as_pinned() {
+    let pins = vec![Pin::parse("fc0.*=Replicate").unwrap(), Pin::parse("fc0.weight=Shard(0)@tp").unwrap()];
+    let graph = mlp(64, &[256, 1024, 256]);
+    expect![[r#"
+        fc0.weight {d0: tp}
+          m k, k n -> m n {m: mb dp, k: tp}
+        fc0.bias {}
+        fc1.weight {d0: tp}
+          m k, k n -> m n {m: mb dp, k: tp}
+        fc1.bias {d0: tp}
+        1 × Backward all_gather [1024]
+        1 × Backward all_gather [64, 1024]
+        1 × Backward all_gather [64, 256]
+        1 × Forward reduce_scatter [64, 1024]
+        1 × Forward reduce_scatter [64, 256]
+        1 × Update all_reduce []
+    "#]]
+    .assert_eq(&summary(&graph, &Parallel { pins, ..options(1, 2, 1, 1) }));
+    let refused = |pin: &str| {
+        let pins = vec![Pin::parse(pin).unwrap()];
+        choose(&graph, &Parallel { pins, ..options(1, 2, 1, 1) }).unwrap_err().to_string()
+    };
+    expect![[r#"
+        error[DCC0304]: --param fc9.* matches no parameter
+          help parameters are named as in fc0.weight, fc0.bias, fc1.weight, fc1.bias"#]]
+    .assert_eq(&refused("fc9.*=Replicate"));
+    expect!["error[DCC0304]: --param fc0.bias=Shard(1)@tp: fc0.bias has shape [1024], --tp 2"]
+        .assert_eq(&refused("fc0.bias=Shard(1)@tp"));
+}
+
+#[test]
+fn heads_that_tp_cannot_split_are_refused() {
+    let sizes = Sizes { heads: 12, kv_heads: 12, width: 96, ..SMALL };
+    expect![[r#"
+        error[DCC0312]: tp 8 cannot split attention with 12 heads
+          at   h.0.attn/Attention
+          help use --tp 1, 2, 3, 4, 6 or 12; for 8 devices try --tp 4 --dp 2"#]]
+    .assert_eq(&summary(&gpt(&sizes), &options(1, 8, 1, 1)));
+    let sizes = Sizes { heads: 12, kv_heads: 4, width: 96, ..SMALL };
+    expect![[r#"
+        error[DCC0312]: tp 8 cannot split attention with 12 heads over 4 key heads
+          at   h.0.attn/Attention
+          help use --tp 1, 2, 4 or 12; for 8 devices try --tp 4 --dp 2"#]]
+    .assert_eq(&summary(&llama(&sizes), &options(1, 8, 1, 1)));
+    expect![[r#"
+        error[DCC0312]: --tp 4 has nothing to split: no product or lookup has a weight dim of at least 4 elements
+          help use --dp 4 instead"#]]
+    .assert_eq(&summary(&mlp(8, &[2, 3]), &options(1, 4, 1, 1)));
+}
+
+#[test]
+fn ninety_six_layers_are_planned() {
+    let (width, heads) = (12288, 96);
+    let sizes =
+        Sizes { batch: 64, tokens: 2048, width, heads, kv_heads: heads, hidden: 4 * width, vocabulary: 51200, layers: 96 };
+    let graph = gpt(&sizes);
+    let plan = choose(&graph, &options(2, 8, 16, 16)).unwrap();
+    assert_eq!(plan.stages.values().max(), Some(&15));
+}

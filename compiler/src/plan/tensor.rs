@@ -1,0 +1,144 @@
+//! Shards the forward graph over the tensor axes: the cheapest strategies by exact dynamic programming over the frontier.
+//!
+//! Nothing is recognised: Megatron's column and row split, the vocabulary-parallel embedding and loss are what costs least.
+//! Errors: a number of heads that `--tp` neither divides nor, by splitting the axis, reaches; nothing to shard.
+
+pub(super) mod account;
+mod classes;
+mod frontier;
+mod layout;
+mod model;
+#[cfg(test)]
+mod tests;
+
+use super::forward::Forward;
+use super::samples::{self, Samples};
+use super::{Parallel, Plan, pins};
+use crate::error::{Error, Result};
+use crate::graph::NodeId;
+use crate::ops::Op;
+use account::{Collective, account};
+use classes::Classes;
+use layout::TensorAxes;
+use model::{Builder, Cost, Problem};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// The plan without stages, and the collectives over tensor axes that it needs.
+pub(super) fn shard(forward: &Forward, options: &Parallel) -> Result<(Plan, Vec<Collective>)> {
+    let pinned: HashMap<NodeId, Option<u8>> = pins::of_params(forward.graph, options)?.into_iter().collect();
+    if options.tp == 1 {
+        return Ok((whole(forward, options, &[("tp", 1)])?.0, Vec::new()));
+    }
+    check_heads(forward, options)?;
+    let classes = Classes::of(forward);
+    let mut best: Option<(Cost, (Plan, Vec<Collective>))> = None;
+    for axes in splits(forward, &classes, options.tp) {
+        let named: Vec<(&str, u32)> = axes.iter().map(|(name, size)| (name.as_str(), *size)).collect();
+        let (mut plan, samples) = whole(forward, options, &named)?;
+        let axes: TensorAxes = named.iter().filter_map(|(name, _)| plan.mesh.axis(name)).collect();
+        let machine = &options.machine;
+        let builder = Builder { forward, samples: &samples, classes: &classes, plan: &plan, machine, axes, pinned: &pinned };
+        let problem = builder.build();
+        refuse_unshardable(forward, &problem, options.tp)?;
+        let (choices, cost) = frontier::solve(&problem).expect("every node can be computed whole");
+        if best.as_ref().is_none_or(|(least, _)| cost < *least) {
+            let strategies = problem.items.iter().zip(&choices).map(|(item, &c)| {
+                let choice = &problem.classes[item.class].choices[c];
+                (item.id, builder.merge(item.id, &choice.factors, &choice.keep))
+            });
+            let strategies: BTreeMap<_, _> = strategies.collect();
+            plan.strategies.extend(strategies);
+            let account = account(&problem, &choices).expect("the solver's choices fit together");
+            best = Some((cost, (plan, account.collectives)));
+        }
+    }
+    Ok(best.expect("there is a way to name the axes").1)
+}
+
+/// Everything whole over the tensor axes.
+fn whole(forward: &Forward, options: &Parallel, tensor: &[(&str, u32)]) -> Result<(Plan, Samples)> {
+    let mesh = super::mesh(options, tensor);
+    let batch = ["mb", "dp"].iter().filter_map(|a| mesh.axis(a)).collect();
+    let samples = samples::spread(forward, &mesh, &batch)?;
+    let strategies = samples.strategies.clone();
+    Ok((Plan { mesh, batch, strategies, stages: BTreeMap::new(), schedule: options.schedule }, samples))
+}
+
+/// Key heads and query heads per key head of an attention.
+fn heads(forward: &Forward, id: NodeId) -> Option<(u64, u64)> {
+    let Op::Attention(attention) = &forward.graph[id].op else { return None };
+    let size = |name: &str| {
+        let factor = attention.attributes.spec.names.iter().position(|n| n == name)?;
+        Some(forward.rule(id).sizes[factor])
+    };
+    Some((size("h").unwrap_or(1), size("g").unwrap_or(1)))
+}
+
+/// Whether `parts` ranks can share the heads: some of the key heads each, or all key heads and some of their query heads.
+fn reaches((keys, queries): (u64, u64), parts: u64) -> bool {
+    keys.is_multiple_of(parts) || (parts.is_multiple_of(keys) && queries.is_multiple_of(parts / keys))
+}
+
+fn check_heads(forward: &Forward, options: &Parallel) -> Result<()> {
+    let all: BTreeSet<(u64, u64)> = forward.order.iter().filter_map(|&id| heads(forward, id)).collect();
+    let fits = |parts: u64| all.iter().all(|&heads| reaches(heads, parts));
+    let tp = u64::from(options.tp);
+    let wrong = |id: &&NodeId| heads(forward, **id).is_some_and(|heads| !reaches(heads, tp));
+    let Some(&id) = forward.order.iter().find(wrong) else { return Ok(()) };
+    let (keys, queries) = heads(forward, id).expect("found by its heads");
+    let counts = if queries == 1 { format!("{keys} heads") } else { format!("{} heads over {keys} key heads", keys * queries) };
+    let most = all.iter().map(|(keys, queries)| keys * queries).min().unwrap_or(1);
+    let good: Vec<u64> = (1..=most.min(4096)).filter(|&t| fits(t)).collect();
+    let instead = good.iter().rev().find(|&&t| tp.is_multiple_of(t)).copied().unwrap_or(1);
+    let devices = tp * u64::from(options.dp) * u64::from(options.pp);
+    let dp = u64::from(options.dp) * (tp / instead);
+    Err(Error::tensor_parallel(format!("tp {tp} cannot split attention with {counts}"))
+        .at(forward.graph.origin(id))
+        .help(format!("use --tp {}; for {devices} devices try --tp {instead} --dp {dp}", listed(&good))))
+}
+
+/// `1, 2 or 4`
+fn listed(numbers: &[u64]) -> String {
+    match numbers.split_last() {
+        Some((last, rest)) if !rest.is_empty() => {
+            let rest: Vec<String> = rest.iter().map(u64::to_string).collect();
+            format!("{} or {last}", rest.join(", "))
+        }
+        _ => "1".to_owned(),
+    }
+}
+
+fn refuse_unshardable(forward: &Forward, problem: &Problem, tp: u32) -> Result<()> {
+    let sharded =
+        |item: &model::Item| problem.classes[item.class].choices.iter().any(|c| c.factors.iter().any(|f| !f.is_empty()));
+    let heavy = |item: &model::Item| {
+        matches!(forward.graph[item.id].op, Op::DotGeneral(_) | Op::Gather(_) | Op::Attention(_)) && sharded(item)
+    };
+    if problem.items.iter().any(heavy) {
+        return Ok(());
+    }
+    let what = format!("--tp {tp} has nothing to split: no product or lookup has a weight dim of at least {tp} elements");
+    Err(Error::tensor_parallel(what).help(format!("use --dp {tp} instead")))
+}
+
+/// The ways to name the tensor axes: one axis, or two where one of `tp` ranks does not fill a group of heads.
+fn splits(forward: &Forward, classes: &Classes, tp: u32) -> Vec<Vec<(String, u32)>> {
+    let mut majors: BTreeSet<u64> = BTreeSet::new();
+    for &id in &forward.order {
+        let rule = forward.rule(id);
+        if let Some((keys, _)) = heads(forward, id) {
+            majors.insert(keys);
+        }
+        let sides = rule.spec.operands.iter().flatten().chain(&rule.spec.result);
+        for dim in sides.filter(|dim| dim.len() > 1 && classes.is_feature(forward, id, dim[0])) {
+            majors.insert(rule.size(dim[0]));
+        }
+    }
+    let mut splits = vec![vec![("tp".to_owned(), tp)]];
+    for major in majors.into_iter().filter_map(|major| u32::try_from(major).ok()) {
+        if major > 1 && major < tp && tp.is_multiple_of(major) {
+            splits.push(vec![("tp0".to_owned(), major), ("tp1".to_owned(), tp / major)]);
+        }
+    }
+    splits
+}

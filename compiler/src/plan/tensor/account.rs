@@ -1,0 +1,109 @@
+//! What given choices cost, value by value: the definition that the solver's sums must meet, and the collectives for the report.
+
+use super::frontier::with_kept;
+use super::layout::{At, Layout};
+use super::model::{Class, Cost, Item, Problem};
+use crate::cost::reshard::{self, Step};
+use crate::graph::NodeId;
+use dcc_program::Reduce;
+use dcc_program::program::SectionKind;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// One collective over tensor axes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in super::super) struct Collective {
+    /// The value that is moved, or whose gradient is.
+    pub of: NodeId,
+    pub step: Step,
+    /// `Forward` and `Backward` happen per microbatch, `Begin` and `Update` once per step.
+    pub section: SectionKind,
+}
+
+#[derive(Debug)]
+pub(super) struct Account {
+    pub cost: Cost,
+    pub collectives: Vec<Collective>,
+}
+
+/// By value: the distinct wanted layouts (true: gathered again in the backward), and the distinct contributions.
+#[derive(Default)]
+struct Uses {
+    wants: BTreeMap<Layout, bool>,
+    gives: BTreeSet<Layout>,
+}
+
+/// `None` where a choice keeps what is not pending.
+pub(super) fn account(problem: &Problem, choices: &[usize]) -> Option<Account> {
+    let mut layouts: Vec<Layout> = Vec::new();
+    let mut uses: Vec<Uses> = problem.items.iter().map(|_| Uses::default()).collect();
+    let mut cost = 0;
+    for (item, &choice) in problem.items.iter().zip(choices) {
+        let class = &problem.classes[item.class];
+        let choice = &class.choices[choice];
+        let mut kept: Vec<(u8, &[usize])> = Vec::new();
+        for &axis in &choice.keep {
+            let pending = |operand: usize| {
+                let read = class.reads.iter().position(|read| read.operand == Some(operand as u8));
+                read.is_some_and(|read| layouts[item.values[read]].is_pending_sum(usize::from(axis)))
+            };
+            match class.linear.iter().find(|set| set.iter().all(|&o| pending(o))) {
+                Some(set) => kept.push((axis, set)),
+                None if class.scalar => {}
+                None => return None,
+            }
+        }
+        for (i, (read, &value)) in class.reads.iter().zip(&item.values).enumerate() {
+            let (want, give) = with_kept(choice, i, read.operand, &kept);
+            *uses[value].wants.entry(want).or_default() |= read.again;
+            if read.gradient {
+                uses[value].gives.insert(give);
+            }
+        }
+        let mut makes = choice.makes;
+        kept.iter().for_each(|&(axis, _)| makes.set(usize::from(axis), At::Pending(Reduce::Sum)));
+        layouts.push(makes);
+        cost += choice.cost;
+    }
+    let mut account = Account { cost, collectives: Vec::new() };
+    for ((item, uses), layout) in problem.items.iter().zip(&uses).zip(layouts) {
+        account.add(problem, item, uses, layout);
+    }
+    Some(account)
+}
+
+impl Account {
+    fn add(&mut self, problem: &Problem, item: &Item, uses: &Uses, layout: Layout) {
+        let class = &problem.classes[item.class];
+        let per_step = problem.kinds[class.kind].per_step;
+        for (&want, &again) in &uses.wants {
+            let moving = problem.moving(class.kind, layout, want);
+            self.cost += problem.want_cost(class.kind, moving, again);
+            let forward = if per_step { SectionKind::Begin } else { SectionKind::Forward };
+            self.list(problem, item, layout, want, |_| forward);
+            if again && !per_step {
+                self.list(problem, item, layout.resolved(), want.resolved(), |_| SectionKind::Backward);
+            }
+        }
+        for &give in &uses.gives {
+            self.cost += problem.give_cost(class.kind, problem.moving(class.kind, give, layout.resolved()));
+            let late = |step: &Step| per_step && step.kind.is_reduction();
+            let section = |step: &Step| if late(step) { SectionKind::Update } else { SectionKind::Backward };
+            self.list(problem, item, give, layout.resolved(), section);
+        }
+        if class.output {
+            let moving = problem.moving(class.kind, layout, layout.resolved());
+            self.cost += problem.want_cost(class.kind, moving, false);
+            self.list(problem, item, layout, layout.resolved(), |_| SectionKind::Update);
+        }
+    }
+
+    fn list(&mut self, problem: &Problem, item: &Item, from: Layout, to: Layout, section: impl Fn(&Step) -> SectionKind) {
+        let class: &Class = &problem.classes[item.class];
+        let kind = &problem.kinds[class.kind];
+        let ty = kind.ty.with_sharding(from.over(&kind.ty.sharding, &problem.axes));
+        for step in reshard::steps(&ty, &to.over(&kind.ty.sharding, &problem.axes), &problem.mesh) {
+            let section = section(&step);
+            self.collectives.push(Collective { of: item.id, step, section });
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Which dims tensor parallelism may split: those that weights of products and lookups have.
+//!
+//! Dims that correspond through the ops' rules are one class. A class is a feature if a dim of a parameter (or of what is made
+//! from parameters alone) that a product, a lookup or attention computes on belongs to it: widths, heads, vocabularies. The others,
+//! samples and sequences, are for `dp` and for context and sequence parallelism.
+
+use super::super::forward::{Forward, Kind};
+use crate::graph::NodeId;
+use crate::ops::Op;
+use dcc_program::FactorId;
+use dcc_program::factors::DimFactors;
+
+pub(super) struct Classes {
+    /// First element of each node: one per dim of its value, then one per factor of its rule.
+    first: Vec<usize>,
+    parent: Vec<usize>,
+    feature: Vec<bool>,
+}
+
+impl Classes {
+    pub fn of(forward: &Forward) -> Classes {
+        let graph = forward.graph;
+        let mut classes = Classes { first: vec![0; graph.nodes.len()], parent: Vec::new(), feature: Vec::new() };
+        for &id in &forward.order {
+            classes.first[id.0 as usize] = classes.parent.len();
+            let count = graph.ty(id).rank() + forward.rule(id).spec.names.len();
+            classes.parent.extend(classes.parent.len()..classes.parent.len() + count);
+        }
+        for &id in &forward.order {
+            let spec = &forward.rule(id).spec;
+            for (&operand, dims) in graph[id].operands.iter().zip(&spec.operands) {
+                classes.join_dims(forward, id, operand, dims);
+            }
+            classes.join_dims(forward, id, id, &spec.result);
+        }
+        classes.feature = vec![false; classes.parent.len()];
+        for &id in &forward.order {
+            classes.mark_features(forward, id);
+        }
+        classes
+    }
+
+    pub fn is_feature(&self, forward: &Forward, id: NodeId, factor: FactorId) -> bool {
+        self.feature[self.root(self.factor(forward, id, factor))]
+    }
+
+    /// Whether two factors of `id` are of one class.
+    pub fn are_one(&self, forward: &Forward, id: NodeId, a: FactorId, b: FactorId) -> bool {
+        self.root(self.factor(forward, id, a)) == self.root(self.factor(forward, id, b))
+    }
+
+    fn factor(&self, forward: &Forward, id: NodeId, factor: FactorId) -> usize {
+        self.first[id.0 as usize] + forward.graph.ty(id).rank() + usize::from(factor.0)
+    }
+
+    /// Dims of `value` with the factors of `id` that index them; all factors of a compound dim go together.
+    fn join_dims(&mut self, forward: &Forward, id: NodeId, value: NodeId, dims: &[DimFactors]) {
+        for (dim, factors) in dims.iter().enumerate() {
+            let dim = self.first[value.0 as usize] + dim;
+            for &factor in factors {
+                let (a, b) = (self.root(dim), self.root(self.factor(forward, id, factor)));
+                self.parent[a.max(b)] = a.min(b);
+            }
+        }
+    }
+
+    fn mark_features(&mut self, forward: &Forward, id: NodeId) {
+        let node = &forward.graph[id];
+        if !matches!(node.op, Op::DotGeneral(_) | Op::Gather(_) | Op::Attention(_)) {
+            return;
+        }
+        for (&operand, dims) in node.operands.iter().zip(&forward.rule(id).spec.operands) {
+            if matches!(forward.kind(operand), Kind::Param | Kind::Begin) {
+                for &factor in dims.iter().flatten() {
+                    let root = self.root(self.factor(forward, id, factor));
+                    self.feature[root] = true;
+                }
+            }
+        }
+    }
+
+    fn root(&self, mut at: usize) -> usize {
+        while self.parent[at] != at {
+            at = self.parent[at];
+        }
+        at
+    }
+}

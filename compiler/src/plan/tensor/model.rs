@@ -1,0 +1,388 @@
+//! The planner's problem over the tensor axes: nodes with their choices, what each choice wants of the values it reads, what it
+//! makes, and what all of that costs.
+//!
+//! A value has one layout. Each distinct layout that its readers want is made once; each distinct layout of the contributions to
+//! its gradient is added up first and turned into the value's own once: that is how `place` interns and adds.
+
+use super::super::forward::{Forward, Kind};
+use super::super::samples::{self, Samples};
+use super::super::{Plan, Strategy};
+use super::classes::Classes;
+use super::layout::{At, Layout, MAX_AXES, TensorAxes};
+use crate::cost::{self, Machine, reshard};
+use crate::graph::NodeId;
+use crate::ops::{Op, Rule};
+use dcc_program::factors::DimFactors;
+use dcc_program::{AxisList, FactorId, Mesh, Reduce, TensorType};
+use smallvec::SmallVec;
+use std::collections::HashMap;
+
+/// Cost in a unit that the whole model's work sets, so that sums are exact and large models do not overflow.
+pub(super) type Cost = u64;
+
+/// One way to compute a node.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Choice {
+    /// The tensor axes of each factor.
+    pub factors: Vec<AxisList>,
+    /// Tensor axes, by index, over which pending operands pass through.
+    pub keep: SmallVec<[u8; MAX_AXES]>,
+    /// Work of the op and its gradient.
+    pub cost: Cost,
+    /// By read: the wanted layout, pendings that are kept aside.
+    pub wants: SmallVec<[Layout; 3]>,
+    /// By read: the layout of the contribution to the gradient.
+    pub gives: SmallVec<[Layout; 3]>,
+    /// The result's layout, pendings that are kept aside.
+    pub makes: Layout,
+}
+
+/// One use of a value by a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Read {
+    /// Operand of the op; `None` where sources stand between.
+    pub operand: Option<u8>,
+    /// Contributes to the value's gradient.
+    pub gradient: bool,
+    /// The gradient of the op reads the value again.
+    pub again: bool,
+}
+
+/// All of a node but which values it reads: layers that repeat share it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Class {
+    pub reads: Vec<Read>,
+    pub choices: Vec<Choice>,
+    /// Operand sets through which pending sums may pass.
+    pub linear: Vec<Vec<usize>>,
+    /// A number: pending sums pass wherever they can.
+    pub scalar: bool,
+    /// Of the result; index into `Problem::kinds`.
+    pub kind: usize,
+    pub output: bool,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Item {
+    pub id: NodeId,
+    /// Index into `Problem::classes`.
+    pub class: usize,
+    /// By read: the item that makes the value.
+    pub values: SmallVec<[usize; 3]>,
+}
+
+/// What decides the cost of moving a value.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct ValueKind {
+    /// With its batch axes.
+    pub ty: TensorType,
+    /// Computed once per step, its gradient's reductions too.
+    pub per_step: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Problem {
+    pub items: Vec<Item>,
+    pub classes: Vec<Class>,
+    pub kinds: Vec<ValueKind>,
+    pub axes: TensorAxes,
+    pub mesh: Mesh,
+    pub machine: Machine,
+    /// Cost units per second.
+    pub scale: f64,
+}
+
+/// Cost of moving a value between two layouts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Moving {
+    /// Of reductions, which happen once, and of gathers and exchanges, which the backward repeats.
+    pub reduce: Cost,
+    pub gather: Cost,
+}
+
+impl Problem {
+    pub fn class(&self, item: usize) -> &Class {
+        &self.classes[self.items[item].class]
+    }
+
+    pub fn units(&self, seconds: f64) -> Cost {
+        (seconds * self.scale).round() as Cost
+    }
+
+    pub fn microbatches(&self) -> f64 {
+        f64::from(self.mesh.size_of("mb"))
+    }
+
+    pub fn moving(&self, kind: usize, from: Layout, to: Layout) -> Moving {
+        let kind = &self.kinds[kind];
+        let ty = kind.ty.with_sharding(from.over(&kind.ty.sharding, &self.axes));
+        let mut moving = Moving::default();
+        for step in reshard::steps(&ty, &to.over(&kind.ty.sharding, &self.axes), &self.mesh) {
+            let cost = self.units(self.machine.collective(&step, &self.mesh));
+            *if step.kind.is_reduction() { &mut moving.reduce } else { &mut moving.gather } += cost;
+        }
+        moving
+    }
+
+    /// A wanted layout, once. A gathered parameter is priced as if it were gathered for every microbatch, forward and backward: a
+    /// copy that stays for the step is the memory that sharding was to save.
+    pub fn want_cost(&self, kind: usize, moving: Moving, again: bool) -> Cost {
+        if self.kinds[kind].per_step {
+            return self.per_step(moving.reduce) + 2 * moving.gather;
+        }
+        moving.reduce + moving.gather * if again { 2 } else { 1 }
+    }
+
+    /// A contribution to the gradient, once. Parameters keep what is pending until the update.
+    pub fn give_cost(&self, kind: usize, moving: Moving) -> Cost {
+        let reduce = if self.kinds[kind].per_step { self.per_step(moving.reduce) } else { moving.reduce };
+        reduce + moving.gather
+    }
+
+    fn per_step(&self, cost: Cost) -> Cost {
+        (cost as f64 / self.microbatches()).round() as Cost
+    }
+}
+
+/// Builds the problem of the forward graph on a mesh whose tensor axes are `axes`.
+pub(super) struct Builder<'a> {
+    pub forward: &'a Forward<'a>,
+    pub samples: &'a Samples,
+    pub classes: &'a Classes,
+    pub plan: &'a Plan,
+    pub machine: &'a Machine,
+    pub axes: TensorAxes,
+    /// Used layouts that the user fixed.
+    pub pinned: &'a HashMap<NodeId, Option<u8>>,
+}
+
+/// A use of a value through sources: the value, and for each of its dims the dim of the operand it stands on.
+type Root = (NodeId, SmallVec<[u8; 4]>, bool, bool);
+
+impl Builder<'_> {
+    pub fn build(&self) -> Problem {
+        let forward = self.forward;
+        let decided = |id: &NodeId| matches!(forward.kind(*id), Kind::Param | Kind::Begin | Kind::Batched);
+        let ids: Vec<NodeId> = forward.order.iter().copied().filter(decided).collect();
+        let index: HashMap<NodeId, usize> = ids.iter().enumerate().map(|(i, &id)| (id, i)).collect();
+        let (mesh, machine) = (self.plan.mesh.clone(), *self.machine);
+        let (axes, scale) = (self.axes.clone(), self.scale(&ids));
+        let mut problem = Problem { items: Vec::new(), classes: Vec::new(), kinds: Vec::new(), axes, mesh, machine, scale };
+        let mut classes: HashMap<Class, usize> = HashMap::new();
+        let mut kinds: HashMap<ValueKind, usize> = HashMap::new();
+        for &id in &ids {
+            let value = self.value_kind(id);
+            let next = kinds.len();
+            let kind = *kinds.entry(value.clone()).or_insert(next);
+            if kind == next {
+                problem.kinds.push(value);
+            }
+            let (class, values) = self.class(&problem, id, kind, &index);
+            let class = *classes.entry(class).or_insert_with_key(|class| {
+                problem.classes.push(class.clone());
+                problem.classes.len() - 1
+            });
+            problem.items.push(Item { id, class, values });
+        }
+        problem
+    }
+
+    /// The whole work of the model is 2^44 units.
+    fn scale(&self, ids: &[NodeId]) -> f64 {
+        let seconds = |&id: &NodeId| {
+            let strategy = &self.samples.strategies[&id];
+            cost::op(self.forward, id, strategy, &self.plan.mesh, self.machine).total()
+        };
+        let total: f64 = ids.iter().map(seconds).sum();
+        if total > 0.0 { (1u64 << 44) as f64 / total } else { 1.0 }
+    }
+
+    fn value_kind(&self, id: NodeId) -> ValueKind {
+        let mut sharding = self.samples.shardings[id.0 as usize].clone();
+        sharding.pending.clear();
+        let ty = self.forward.graph.ty(id).with_sharding(sharding);
+        ValueKind { ty, per_step: self.forward.kind(id) != Kind::Batched }
+    }
+
+    fn class(
+        &self,
+        problem: &Problem,
+        id: NodeId,
+        kind: usize,
+        index: &HashMap<NodeId, usize>,
+    ) -> (Class, SmallVec<[usize; 3]>) {
+        let forward = self.forward;
+        let node = &forward.graph[id];
+        let mut reads = Vec::new();
+        let mut values = SmallVec::new();
+        let mut dims: Vec<Vec<DimFactors>> = Vec::new();
+        for (i, (&operand, factors)) in node.operands.iter().zip(&forward.rule(id).spec.operands).enumerate() {
+            for (value, map, direct, differentiable) in self.roots(operand) {
+                let Some(&value_index) = index.get(&value) else { continue };
+                let gradient = differentiable && forward.differentiable(value) && forward.differentiable(id);
+                let again = gradient && reads_again(&node.op);
+                reads.push(Read { operand: direct.then_some(i as u8), gradient, again });
+                values.push(value_index);
+                dims.push(map.iter().map(|&d| factors[usize::from(d)].clone()).collect());
+            }
+        }
+        let linear = node.op.linear(node.operands.len()).into_iter().filter(|set| !set.is_empty()).collect();
+        let scalar = node.ty.elements() <= 1;
+        let output = forward.is_output(id);
+        let mut class = Class { reads, choices: Vec::new(), linear, scalar, kind, output };
+        class.choices = self.choices(problem, id, &class, &dims);
+        (class, values)
+    }
+
+    /// The values behind an operand: itself, or what the sources it is made of read.
+    fn roots(&self, operand: NodeId) -> SmallVec<[Root; 2]> {
+        let graph = self.forward.graph;
+        let node = &graph[operand];
+        let identity = || (0..node.ty.rank() as u8).collect();
+        match (&node.op, self.forward.kind(operand)) {
+            (_, Kind::Alias) => {
+                let mut roots = self.roots(node.operands[0]);
+                roots.iter_mut().for_each(|root| root.3 = false);
+                roots
+            }
+            (Op::BroadcastInDim(broadcast), _) => {
+                let mut roots = self.roots(node.operands[0]);
+                for (_, map, direct, _) in &mut roots {
+                    map.iter_mut().for_each(|d| *d = broadcast.dims[usize::from(*d)]);
+                    *direct = false;
+                }
+                roots
+            }
+            (_, Kind::Source) => {
+                let mut roots: SmallVec<[Root; 2]> = node.operands.iter().flat_map(|&o| self.roots(o)).collect();
+                roots.iter_mut().for_each(|root| root.2 = false);
+                roots
+            }
+            _ => smallvec::smallvec![(operand, identity(), true, true)],
+        }
+    }
+
+    fn choices(&self, problem: &Problem, id: NodeId, class: &Class, dims: &[Vec<DimFactors>]) -> Vec<Choice> {
+        let rule = self.forward.rule(id);
+        let count = rule.spec.names.len();
+        if let Some(&pinned) = self.pinned.get(&id) {
+            let mut factors = vec![AxisList::new(); count];
+            if let Some(dim) = pinned {
+                factors[usize::from(dim)] = self.axes.iter().copied().collect();
+            }
+            return vec![self.choice(problem, id, dims, factors, SmallVec::new())];
+        }
+        let allowed: Vec<FactorId> = rule.spec.ids().filter(|&f| self.may_shard(id, rule, f)).collect();
+        let mut choices = Vec::new();
+        for factors in self.assignments(id, count, &allowed) {
+            if !self.is_legal(id, rule, &factors) {
+                continue;
+            }
+            let free: SmallVec<[u8; MAX_AXES]> = (0..self.axes.len() as u8)
+                .filter(|&i| !class.linear.is_empty() && !factors.iter().flatten().any(|a| *a == self.axes[usize::from(i)]))
+                .collect();
+            let sets: Vec<SmallVec<[u8; MAX_AXES]>> = if class.scalar { vec![free] } else { subsets(&free) };
+            choices.extend(sets.into_iter().map(|keep| self.choice(problem, id, dims, factors.clone(), keep)));
+        }
+        choices
+    }
+
+    /// Axes on factors. Split axes act as one where they can: the minor one is used only with the major one, on dims of one class
+    /// (`n`, or the `h` and `g` that `n` is reshaped into).
+    fn assignments(&self, id: NodeId, count: usize, allowed: &[FactorId]) -> Vec<Vec<AxisList>> {
+        let mut all = vec![vec![AxisList::new(); count]];
+        for (i, &axis) in self.axes.iter().enumerate() {
+            for n in 0..all.len() {
+                let major = all[n].iter().position(|axes| !axes.is_empty());
+                for &factor in allowed {
+                    let joins = |major: usize| self.classes.are_one(self.forward, id, FactorId(major as u8), factor);
+                    if i > 0 && !major.is_some_and(joins) {
+                        continue;
+                    }
+                    let mut next = all[n].clone();
+                    next[usize::from(factor.0)].push(axis);
+                    all.push(next);
+                }
+            }
+        }
+        all
+    }
+
+    fn may_shard(&self, id: NodeId, rule: &Rule, factor: FactorId) -> bool {
+        let batch = &self.samples.strategies[&id].factors[usize::from(factor.0)];
+        !rule.is_whole(factor) && batch.is_empty() && self.classes.is_feature(self.forward, id, factor)
+    }
+
+    /// Every rank gets a part, heads are whole, compound dims are filled exactly from the major factor on.
+    fn is_legal(&self, id: NodeId, rule: &Rule, factors: &[AxisList]) -> bool {
+        let mesh = &self.plan.mesh;
+        let heads = matches!(self.forward.graph[id].op, Op::Attention(_));
+        let fits = rule.spec.ids().all(|f| {
+            let parts: u64 = factors[usize::from(f.0)].iter().map(|&a| u64::from(mesh.size(a))).product();
+            parts <= rule.size(f) && (!heads || rule.size(f).is_multiple_of(parts))
+        });
+        let strategy = self.merge(id, factors, &[]);
+        let sides = rule.spec.operands.iter().flatten().chain(&rule.spec.result);
+        fits && sides.filter(|dim| dim.len() > 1).all(|dim| samples::fills(dim, rule, &strategy, mesh))
+    }
+
+    /// The strategy over all axes: the batch's and these.
+    pub fn merge(&self, id: NodeId, factors: &[AxisList], keep: &[u8]) -> Strategy {
+        let mut strategy = self.samples.strategies[&id].clone();
+        for (all, tensor) in strategy.factors.iter_mut().zip(factors) {
+            all.extend(tensor.iter().copied());
+        }
+        strategy.keep.extend(keep.iter().map(|&i| self.axes[usize::from(i)]));
+        strategy
+    }
+
+    fn choice(
+        &self,
+        problem: &Problem,
+        id: NodeId,
+        dims: &[Vec<DimFactors>],
+        factors: Vec<AxisList>,
+        keep: SmallVec<[u8; MAX_AXES]>,
+    ) -> Choice {
+        let rule = self.forward.rule(id);
+        let makes = self.layout(&rule.spec.result, &factors, rule.reduce);
+        let gives: SmallVec<[Layout; 3]> = dims.iter().map(|dims| self.layout(dims, &factors, Reduce::Sum)).collect();
+        let wants = gives.iter().map(|layout| layout.resolved()).collect();
+        let strategy = self.merge(id, &factors, &[]);
+        let seconds = cost::op(self.forward, id, &strategy, &self.plan.mesh, self.machine).total();
+        // The update of a parameter counts for every microbatch: its time stands for the memory it takes.
+        let per_step = matches!(self.forward.kind(id), Kind::Begin | Kind::Constant);
+        let cost = problem.units(if per_step { seconds / problem.microbatches() } else { seconds });
+        Choice { factors, keep, cost, wants, gives, makes }
+    }
+
+    /// The layout of a tensor indexed by `dims`: an axis on a factor that it lacks is pending.
+    fn layout(&self, dims: &[DimFactors], factors: &[AxisList], reduce: Reduce) -> Layout {
+        let mut layout = Layout::default();
+        for (i, axis) in self.axes.iter().enumerate() {
+            if let Some(factor) = factors.iter().position(|axes| axes.contains(axis)) {
+                let dim = dims.iter().position(|dim| dim.contains(&FactorId(factor as u8)));
+                layout.set(i, dim.map_or(At::Pending(reduce), |dim| At::Dim(dim as u8)));
+            }
+        }
+        layout
+    }
+}
+
+fn subsets(axes: &[u8]) -> Vec<SmallVec<[u8; MAX_AXES]>> {
+    (0..1u32 << axes.len())
+        .map(|bits| axes.iter().enumerate().filter(|(i, _)| bits >> i & 1 == 1).map(|(_, &a)| a).collect())
+        .collect()
+}
+
+/// Whether the gradient of an op reads its operands, so that what was gathered is gathered again.
+fn reads_again(op: &Op) -> bool {
+    use dcc_program::kernel::{BinaryOp, UnaryOp};
+    match op {
+        Op::Unary(unary) => unary.op != UnaryOp::Neg,
+        Op::Binary(binary) => !matches!(binary.op, BinaryOp::Add | BinaryOp::Sub),
+        Op::DotGeneral(_) | Op::Attention(_) => true,
+        Op::Reduce(reduce) => reduce.op != Reduce::Sum,
+        _ => false,
+    }
+}

@@ -1,0 +1,126 @@
+//! The solver against brute force: all combinations of choices on small random graphs.
+
+use super::*;
+use crate::cost::Machine;
+use crate::graph::Graph;
+use crate::plan::testing::{input, param};
+use dcc_program::kernel::{BinaryOp, UnaryOp};
+use dcc_program::{DType, Reduce};
+
+/// xorshift64*
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545F4914F6CDD1D) >> 33) as usize % n
+    }
+}
+
+/// A chain with skips of products, pointwise ops and norms on `[8, width]`, small enough to try everything.
+fn random_graph(random: &mut Random) -> Graph {
+    let widths = [4, 6, 16];
+    let mut g = Graph::new();
+    let mut values = vec![input(&mut g, "x", DType::F32, &[8, 4], Some(0))];
+    let shared = param(&mut g, "shared", &[4, 16]);
+    let ops = 2 + random.below(4);
+    for index in 0..ops {
+        let x = values[values.len() - 1 - random.below(values.len().min(2))];
+        let width = g.ty(x).shape[1];
+        let other = values.iter().rev().copied().find(|&v| v != x && g.ty(v).shape == g.ty(x).shape);
+        let y = match random.below(7) {
+            0 if width == 4 => g.dot("m k, k n -> m n", x, shared),
+            1 if width == 16 => g.dot("m k, n k -> m n", x, shared),
+            2 => g.unary(UnaryOp::Tanh, x),
+            3 => g.unary(UnaryOp::Neg, x),
+            4 if other.is_some() => {
+                let op = if random.below(2) == 0 { BinaryOp::Add } else { BinaryOp::Mul };
+                g.binary(op, x, other.unwrap())
+            }
+            5 => {
+                let op = if random.below(2) == 0 { Reduce::Sum } else { Reduce::Max };
+                let sum = g.reduce(op, x, &[1]).unwrap();
+                let sum = g.broadcast(sum, &[8, width], &[0]).unwrap();
+                g.binary(BinaryOp::Sub, x, sum)
+            }
+            _ => {
+                let to = widths[random.below(widths.len())];
+                let weight = param(&mut g, &format!("w{index}"), &[width, to]);
+                g.dot("m k, k n -> m n", x, weight)
+            }
+        };
+        values.push(y.unwrap());
+    }
+    let last = *values.last().unwrap();
+    let loss = g.sum(last, &[0, 1]).unwrap();
+    g.outputs = vec![("loss".into(), loss)];
+    g
+}
+
+fn problem_of(graph: &Graph, tensor: &[(&str, u32)], machine: &Machine) -> Problem {
+    let forward = Forward::of(graph);
+    let options = Parallel { microbatches: 2, tp: 2, ..Parallel::default() };
+    let (plan, samples) = whole(&forward, &options, tensor).unwrap();
+    let axes = tensor.iter().filter_map(|(name, _)| plan.mesh.axis(name)).collect();
+    let classes = Classes::of(&forward);
+    let pinned = HashMap::new();
+    Builder { forward: &forward, samples: &samples, classes: &classes, plan: &plan, machine, axes, pinned: &pinned }.build()
+}
+
+/// The least cost of all combinations.
+fn brute_force(problem: &Problem) -> Cost {
+    let mut least = Cost::MAX;
+    let mut choices = vec![0; problem.items.len()];
+    loop {
+        if let Some(account) = account(problem, &choices) {
+            least = least.min(account.cost);
+        }
+        let Some(place) = (0..choices.len()).find(|&i| choices[i] + 1 < problem.class(i).choices.len()) else { return least };
+        choices[..place].fill(0);
+        choices[place] += 1;
+    }
+}
+
+#[test]
+fn the_solver_finds_what_brute_force_finds() {
+    let mut random = Random(0x9E3779B97F4A7C15);
+    let (mut tried, mut sharded, mut kept) = (0, 0, 0);
+    while tried < 250 {
+        let graph = random_graph(&mut random);
+        // Between "never shard" and "always shard".
+        let link = [2e7, 1e8, 1e9, 1e10][random.below(4)];
+        let machine = Machine { flops: 1e9, memory: 1e9, link, latency: 1e-9 };
+        let problem = problem_of(&graph, &[("tp", 2)], &machine);
+        let combinations: f64 = (0..problem.items.len()).map(|i| problem.class(i).choices.len() as f64).product();
+        if combinations > 30_000.0 {
+            continue;
+        }
+        let (choices, cost) = frontier::solve(&problem).unwrap();
+        assert_eq!(account(&problem, &choices).unwrap().cost, cost, "the parts of the cost add up");
+        assert_eq!(cost, brute_force(&problem), "graph {tried}");
+        let chosen = || choices.iter().enumerate().map(|(i, &c)| (problem.class(i), &problem.class(i).choices[c]));
+        sharded += usize::from(chosen().any(|(_, c)| c.factors.iter().any(|f| !f.is_empty())));
+        kept += usize::from(chosen().any(|(class, c)| !class.scalar && !c.keep.is_empty()));
+        tried += 1;
+    }
+    assert!(sharded > 100 && sharded < 250 && kept > 2, "the cases are varied: {sharded} sharded, {kept} keep pendings");
+}
+
+#[test]
+fn two_axes_too() {
+    let mut random = Random(0xD1B54A32D192ED03);
+    let mut tried = 0;
+    while tried < 30 {
+        let graph = random_graph(&mut random);
+        let machine = Machine { flops: 1e9, memory: 1e9, link: 1e9, latency: 1e-9 };
+        let problem = problem_of(&graph, &[("tp0", 2), ("tp1", 2)], &machine);
+        let combinations: f64 = (0..problem.items.len()).map(|i| problem.class(i).choices.len() as f64).product();
+        if combinations <= 30_000.0 {
+            let (_, cost) = frontier::solve(&problem).unwrap();
+            assert_eq!(cost, brute_force(&problem), "graph {tried}");
+            tried += 1;
+        }
+    }
+}
