@@ -6,6 +6,7 @@
 
 mod pages;
 
+use dcc_program::check::CheckError;
 use std::fmt;
 
 pub use pages::{PAGES, Page, page};
@@ -190,11 +191,23 @@ impl Error {
         Error::new(312, what)
     }
 
+    /// No rank has `limit` bytes enough for a plan of `peak`.
+    pub fn memory(peak: u64, limit: u64) -> Error {
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        Error::new(401, format!("the plan needs {:.1} MiB on a rank, {:.1} MiB are allowed", mib(peak), mib(limit)))
+            .help("use more stages or ranks, or smaller microbatches: --pp, --tp, --micro-batch-size")
+    }
+
     // 10xx: dcc itself.
 
     /// A pass broke an invariant: a bug in dcc, whatever the input.
     pub fn internal(what: impl Into<String>) -> Error {
         Error::new(1001, what).help("this is a bug in dcc; please report it with the model")
+    }
+
+    /// The gate refused programs that dcc just made.
+    pub fn gate(error: CheckError) -> Error {
+        Error::internal(format!("the compiled programs do not pass the gate: {}", error.message)).at(error.at)
     }
 }
 

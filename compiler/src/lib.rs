@@ -1,6 +1,7 @@
 //! The dcc compiler: from an ONNX graph to one training program per pipeline stage.
 
 pub mod autodiff;
+pub mod compile;
 pub mod cost;
 pub mod error;
 pub mod fuse;
@@ -19,5 +20,6 @@ pub mod schedule;
 pub mod sources;
 pub mod train;
 
+pub use compile::{Compiled, Options, compile};
 pub use error::{Error, Result};
 pub use graph::{Graph, NodeId};

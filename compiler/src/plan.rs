@@ -4,6 +4,7 @@
 //! stages (`stages`). Gradient nodes get nothing here: they inherit through `Graph::grad_of`.
 
 pub mod batch;
+mod follow;
 pub(crate) mod forward;
 mod pins;
 mod samples;
@@ -15,6 +16,7 @@ mod testing;
 mod tests;
 mod text;
 
+pub use follow::follow;
 use crate::cost::Machine;
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};

@@ -1,5 +1,6 @@
 //! suite
 mod bad_models;
+mod compile;
 mod import;
 mod meshes;
 mod ops;

@@ -10,6 +10,7 @@ pub mod glob;
 pub mod kernel;
 #[allow(unsafe_code)]
 pub mod map;
+pub mod manifest;
 pub mod mesh;
 pub mod philox;
 pub mod program;

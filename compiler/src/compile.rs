@@ -1,0 +1,234 @@
+//! The passes in order: from an ONNX model to an artifact, with everything between for `--emit` and reports.
+
+use crate::error::{Error, Result};
+use crate::graph::Graph;
+use crate::import::{self, Imported, Model, TensorData};
+use crate::ops::Op;
+use crate::plan::batch::{self, Batch, Given};
+use crate::plan::{self, Parallel, Plan};
+use crate::train::{Trainable, Training, TrainingOptions, train_step};
+use crate::{loss, lower, place, precision, schedule, sources};
+use dcc_program::artifact::{Artifact, Data, Tensor};
+use dcc_program::manifest::{self, Manifest};
+use dcc_program::program::{Mode, Program};
+use dcc_program::check;
+use std::collections::BTreeMap;
+
+/// Everything that a compilation depends on, beside the model.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Name of the model file.
+    pub name: String,
+    pub import: import::Options,
+    /// `global`, `micro` and `accumulate` as the user gave them.
+    pub batch: Given,
+    pub precision: Precision,
+    pub training: TrainingOptions,
+    pub parallel: Parallel,
+    /// Largest planned bytes of a rank.
+    pub memory_limit: Option<u64>,
+    /// Whether rewriting runs; off only to measure what it is worth.
+    pub rewriting: Rewriting,
+    /// The flags that made these options, for the artifact.
+    pub flags: Vec<String>,
+    /// Size of each external data file, where it is there.
+    pub external_bytes: BTreeMap<String, u64>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Precision {
+    #[default]
+    AsExported,
+    /// Every float is f64.
+    F64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rewriting {
+    #[default]
+    On,
+    Off,
+}
+
+/// An artifact and what led to it.
+pub struct Compiled {
+    pub imported: Imported,
+    /// The forward graph after simplification.
+    pub forward: Graph,
+    pub training: Training,
+    pub batch: Batch,
+    pub plan: Plan,
+    pub placed: Graph,
+    pub artifact: Artifact,
+}
+
+/// ONNX to everything the ranks need. Pure: no files, no clock, no environment.
+pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
+    let (imported, batch) = import(model, options)?;
+    let forward = simplify(&imported.graph, options)?;
+    let forward = sources::split(&forward)?;
+    let forward = simplify(&forward, options)?;
+    let mut training_options = options.training.clone();
+    training_options.loss.loss_outputs = imported.outputs.iter().filter(|o| o.is_loss).map(|o| o.name.clone()).collect();
+    let trainable: Vec<Trainable> = imported.parameters.iter().map(trainable).collect();
+    let mut training = train_step(&forward, &trainable, &training_options)?;
+    training.graph = simplify(&training.graph, options)?;
+    training.eval = simplify(&training.eval, options)?;
+    let parallel = Parallel { microbatches: batch.accumulate, ..options.parallel.clone() };
+    let plan = plan::choose(&training.graph, &parallel)?;
+    let (placed, train) = programs(&training.graph, &plan, options, Mode::Train)?;
+    let eval_plan = plan::follow(&training.eval, &plan, &training.graph);
+    let (_, eval) = programs(&training.eval, &eval_plan, options, Mode::Eval)?;
+    check_memory(&train, options)?;
+    let artifact = Artifact {
+        train,
+        eval,
+        tensors: tensors(model, &imported, options)?,
+        options: manifest(model, &imported, &training, batch, options).to_options(),
+    };
+    Ok(Compiled { imported, forward, training, batch, plan, placed, artifact })
+}
+
+/// The forward graph at the global batch. The batch may come from the model itself.
+fn import(model: &Model, options: &Options) -> Result<(Imported, Batch)> {
+    let (dp, pp) = (options.parallel.dp, options.parallel.pp);
+    let mut import_options = options.import.clone();
+    let known = options.batch.global.is_some() || options.batch.model.is_some() || both(&options.batch);
+    let batch = if known { Some(batch::resolve(options.batch, dp, pp)?) } else { None };
+    import_options.global_batch = batch.map(|b| b.global);
+    let mut imported = import::onnx(model, &import_options)?;
+    let batch = match batch {
+        Some(batch) => batch,
+        None => batch::resolve(Given { model: imported.batch, ..options.batch }, dp, pp)?,
+    };
+    if options.precision == Precision::F64 {
+        imported.graph = precision::widen(&imported.graph)?;
+    }
+    Ok((imported, batch))
+}
+
+fn both(given: &Given) -> bool {
+    given.micro.is_some() && given.accumulate.is_some()
+}
+
+fn trainable(parameter: &import::Parameter) -> Trainable {
+    Trainable {
+        name: parameter.tensor.name.clone(),
+        aliases: parameter.aliases.clone(),
+        by_default: parameter.trained,
+    }
+}
+
+fn simplify(graph: &Graph, options: &Options) -> Result<Graph> {
+    match options.rewriting {
+        Rewriting::On => Ok(graph.clone()),
+        Rewriting::Off => Ok(graph.clone()),
+    }
+}
+
+/// Placing, lowering and the gate.
+fn programs(graph: &Graph, plan: &Plan, options: &Options, mode: Mode) -> Result<(Graph, Vec<Program>)> {
+    let placed = place::place(graph, plan)?;
+    let placed = match options.rewriting {
+        Rewriting::On => placed,
+        Rewriting::Off => placed,
+    };
+    let name = options.name.trim_end_matches(".onnx");
+    let programs = lower::programs(&placed, plan, name, mode, |stage| schedule::order(plan, stage))?;
+    check::programs(&programs).map_err(Error::gate)?;
+    Ok((placed, programs))
+}
+
+/// Bytes that a rank of `program` needs: planned memory, all slots.
+pub fn planned_bytes(program: &Program) -> u64 {
+    let areas: u64 = program.areas.iter().map(|a| a.bytes * u64::from(a.slots)).sum();
+    program.persistent_bytes + program.scratch_bytes + areas
+}
+
+fn check_memory(programs: &[Program], options: &Options) -> Result<()> {
+    let Some(limit) = options.memory_limit else { return Ok(()) };
+    match programs.iter().map(planned_bytes).max() {
+        Some(peak) if peak > limit => Err(Error::memory(peak, limit)),
+        _ => Ok(()),
+    }
+}
+
+/// Where the initial values of all parameters are; paths relative to the model's folder.
+fn tensors(model: &Model, imported: &Imported, options: &Options) -> Result<Vec<Tensor>> {
+    imported.parameters.iter().map(|p| tensor(model, &p.tensor, options)).collect()
+}
+
+fn tensor(model: &Model, tensor: &import::Tensor, options: &Options) -> Result<Tensor> {
+    let data = match &tensor.data {
+        TensorData::Owned(bytes) => Data::Embedded(bytes.clone()),
+        // Small tensors travel with the artifact; large ones stay where they are.
+        TensorData::Inline { length, .. } if *length <= 4096 => Data::Embedded(tensor.bytes(model)?),
+        TensorData::Inline { offset, length } => Data::File {
+            path: options.name.clone(),
+            offset: *offset,
+            bytes: *length,
+            file_bytes: model.bytes().len() as u64,
+        },
+        TensorData::External { location, offset, length } => match options.external_bytes.get(location) {
+            Some(&file_bytes) if offset + length <= file_bytes => {
+                Data::File { path: location.clone(), offset: *offset, bytes: *length, file_bytes }
+            }
+            Some(&file_bytes) => {
+                let what = format!("bytes {offset}..{} of `{location}`, which has {file_bytes}", offset + length);
+                return Err(Error::external(what).at(format!("tensor `{}`", tensor.name)));
+            }
+            None => Data::Absent,
+        },
+    };
+    Ok(Tensor { name: tensor.name.clone(), dtype: tensor.dtype, shape: tensor.shape.clone(), data })
+}
+
+fn manifest(model: &Model, imported: &Imported, training: &Training, batch: Batch, options: &Options) -> Manifest {
+    let trained = |name: &String| training.trained.contains(name);
+    let parameters = imported.parameters.iter().map(|p| {
+        let entry = manifest::Parameter { trained: trained(&p.tensor.name), gain: p.gain, aliases: p.aliases.clone() };
+        (p.tensor.name.clone(), entry)
+    });
+    Manifest {
+        model: options.name.clone(),
+        model_hash: blake3::hash(model.bytes()).to_hex().to_string(),
+        batch: batch.global,
+        loss: training.loss.clone(),
+        parameters: parameters.collect(),
+        inputs: inputs(&training.graph, &training.eval, options),
+        flags: options.flags.clone(),
+    }
+}
+
+/// Inputs of both graphs, and the table that integer ones index.
+fn inputs(train: &Graph, eval: &Graph, options: &Options) -> BTreeMap<String, manifest::Input> {
+    let mut found: BTreeMap<String, manifest::Input> = BTreeMap::new();
+    for graph in [train, eval] {
+        for id in graph.ids() {
+            if let Op::Input(input) = &graph[id].op {
+                let entry = found.entry(input.name.clone()).or_default();
+                entry.batch_dim = input.batch_dim;
+                if input.name == loss::LABELS {
+                    entry.ignore_index = Some(options.training.loss.ignore_index);
+                }
+            }
+            if let Op::Gather(gather) = &graph[id].op {
+                let (table, indices) = (graph[id].operands[0], graph[id].operands[1]);
+                if let Op::Input(input) = &graph[indices].op {
+                    let indexed = gather.indexed();
+                    let dim = gather.spec.operands[0].iter().position(|d| d.contains(&indexed));
+                    let size = dim.map(|d| graph.ty(table).shape[d]);
+                    let entry = found.entry(input.name.clone()).or_default();
+                    entry.vocabulary = entry.vocabulary.into_iter().chain(size).min();
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Kernels that a stage's program launches in one step, and bytes that it keeps for one: what rewriting is measured by.
+pub fn cost_of(programs: &[Program]) -> (usize, u64) {
+    let launches = programs.iter().flat_map(|p| &p.sections).map(|s| s.body.len()).sum();
+    (launches, programs.iter().map(planned_bytes).sum())
+}

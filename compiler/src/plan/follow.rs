@@ -1,0 +1,54 @@
+//! The plan of a graph that shares parameters with one already planned: evaluation lies where training does.
+
+use super::Plan;
+use crate::graph::{Graph, Node, NodeId, Phase};
+use crate::ops::Op;
+use std::collections::{BTreeMap, HashMap};
+
+/// The plan of `graph` by that of `of`, which is `plan`. A node that `of` has too (same op, same operands) takes its strategy and
+/// stage; any other follows its operands, on the last of their stages. Parameters keep their shardings and stages.
+pub fn follow(graph: &Graph, plan: &Plan, of: &Graph) -> Plan {
+    let known: HashMap<&Node, NodeId> =
+        of.ids().filter(|&id| of[id].phase == Phase::Forward).map(|id| (&of[id], id)).collect();
+    let homes = param_homes(plan, of);
+    let mut same: Vec<Option<NodeId>> = Vec::with_capacity(graph.nodes.len());
+    let mut strategies = BTreeMap::new();
+    let mut stages: BTreeMap<NodeId, u32> = BTreeMap::new();
+    for id in graph.ids() {
+        let node = &graph[id];
+        let operands: Option<_> = node.operands.iter().map(|o| same[o.0 as usize]).collect();
+        let found = operands.and_then(|operands| known.get(&Node { operands, ..node.clone() }).copied());
+        same.push(found);
+        if let Some(strategy) = found.and_then(|f| plan.strategies.get(&f)) {
+            strategies.insert(id, strategy.clone());
+        }
+        let of_operand = |o: &NodeId| match &graph[*o].op {
+            Op::Param(param) => homes.get(param.name.as_str()).copied(),
+            _ => stages.get(o).copied(),
+        };
+        let batched = node.operands.iter().any(|o| stages.contains_key(o)) || found.is_some_and(|f| plan.stages.contains_key(&f));
+        let own = found.and_then(|f| plan.stages.get(&f).copied());
+        if batched && !matches!(node.op, Op::Param(_)) {
+            let stage = node.operands.iter().filter_map(of_operand).chain(own).max();
+            stages.insert(id, stage.unwrap_or(0));
+        }
+    }
+    Plan { strategies, stages, ..plan.clone() }
+}
+
+/// The first stage that reads each parameter.
+fn param_homes<'g>(plan: &Plan, graph: &'g Graph) -> HashMap<&'g str, u32> {
+    let mut readers: Vec<Option<u32>> = vec![None; graph.nodes.len()];
+    let mut homes = HashMap::new();
+    for id in graph.ids().rev().filter(|&id| graph[id].phase == Phase::Forward) {
+        let stage = plan.stages.get(&id).copied().or(readers[id.0 as usize]);
+        for operand in &graph[id].operands {
+            let slot = &mut readers[operand.0 as usize];
+            *slot = [*slot, stage].into_iter().flatten().min();
+        }
+        if let (Op::Param(param), Some(stage)) = (&graph[id].op, readers[id.0 as usize]) {
+            homes.insert(param.name.as_str(), stage);
+        }
+    }
+    homes
+}

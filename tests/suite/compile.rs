@@ -1,0 +1,33 @@
+//! The whole compiler on the graphs of `tests/models`: every mesh gives programs that pass the gate.
+
+use dcc::compile::{Options, compile};
+use dcc::import::{self, Model};
+use dcc::plan::{Parallel, batch};
+
+/// The compilation of a model at batch 8.
+pub fn compiled(model: &str, parallel: Parallel, microbatches: u32) -> dcc::Result<dcc::Compiled> {
+    let path = format!("{}/models/{model}", env!("CARGO_MANIFEST_DIR"));
+    let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
+    let model = Model::decode(bytes.into())?;
+    let batch = batch::Given { global: Some(8), accumulate: Some(microbatches), ..Default::default() };
+    compile(&model, &Options { name: "model.onnx".to_owned(), batch, parallel, import: import::Options::default(), ..Default::default() })
+}
+
+fn check(model: &str) {
+    for (dp, tp, pp, microbatches) in [(1, 1, 1, 1), (2, 1, 1, 2), (1, 2, 1, 1), (1, 1, 2, 4), (2, 2, 2, 2)] {
+        let parallel = Parallel { dp, tp, pp, ..Parallel::default() };
+        let compiled = compiled(model, parallel, microbatches).unwrap_or_else(|e| panic!("{model} {dp} {tp} {pp}: {e}"));
+        assert_eq!(compiled.artifact.train.len(), pp as usize);
+        assert_eq!(compiled.artifact.eval.len(), pp as usize);
+    }
+}
+
+macro_rules! models {
+    ($($test:ident = $model:literal),+ $(,)?) => { $(#[test] fn $test() { check($model) })+ };
+}
+
+models! {
+    mlp = "mlp.onnx", mlp_legacy = "mlp_legacy.onnx", mlp_sce = "mlp_sce.onnx", mlp_nll = "mlp_nll.onnx",
+    gpt2_tiny = "gpt2_tiny.onnx", gpt2_tiny_opset18 = "gpt2_tiny_opset18.onnx", gpt2_tiny_dropout = "gpt2_tiny_dropout.onnx",
+    gpt2_tiny_shuffled = "gpt2_tiny_shuffled.onnx", llama_tiny = "llama_tiny.onnx", bert_tiny = "bert_tiny.onnx",
+}
