@@ -60,11 +60,7 @@ impl<'a> Stage<'a> {
         let outputs: Vec<(String, NodeId)> =
             graph.outputs.iter().filter(|(_, id)| graph[*id].stage == Some(stage)).cloned().collect();
         let accumulators = find_accumulators(graph, plan, &nodes);
-        let sums: BTreeSet<NodeId> = accumulators
-            .iter()
-            .filter(|(node, into)| node != into)
-            .map(|(_, &into)| into)
-            .collect();
+        let sums: BTreeSet<NodeId> = accumulators.iter().filter(|(node, into)| node != into).map(|(_, &into)| into).collect();
         let wanted: Vec<NodeId> = sends.iter().map(|&(id, _)| id).chain(outputs.iter().map(|&(_, id)| id)).collect();
         let fusion = fuse(graph, &nodes, &wanted, &sums);
         let updates = find_updates(graph, &nodes, &outputs);
@@ -94,7 +90,8 @@ fn find_accumulators(graph: &Graph, plan: &Plan, nodes: &[NodeId]) -> BTreeMap<N
         }
         let sum = graph[id].operands[0];
         found.insert(sum, sum);
-        let single = |o: &NodeId| uses[o.0 as usize] == 1 && graph[*o].ty == graph[sum].ty && select::can_accumulate(&graph[*o].op);
+        let single =
+            |o: &NodeId| uses[o.0 as usize] == 1 && graph[*o].ty == graph[sum].ty && select::can_accumulate(&graph[*o].op);
         let unique: BTreeSet<NodeId> = graph[sum].operands.iter().copied().collect();
         let distinct = unique.len() == graph[sum].operands.len();
         if matches!(graph[sum].op, Op::GradSum(_)) && distinct && graph[sum].operands.iter().all(single) {
@@ -108,9 +105,10 @@ fn find_accumulators(graph: &Graph, plan: &Plan, nodes: &[NodeId]) -> BTreeMap<N
 fn find_updates(graph: &Graph, nodes: &[NodeId], outputs: &[(String, NodeId)]) -> BTreeMap<NodeId, NodeId> {
     let leaf = |name: &str| {
         let Some(Output::New { name, kind, piece }) = Output::parse(name) else { return None };
-        nodes.iter().copied().find(
-            |&id| matches!(&graph[id].op, Op::Param(p) if p.name == name && p.kind == kind && p.piece == piece),
-        )
+        nodes
+            .iter()
+            .copied()
+            .find(|&id| matches!(&graph[id].op, Op::Param(p) if p.name == name && p.kind == kind && p.piece == piece))
     };
     outputs.iter().filter_map(|(name, id)| Some((*id, leaf(name)?))).collect()
 }

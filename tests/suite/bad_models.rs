@@ -319,9 +319,9 @@ fn external_data() {
     check(
         &with_tensor(model(&[node("Reshape", &["x", "w"], &["y"])]), shape),
         expect![[r#"
-        error[DCC0111]: input 1 of Reshape has to be known while compiling, but depends on parameters or data
-          at   node 0 `/reshape` (Reshape, opset 20): f32[2, 3], i64[2]
-          help export with static shapes for it, or give the input that it depends on as a constant"#]],
+            error[DCC0110]: input 1 of Reshape, the constant `w`, lies in `absent.bin`, which is absent
+              at   node 0 `/reshape` (Reshape, opset 20): f32[2, 3], i64[2]
+              help put the file beside the model"#]],
     );
 }
 

@@ -16,7 +16,7 @@ use super::view::View;
 use super::{Dropout, Parameter};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};
-use crate::ops::{Const, Cumsum, Iota, Param, StopGradient};
+use crate::ops::{Const, Cumsum, Iota, Op, Param, StopGradient};
 
 /// The graph under construction.
 #[derive(Debug)]
@@ -42,6 +42,17 @@ impl Build {
         let op = Param { name: name.clone(), kind: ParamKind::Weight, piece: None, dtype: *dtype, shape: shape.clone() };
         self.parameters.push(parameter);
         self.graph.add(op, &[])
+    }
+
+    /// Name and file of a tensor of the model whose data are not in the model file.
+    pub fn absent(&self, value: &Value) -> Option<(&str, &str)> {
+        let Value::Node(id) = value else { return None };
+        let Op::Param(param) = &self.graph[*id].op else { return None };
+        let parameter = self.parameters.iter().find(|parameter| parameter.tensor.name == param.name)?;
+        match &parameter.tensor.data {
+            TensorData::External { location, .. } => Some((&parameter.tensor.name, location)),
+            _ => None,
+        }
     }
 
     /// The value as a node: constants become what they are made of, broadcasts of numbers and positions.

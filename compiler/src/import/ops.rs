@@ -84,34 +84,39 @@ impl Call<'_, '_> {
         self.node.outputs.get(output).is_some_and(Option::is_some)
     }
 
-    /// An input that has to be known. Errors: DCC0111.
-    pub fn known(&self, position: usize) -> Result<&Known> {
-        self.input(position)?.known().ok_or_else(|| {
-            let what = format!(
-                "input {position} of {} has to be known while compiling, but depends on parameters or data",
-                self.node.op
-            );
-            Error::data_dependent(what)
-                .help("export with static shapes for it, or give the input that it depends on as a constant")
-        })
+    /// An input that has to be known. Errors: DCC0110 where it is a constant whose file is absent, else DCC0111.
+    pub fn known(&self, build: &Build, position: usize) -> Result<&Known> {
+        let value = self.input(position)?;
+        if let Some(known) = value.known() {
+            return Ok(known);
+        }
+        if let Some((name, location)) = build.absent(value) {
+            let what =
+                format!("input {position} of {}, the constant `{name}`, lies in `{location}`, which is absent", self.node.op);
+            return Err(Error::external(what).help("put the file beside the model"));
+        }
+        let what =
+            format!("input {position} of {} has to be known while compiling, but depends on parameters or data", self.node.op);
+        Err(Error::data_dependent(what)
+            .help("export with static shapes for it, or give the input that it depends on as a constant"))
     }
 
-    pub fn known_ints(&self, position: usize) -> Result<Vec<i64>> {
-        let ints = self.known(position)?.to_ints();
+    pub fn known_ints(&self, build: &Build, position: usize) -> Result<Vec<i64>> {
+        let ints = self.known(build, position)?.to_ints();
         ints.ok_or_else(|| Error::dtype(format!("input {position} of {} is not a list of integers", self.node.op)))
     }
 
-    pub fn known_number(&self, position: usize) -> Result<f64> {
-        let number = self.known(position)?.uniform();
+    pub fn known_number(&self, build: &Build, position: usize) -> Result<f64> {
+        let number = self.known(build, position)?.uniform();
         number.ok_or_else(|| Error::shape(format!("input {position} of {} is not one number", self.node.op)))
     }
 
     /// A list that older opsets have as attribute `name` and newer ones as an input.
-    pub fn ints_either(&self, name: &str, position: usize) -> Result<Option<Vec<i64>>> {
+    pub fn ints_either(&self, build: &Build, name: &str, position: usize) -> Result<Option<Vec<i64>>> {
         if let Some(ints) = self.node.ints(name)? {
             return Ok(Some(ints.to_vec()));
         }
-        self.optional(position).map(|_| self.known_ints(position)).transpose()
+        self.optional(position).map(|_| self.known_ints(build, position)).transpose()
     }
 
     /// The attribute `axis`, counted from the front.

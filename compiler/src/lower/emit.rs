@@ -261,8 +261,11 @@ impl<'a> Emitter<'a> {
                 let position = |f| op.spec.result.iter().position(|d| d.first() == Some(&f)).expect("a result factor");
                 let at: Vec<Index> = op.spec.operands[1].iter().map(|d| index[position(d[0])].clone()).collect();
                 let row = self.element(node.operands[1], &at);
-                let row =
-                    if self.graph.ty(node.operands[1]).dtype == DType::I64 { row } else { self.expr(Expr::Cast(DType::I64, row)) };
+                let row = if self.graph.ty(node.operands[1]).dtype == DType::I64 {
+                    row
+                } else {
+                    self.expr(Expr::Cast(DType::I64, row))
+                };
                 let indexed = op.indexed();
                 let factor = |d: &dcc_program::factors::DimFactors| d[0];
                 let at: Vec<Index> = op.spec.operands[0]

@@ -5,8 +5,8 @@
 
 mod inplace;
 
-use super::select::Selected;
 use super::Turn;
+use super::select::Selected;
 use crate::error::{Error, Result};
 use dcc_program::program::{Action, Area, BufferId, Instr, Place, Program, SectionKind, Step};
 use smallvec::SmallVec;
@@ -127,7 +127,11 @@ fn classify(selected: &Selected, lives: &BTreeMap<BufferId, Life>, order: &[Turn
     let runs_backward = order.iter().any(|t| t.0 == SectionKind::Backward);
     let class = |id: &BufferId, life: &Life| {
         let Some((&(from, first), &(to, last))) = life.touched.first().zip(life.touched.last()) else {
-            return if inputs.contains(id) { Class::Area(SectionKind::Forward, SectionKind::Forward) } else { Class::Persistent };
+            return if inputs.contains(id) {
+                Class::Area(SectionKind::Forward, SectionKind::Forward)
+            } else {
+                Class::Persistent
+            };
         };
         if persistent.contains(id) || (outputs.contains(id) && (once(from) || once(to) || runs_backward)) {
             return Class::Persistent;
@@ -157,7 +161,11 @@ fn sizes(selected: &Selected) -> BTreeMap<BufferId, u64> {
 }
 
 /// First fit by start of life, larger pieces first. Returns the bytes of the block.
-fn pack(mut intervals: Vec<(BufferId, usize, usize)>, sizes: &BTreeMap<BufferId, u64>, places: &mut BTreeMap<BufferId, (Place, u64)>) -> u64 {
+fn pack(
+    mut intervals: Vec<(BufferId, usize, usize)>,
+    sizes: &BTreeMap<BufferId, u64>,
+    places: &mut BTreeMap<BufferId, (Place, u64)>,
+) -> u64 {
     intervals.sort_by_key(|&(id, first, _)| (first, std::cmp::Reverse(sizes[&id]), id));
     let mut live: Vec<(u64, u64, usize)> = Vec::new();
     let mut total = 0;

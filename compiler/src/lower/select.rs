@@ -9,8 +9,8 @@ use crate::ops::Op;
 use crate::train::Output as GraphOutput;
 use dcc_program::kernel::Kernel;
 use dcc_program::program::{
-    Action, Buffer, BufferId, Input, Instr, Library, MaskKind, Mode, Output, Param, Place, Program, Scalar, Section, SectionKind,
-    StageGroup, StoreMode, TokenId, Transfer,
+    Action, Buffer, BufferId, Input, Instr, Library, MaskKind, Mode, Output, Param, Place, Program, Scalar, Section,
+    SectionKind, StageGroup, StoreMode, TokenId, Transfer,
 };
 use std::collections::{BTreeMap, HashMap};
 
@@ -144,7 +144,8 @@ impl<'a, 'b> Selection<'a, 'b> {
         if kind == Phase::Begin {
             self.zero_accumulators();
         }
-        let mut sends = self.stage.sends.iter().filter(|(id, _)| self.stage.graph[*id].phase == kind).copied().collect::<Vec<_>>();
+        let mut sends =
+            self.stage.sends.iter().filter(|(id, _)| self.stage.graph[*id].phase == kind).copied().collect::<Vec<_>>();
         let mut done: std::collections::BTreeSet<NodeId> = Default::default();
         for &unit in units {
             match unit {
@@ -183,8 +184,7 @@ impl<'a, 'b> Selection<'a, 'b> {
         if body.is_empty() && kind != Phase::Forward {
             return;
         }
-        let waits: Vec<Instr> =
-            self.pending.iter().filter(|(k, _)| *k == kind).map(|&(_, token)| wait(token)).collect();
+        let waits: Vec<Instr> = self.pending.iter().filter(|(k, _)| *k == kind).map(|&(_, token)| wait(token)).collect();
         self.out.program.sections.push(Section { kind, body: body.clone() });
         if !waits.is_empty() && self.stage.plan.microbatches() > 1 {
             let body = waits.into_iter().chain(body).collect();

@@ -38,7 +38,7 @@ fn constant(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
 }
 
 fn constant_of_shape(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
-    let mut shape = sizes(&call.known_ints(0)?)?;
+    let mut shape = sizes(&call.known_ints(build, 0)?)?;
     if let Some(rescale) = &build.rescale {
         shape = rescale.constant(&shape);
     }
@@ -54,8 +54,8 @@ fn constant_of_shape(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
 }
 
 fn range(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
-    let dtype = call.known(0)?.dtype;
-    let [start, limit, step] = [call.known_number(0)?, call.known_number(1)?, call.known_number(2)?];
+    let dtype = call.known(build, 0)?.dtype;
+    let [start, limit, step] = [call.known_number(build, 0)?, call.known_number(build, 1)?, call.known_number(build, 2)?];
     if step == 0.0 {
         return Err(Error::shape("a range with step 0"));
     }

@@ -2,6 +2,7 @@
 
 use dcc_program::kernel::{BinaryOp, CompareOp};
 use dcc_program::{DType, FactorSpec, Shape};
+use std::collections::BTreeSet;
 
 use super::{Call, Import, attribute_value};
 use crate::error::{Error, Result};
@@ -49,19 +50,21 @@ impl Build {
     /// Whether the value is made of inputs (whose range is checked when data are loaded) and positions only by steps that
     /// keep it at least 0.
     fn never_negative(&self, id: NodeId) -> bool {
-        let node = &self.graph[id];
-        let all = || node.operands.iter().all(|&operand| self.never_negative(operand));
-        match &node.op {
-            Op::Input(_) | Op::Iota(_) | Op::Compare(_) => true,
-            Op::Const(number) => number.value() >= 0.0,
-            Op::Cast(_) | Op::Reshape(_) | Op::BroadcastInDim(_) | Op::Transpose(_) | Op::Slice(_) | Op::Concatenate(_) => {
-                all()
-            }
-            Op::Cumsum(_) => all(),
-            Op::Binary(op) => matches!(op.op, BinaryOp::Add | BinaryOp::Mul | BinaryOp::Max | BinaryOp::Min) && all(),
-            Op::Select(_) => node.operands[1..].iter().all(|&operand| self.never_negative(operand)),
-            _ => false,
+        let (mut open, mut seen) = (vec![id], BTreeSet::new());
+        while let Some(id) = open.pop() {
+            let node = &self.graph[id];
+            let from = match &node.op {
+                Op::Input(_) | Op::Iota(_) | Op::Compare(_) => node.operands.len(),
+                Op::Const(number) if number.value() >= 0.0 => 0,
+                Op::Cast(_) | Op::Reshape(_) | Op::BroadcastInDim(_) | Op::Transpose(_) | Op::Slice(_) => 0,
+                Op::Concatenate(_) | Op::Cumsum(_) => 0,
+                Op::Binary(op) if matches!(op.op, BinaryOp::Add | BinaryOp::Mul | BinaryOp::Max | BinaryOp::Min) => 0,
+                Op::Select(_) => 1,
+                _ => return false,
+            };
+            open.extend(node.operands[from..].iter().filter(|&&operand| seen.insert(operand)));
         }
+        true
     }
 }
 
@@ -199,7 +202,7 @@ fn grid(build: &mut Build, data: &Value, parts: &[Value], joined: &[u64]) -> Res
 
 /// `values[1]` where the index along a new axis is the element, `values[0]` elsewhere, all of it for indices outside.
 fn one_hot(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
-    let depth = call.known_number(1)?;
+    let depth = call.known_number(build, 1)?;
     if !(1.0..=1e12).contains(&depth) {
         return Err(Error::limit(format!("one-hot vectors of {depth} elements")));
     }

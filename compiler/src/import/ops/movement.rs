@@ -67,7 +67,7 @@ fn concat(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
 /// Both ways: dims of size 1 in the wanted shape keep the operand's.
 fn expand(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let x = call.input(0)?;
-    let wanted = sizes(&call.known_ints(1)?)?;
+    let wanted = sizes(&call.known_ints(build, 1)?)?;
     let shape = match &build.rescale {
         Some(rescale) => rescale.expand(&x.shape(build)?, &wanted)?,
         None => broadcast_shape(&x.shape(build)?, &wanted)?,
@@ -81,10 +81,10 @@ fn slice(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let mut shape = x.shape(build)?;
     let rank = shape.len();
     let missing = || Error::graph("Slice without starts or ends");
-    let starts = call.ints_either("starts", 1)?.ok_or_else(missing)?;
-    let ends = call.ints_either("ends", 2)?.ok_or_else(missing)?;
-    let along = call.ints_either("axes", 3)?.unwrap_or_else(|| (0..starts.len() as i64).collect());
-    let steps = call.optional(4).map(|_| call.known_ints(4)).transpose()?.unwrap_or_else(|| vec![1; starts.len()]);
+    let starts = call.ints_either(build, "starts", 1)?.ok_or_else(missing)?;
+    let ends = call.ints_either(build, "ends", 2)?.ok_or_else(missing)?;
+    let along = call.ints_either(build, "axes", 3)?.unwrap_or_else(|| (0..starts.len() as i64).collect());
+    let steps = call.optional(4).map(|_| call.known_ints(build, 4)).transpose()?.unwrap_or_else(|| vec![1; starts.len()]);
     if [ends.len(), along.len(), steps.len()] != [starts.len(); 3] {
         return Err(Error::shape("starts, ends, axes and steps have different lengths"));
     }
@@ -117,13 +117,13 @@ fn pad(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let mode = call.node.string_or("mode", "constant")?;
     let mut x = call.input(0)?.clone();
     let rank = x.rank(build)?;
-    let pads = call.ints_either("pads", 1)?.ok_or_else(|| Error::graph("Pad without pads"))?;
+    let pads = call.ints_either(build, "pads", 1)?.ok_or_else(|| Error::graph("Pad without pads"))?;
     let value = match call.node.float("value")? {
         Some(value) => value,
-        None => call.optional(2).map_or(Ok(0.0), |_| call.known_number(2))?,
+        None => call.optional(2).map_or(Ok(0.0), |_| call.known_number(build, 2))?,
     };
     let along = match call.optional(3) {
-        Some(_) => call.known_ints(3)?,
+        Some(_) => call.known_ints(build, 3)?,
         None => (0..rank as i64).collect(),
     };
     if pads.len() != 2 * along.len() {
@@ -185,7 +185,7 @@ fn pad_by_copies(build: &mut Build, x: &Value, dim: usize, low: u64, high: u64, 
 fn tile(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let x = call.input(0)?;
     let shape = x.shape(build)?;
-    let repeats = sizes(&call.known_ints(1)?)?;
+    let repeats = sizes(&call.known_ints(build, 1)?)?;
     if repeats.len() != shape.len() {
         return Err(Error::shape(format!("{} repeats for {} dims", repeats.len(), shape.len())));
     }
@@ -205,7 +205,7 @@ fn trilu(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     if rank < 2 {
         return Err(Error::shape(format!("Trilu of rank {rank}")));
     }
-    let offset = call.optional(1).map_or(Ok(0.0), |_| call.known_number(1))? as i64;
+    let offset = call.optional(1).map_or(Ok(0.0), |_| call.known_number(build, 1))? as i64;
     let kept = if call.node.flag("upper", true)? {
         let below = build.lower_triangle(&shape, rank - 2, rank - 1, offset.saturating_sub(1))?;
         build.unary(UnaryOp::Not, &below)?

@@ -28,7 +28,7 @@ fn dropout(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
             call.node.ignore("ratio");
             rate
         }
-        Dropout::AsExported => exported_ratio(call)?,
+        Dropout::AsExported => exported_ratio(build, call)?,
     };
     if !(0.0..1.0).contains(&ratio) {
         return Err(Error::attribute(format!("a dropout ratio of {ratio} is not in [0, 1)")));
@@ -47,15 +47,15 @@ fn dropout(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
 }
 
 /// From opset 12 on, ratio and training mode are inputs, off by default; before, the operator means inference.
-fn exported_ratio(call: &Call) -> Result<f64> {
+fn exported_ratio(build: &Build, call: &Call) -> Result<f64> {
     if call.opset() < 12 {
         call.node.ignore("ratio");
         return Ok(0.0);
     }
-    let training = call.optional(2).map_or(Ok(0.0), |_| call.known_number(2))?;
+    let training = call.optional(2).map_or(Ok(0.0), |_| call.known_number(build, 2))?;
     match (training != 0.0, call.optional(1)) {
         (false, _) => Ok(0.0),
         (true, None) => Ok(0.5),
-        (true, Some(_)) => call.known_number(1),
+        (true, Some(_)) => call.known_number(build, 1),
     }
 }

@@ -31,7 +31,7 @@ fn dims(build: &Build, call: &Call) -> Result<(Vec<usize>, bool)> {
     let rank = call.input(0)?.rank(build)?;
     let keep = call.node.flag("keepdims", true)?;
     let noop = call.node.flag("noop_with_empty_axes", false)?;
-    let given = call.ints_either("axes", 1)?.filter(|axes| !axes.is_empty());
+    let given = call.ints_either(build, "axes", 1)?.filter(|axes| !axes.is_empty());
     Ok(match given {
         Some(given) => (axes(&given, rank)?, keep),
         None if noop => (Vec::new(), keep),
@@ -88,7 +88,7 @@ fn reduce_log_sum_exp(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
 
 fn cumsum(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let x = call.input(0)?;
-    let dim = axis(call.known_number(1)? as i64, x.rank(build)?)?;
+    let dim = axis(call.known_number(build, 1)? as i64, x.rank(build)?)?;
     let (exclusive, reverse) = (call.node.flag("exclusive", false)?, call.node.flag("reverse", false)?);
     Ok(vec![build.cumsum(x, dim, exclusive, reverse)?])
 }

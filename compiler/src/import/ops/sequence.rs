@@ -31,9 +31,9 @@ fn sequence_length(_: &mut Build, call: &Call) -> Result<Vec<Value>> {
     Ok(vec![Known::int(dcc_program::DType::I64, list(call, 0)?.len() as i64).into()])
 }
 
-fn sequence_at(_: &mut Build, call: &Call) -> Result<Vec<Value>> {
+fn sequence_at(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let list = list(call, 0)?;
-    let position = axis(call.known_number(1)? as i64, list.len())
+    let position = axis(call.known_number(build, 1)? as i64, list.len())
         .map_err(|_| Error::shape(format!("an index outside of a sequence of {} items", list.len())))?;
     Ok(vec![list[position].clone()])
 }
@@ -61,14 +61,14 @@ fn split_to_sequence(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let shape = x.shape(build)?;
     let dim = call.axis(0, shape.len())?;
     let keep = call.node.flag("keepdims", true)?;
-    let given = call.optional(1).map(|_| call.known(1)).transpose()?;
+    let given = call.optional(1).map(|_| call.known(build, 1)).transpose()?;
     let sizes = match given {
         None => vec![1; shape[dim] as usize],
-        Some(known) if known.rank() == 0 => match call.known_ints(1)?[0] {
+        Some(known) if known.rank() == 0 => match call.known_ints(build, 1)?[0] {
             part @ 1.. => (0..shape[dim]).step_by(part as usize).map(|start| (shape[dim] - start).min(part as u64)).collect(),
             other => return Err(attribute_value("split", other)),
         },
-        Some(_) => split_sizes(&call.known_ints(1)?, shape[dim])?,
+        Some(_) => split_sizes(&call.known_ints(build, 1)?, shape[dim])?,
     };
     let (mut parts, mut start) = (Vec::with_capacity(sizes.len()), 0);
     for size in sizes {

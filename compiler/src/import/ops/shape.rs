@@ -20,7 +20,7 @@ fn reshape(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
         return Ok(vec![build.reshape(x, &shape)?]);
     }
     let keep_zero = call.node.flag("allowzero", false)?;
-    let wanted = call.known_ints(1)?;
+    let wanted = call.known_ints(build, 1)?;
     let mut shape = Shape::new();
     for (position, &size) in wanted.iter().enumerate() {
         shape.push(match size {
@@ -59,7 +59,7 @@ fn flatten(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
 fn squeeze(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let x = call.input(0)?;
     let shape = x.shape(build)?;
-    let dropped = match call.ints_either("axes", 1)? {
+    let dropped = match call.ints_either(build, "axes", 1)? {
         Some(given) => axes(&given, shape.len())?,
         None => (0..shape.len()).filter(|&dim| shape[dim] == 1).collect(),
     };
@@ -73,7 +73,7 @@ fn squeeze(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
 fn unsqueeze(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let x = call.input(0)?;
     let mut shape = x.shape(build)?;
-    let given = call.ints_either("axes", 1)?.ok_or_else(|| Error::graph("Unsqueeze without axes"))?;
+    let given = call.ints_either(build, "axes", 1)?.ok_or_else(|| Error::graph("Unsqueeze without axes"))?;
     for dim in axes(&given, shape.len() + given.len())? {
         shape.insert(dim, 1);
     }
@@ -86,7 +86,7 @@ fn split(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let shape = x.shape(build)?;
     let dim = call.axis(0, shape.len())?;
     let count = call.node.int("num_outputs")?.map_or(call.node.outputs.len(), |count| count.clamp(1, 1 << 20) as usize);
-    let sizes = match call.ints_either("split", 1)? {
+    let sizes = match call.ints_either(build, "split", 1)? {
         Some(given) => split_sizes(&given, shape[dim])?,
         None => {
             let part = shape[dim].div_ceil(count as u64);
