@@ -204,6 +204,19 @@ fn steps_match_torch() {
 }
 
 #[test]
+fn training_graphs_print_and_parse() {
+    for name in ["mlp_adamw", "llama_tiny"] {
+        let graph = prepare(&Run::load(name)).0.graph;
+        let text = graph.to_string();
+        let parsed = dcc::Graph::parse(&text).expect("parses");
+        assert_eq!(parsed.to_string(), text);
+        assert_eq!(parsed.nodes, graph.nodes);
+        assert!(graph.ids().all(|id| (parsed.grad_of(id), parsed.origin(id)) == (graph.grad_of(id), graph.origin(id))));
+        dcc::graph::verify(&parsed).expect("holds");
+    }
+}
+
+#[test]
 fn another_hyperparameter_is_found() {
     let mut run = Run::load("mlp_adam");
     let at = run.flags.iter().position(|f| f == "--eps").expect("a flag") + 1;
