@@ -142,9 +142,10 @@ pub fn save(comm: &mut dyn Comm, options: &Options, state: &RunState, shards: &[
 
 /// All ranks succeed, or all fail: the one that failed with its own error.
 fn together(comm: &mut dyn Comm, result: Result<()>) -> Result<()> {
-    let failed = comm.agree(result.is_err() as u64)?;
+    let failed = comm.agree(result.is_err() as u64);
+    // A peer that has heard of the failure may be gone before this rank's own barrier ends.
     result?;
-    match failed {
+    match failed? {
         0 => Ok(()),
         _ => Err(Error::peer("another rank could not save")),
     }

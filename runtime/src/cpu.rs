@@ -40,6 +40,11 @@ impl Cpu {
         &mut self.memory
     }
 
+    /// Compute threads, the caller included.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
     /// Distinct kernels compiled so far.
     pub fn kernels(&self) -> usize {
         self.jit.kernels()

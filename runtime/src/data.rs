@@ -12,11 +12,11 @@ mod tests;
 
 use crate::error::{Error, Result};
 use bytes::Bytes;
-use convert::Convert;
 use dcc_program::DType;
 use std::ops::Range;
 use std::path::PathBuf;
 
+pub(crate) use convert::Convert;
 pub use file::{Array, Files};
 pub use order::Order;
 

@@ -13,6 +13,7 @@ use crate::comm::shm::{self, Arena};
 use crate::comm::{Layout, Patience, Peer, Stop};
 use crate::error::{Error, Result};
 use crate::metrics::{EvalRecord, StepRecord};
+use crate::run::RankReport;
 use crate::signal::StopSignals;
 use rustix::process::{Pid, Signal};
 use serde::{Deserialize, Serialize};
@@ -48,6 +49,8 @@ pub enum Message {
         step: u64,
         path: PathBuf,
     },
+    /// What the rank was and did, when it is done.
+    Report(RankReport),
     /// A line for the user.
     Note(String),
     /// Why this rank ends.

@@ -15,6 +15,8 @@ pub mod init;
 pub mod launch;
 pub mod lr;
 pub mod metrics;
+#[cfg(target_os = "linux")]
+pub mod run;
 // Masks signals, which no safe interface offers.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]

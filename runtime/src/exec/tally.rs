@@ -1,7 +1,7 @@
 //! What one step of a program does on one rank, counted when it is loaded.
 
 /// Per step, on this rank.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Tally {
     /// Runs of generated kernels.
     pub jit: u64,

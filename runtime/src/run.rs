@@ -1,0 +1,242 @@
+//! Runs an artifact: the launcher's side, the ranks' side, and what passes between them.
+//!
+//! A binary that trains calls [`worker`] first thing in `main`, then, as launcher, [`launch`]:
+//!
+//! ```no_run
+//! # fn parse() -> dcc_runtime::run::Flags { Default::default() }
+//! if let Some(code) = dcc_runtime::run::worker() {
+//!     std::process::exit(code);
+//! }
+//! let stop = dcc_runtime::signal::StopSignals::block()?; // before any thread starts
+//! let source = dcc_runtime::run::Source::File("model.dcc".as_ref());
+//! let summary = dcc_runtime::run::launch(source, &parse(), &stop)?;
+//! std::process::exit(summary.exit());
+//! # Ok::<(), dcc_runtime::error::Error>(())
+//! ```
+//!
+//! The launcher hands its ranks the artifact and the flags through nameless memory that they inherit, so that a rank needs
+//! neither the command line nor the compiler.
+
+mod feed;
+mod flags;
+mod job;
+mod resident;
+mod trainer;
+mod weights;
+
+pub use flags::Flags;
+pub use job::{Job, Source};
+pub use resident::resident_bytes;
+
+use crate::comm::{Comm, Patience, Stop};
+use crate::cpu::{Cpu, Memory};
+use crate::error::{Error, Result};
+use crate::exec::ranks::{Rank, local_ranks};
+use crate::exec::{Tally, World};
+use crate::launch::{self, Launch, Message, Outcome, Worker};
+use crate::metrics::{Context, Display, EvalRecord, MetricsFile, StepRecord, trace};
+use crate::signal::StopSignals;
+use dcc_program::artifact::ArtifactError;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use trainer::{Outside, Settings, Trainer};
+
+/// What a rank was and did.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RankReport {
+    pub rank: u32,
+    pub stage: u32,
+    pub pid: u32,
+    pub threads: u32,
+    /// Of one training step.
+    #[serde(flatten)]
+    pub tally: Tally,
+    /// Distinct kernels compiled.
+    pub kernels: u64,
+    /// The arena: the peak known at compile time.
+    pub planned_bytes: u64,
+    /// Weights and optimizer state.
+    pub parameter_bytes: u64,
+    /// Resident set before anything was loaded, and the largest seen; peers' memory left out.
+    pub idle_bytes: u64,
+    pub resident_bytes: u64,
+}
+
+/// What a run did, for `--json` and the last lines.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Summary {
+    /// Version of this object's form.
+    pub schema: u32,
+    /// `finished` or `stopped`.
+    pub outcome: String,
+    pub last: Option<StepRecord>,
+    pub eval: Option<EvalRecord>,
+    /// Checkpoints saved.
+    pub saved: Vec<PathBuf>,
+    pub ranks: Vec<RankReport>,
+}
+
+impl Summary {
+    /// The process exit code.
+    pub fn exit(&self) -> i32 {
+        if self.outcome == "stopped" { launch::STOPPED } else { 0 }
+    }
+}
+
+/// Trains on local ranks, one process each, and returns when the last has ended. Progress goes to stderr, metrics to their file.
+/// Errors: the first failure, already with its place; no rank is left then.
+pub fn launch(source: Source<'_>, flags: &Flags, stop: &StopSignals) -> Result<Summary> {
+    let job = Job::new(&source, flags)?;
+    let settings = Settings::new(&job)?;
+    let world = job.world()?;
+    flags.threads(world.ranks())?;
+    let timeout = flags.timeout()?;
+    let mut desk = Desk::new(flags, &settings, &world)?;
+    drop(settings);
+    let (arguments, file) = job.hand_over(&source)?;
+    let mut launch = Launch::of_this_process(world.layout().clone(), timeout)?;
+    launch.arguments = arguments;
+    let mut failed = None;
+    let outcome = launch::supervise(&launch, stop, &mut |rank, message| {
+        if let Err(error) = desk.receive(rank, message) {
+            failed.get_or_insert(error);
+        }
+    });
+    drop(file);
+    if let Some(path) = &flags.trace {
+        trace::join(path, world.ranks())?;
+    }
+    desk.display.finish();
+    match (outcome?, failed) {
+        (_, Some(error)) => Err(error),
+        (outcome, None) => Ok(desk.summary(outcome)),
+    }
+}
+
+/// Runs this process as a rank if a launcher started it as one; its exit code then. First thing in `main`.
+pub fn worker() -> Option<i32> {
+    let worker = match Worker::from_environment() {
+        Ok(worker) => worker?,
+        Err(error) => {
+            eprintln!("{error}");
+            return Some(error.exit());
+        }
+    };
+    let mut worker = worker;
+    let result = work(&mut worker);
+    Some(worker.end(result))
+}
+
+fn work(worker: &mut Worker) -> Result<Outcome> {
+    let signals = StopSignals::block()?;
+    let job = Job::receive()?;
+    let world = job.world()?;
+    let patience = Patience { timeout: job.flags.timeout()? };
+    let (comm, arena) = worker.attach(world.layout(), patience)?;
+    let cpu = Cpu::new(Memory::new(arena), job.flags.threads(world.ranks())?)?;
+    let mut rank = Rank { rank: worker.rank, world: &world, comm, cpu };
+    let tell = &mut |message: &Message| worker.send(message);
+    train(&mut rank, &job, &mut Outside { tell, asked_to_stop: &|| signals.take() })
+}
+
+/// The same ranks as threads of this process, without a launcher: for tests. The messages of all ranks, in each rank's order.
+pub fn local(job: &Job) -> Result<Vec<Vec<Message>>> {
+    let world = job.world()?;
+    let patience = Patience { timeout: job.flags.timeout()? };
+    local_ranks(&world, job.flags.threads(world.ranks())?, patience, |rank| {
+        let mut messages = Vec::new();
+        let tell = &mut |message: &Message| {
+            messages.push(message.clone());
+            Ok(())
+        };
+        train(rank, job, &mut Outside { tell, asked_to_stop: &|| Stop::Continue })?;
+        Ok(messages)
+    })
+}
+
+fn train(rank: &mut Rank<'_>, job: &Job, outside: &mut Outside<'_>) -> Result<Outcome> {
+    let outcome = Trainer::new(rank, job, outside)?.run(outside)?;
+    rank.comm.finish();
+    Ok(outcome)
+}
+
+/// Where the launcher puts what ranks report.
+struct Desk {
+    metrics: Option<MetricsFile>,
+    display: Display,
+    summary: Summary,
+    steps: u64,
+    planned_bytes: u64,
+}
+
+impl Desk {
+    fn new(flags: &Flags, settings: &Settings, world: &World) -> Result<Desk> {
+        let open = |path: &PathBuf| MetricsFile::open(path, settings.first_step());
+        let metrics = flags.metrics_file.as_ref().map(open).transpose()?;
+        let planned_bytes = (0..world.ranks()).map(|rank| world.planned_bytes(rank) as u64).max().unwrap_or(0);
+        let display = Display::new(settings.steps, flags.log_every);
+        Ok(Desk {
+            metrics,
+            display,
+            summary: Summary { schema: 1, ..Summary::default() },
+            steps: settings.steps,
+            planned_bytes,
+        })
+    }
+
+    fn receive(&mut self, _rank: u32, message: Message) -> Result<()> {
+        match message {
+            Message::Step(record) => {
+                self.metrics.as_mut().map_or(Ok(()), |file| file.write(&record))?;
+                let used = self.summary.ranks.iter().map(|rank| rank.resident_bytes.saturating_sub(rank.idle_bytes)).max();
+                let memory = used.map(|used| (used, self.planned_bytes));
+                let context = Context { steps: self.steps, memory, ..Context::default() };
+                self.display.step(&record, &context);
+                self.summary.last = Some(record);
+            }
+            Message::Eval(record) => {
+                self.metrics.as_mut().map_or(Ok(()), |file| file.write(&record))?;
+                let accuracy = record.eval_accuracy.map_or(String::new(), |a| format!("  accuracy {a:.4}"));
+                self.display.note(&format!("eval  {}  loss {:.4}{accuracy}", record.step, record.eval_loss));
+                self.summary.eval = Some(record);
+            }
+            Message::Saved { step, path } => {
+                self.display.note(&format!("saved step {step} to {}", path.display()));
+                self.summary.saved.push(path);
+            }
+            Message::Report(report) => {
+                self.summary.ranks.retain(|known| known.rank != report.rank);
+                self.summary.ranks.push(report);
+            }
+            Message::Note(text) => self.display.note(&text),
+            Message::Failed(_) => {}
+        }
+        Ok(())
+    }
+
+    fn summary(mut self, outcome: Outcome) -> Summary {
+        self.summary.outcome = if outcome == Outcome::Stopped { "stopped" } else { "finished" }.to_owned();
+        self.summary.ranks.sort_by_key(|report| report.rank);
+        self.summary
+    }
+}
+
+/// An artifact that cannot be used, in the runtime's terms.
+pub(crate) fn artifact_error(error: ArtifactError) -> Error {
+    match error {
+        ArtifactError::Io { path, source } => Error::io("read", path.as_ref(), source),
+        other => Error::artifact(other.to_string()),
+    }
+}
+
+/// Of this executable: its version, size and time.
+fn build_hash() -> u64 {
+    let file = std::env::current_exe().and_then(std::fs::metadata);
+    let time = |m: &std::fs::Metadata| m.modified().ok()?.duration_since(std::time::UNIX_EPOCH).ok().map(|t| t.as_nanos());
+    hash_of(&(env!("CARGO_PKG_VERSION"), file.as_ref().map_or(0, |m| m.len()), file.ok().as_ref().and_then(time)))
+}
+
+fn hash_of(value: &impl Serialize) -> u64 {
+    let json = serde_json::to_vec(value).expect("plain data");
+    u64::from_le_bytes(*blake3::hash(&json).as_bytes().first_chunk().expect("a hash has 32 bytes"))
+}

@@ -1,0 +1,114 @@
+//! From a dataset to the input buffers of a rank.
+
+use super::Flags;
+use crate::data::{Dataset, Files, Input, Position};
+use crate::error::{Error, Result};
+use crate::exec::Port;
+use dcc_program::program::Program;
+use std::path::PathBuf;
+
+/// The data of one program set.
+pub(super) struct Feed {
+    inputs: Vec<Input>,
+    dataset: Dataset,
+    /// Rows that are wider than the rank's part of them.
+    staging: Vec<u8>,
+}
+
+impl Feed {
+    /// `programs`: of all stages, since data belong to the whole model. Errors: data that do not fit.
+    pub fn open(
+        programs: &[Program],
+        options: &serde_json::Map<String, serde_json::Value>,
+        files: &[PathBuf],
+        flags: &Flags,
+        seed: u64,
+    ) -> Result<Feed> {
+        let inputs = inputs(programs, options)?;
+        let dataset = Dataset::open(&Files::open(files, &flags.map)?, &inputs, &flags.data_options(seed)?)?;
+        let staging = Vec::with_capacity(inputs.iter().map(whole_bytes).max().unwrap_or(0));
+        Ok(Feed { inputs, dataset, staging })
+    }
+
+    pub fn dataset(&self) -> &Dataset {
+        &self.dataset
+    }
+
+    /// Samples of one step: the size of the batch dim, 1 where no input has one.
+    pub fn samples(&self) -> u64 {
+        self.inputs.iter().find_map(|input| Some(input.shape[input.batch_dim?])).unwrap_or(1)
+    }
+
+    /// Tokens of one step; none where no input is integers `[batch, sequence]`.
+    pub fn tokens(&self) -> Option<u64> {
+        let sequence = |input: &&Input| !input.dtype.is_float() && input.shape.len() == 2 && input.batch_dim == Some(0);
+        self.inputs.iter().find(sequence).map(|input| input.shape.iter().product())
+    }
+
+    /// Where the data stand after `steps` more steps.
+    pub fn advance(&self, position: Position, steps: u64) -> Position {
+        Position { steps: position.steps + steps, samples: position.samples + steps * self.samples() }
+    }
+
+    /// Fills the rank's buffer of an input for one microbatch of the batch at `position`.
+    pub fn fill(&mut self, port: &Port, microbatch: u32, position: Position, out: &mut [u8]) -> Result<()> {
+        let known = self.inputs.iter().position(|input| input.name == port.name);
+        let index = known.ok_or_else(|| Error::artifact(format!("input `{}` of one stage only", port.name)))?;
+        let (input, slice) = (&self.inputs[index], port.slice(microbatch));
+        let batch = input.batch_dim;
+        let rows = batch.map_or(0..1, |dim| slice.start[dim]..slice.start[dim] + slice.extent[dim]);
+        let is_whole = |dim: usize| Some(dim) == batch || slice.extent[dim] == slice.global[dim];
+        if (0..slice.global.len()).all(is_whole) && slice.local == slice.extent {
+            self.dataset.fill(index, position, rows, out);
+            return Ok(());
+        }
+        // As many rows, otherwise whole: the box of which the rank holds a part.
+        let mut part = slice.clone();
+        if let Some(dim) = batch {
+            (part.global[dim], part.start[dim]) = (slice.extent[dim], 0);
+        }
+        let element = port.dtype.bytes() as usize;
+        self.staging.resize(part.global.iter().product::<u64>() as usize * element, 0);
+        self.dataset.fill(index, position, rows, &mut self.staging);
+        part.for_each_run(|run| {
+            let (from, to, len) = (run.global as usize * element, run.local as usize * element, run.len as usize * element);
+            out[to..to + len].copy_from_slice(&self.staging[from..from + len]);
+        });
+        Ok(())
+    }
+}
+
+fn whole_bytes(input: &Input) -> usize {
+    (input.shape.iter().product::<u64>() * input.dtype.bytes()) as usize
+}
+
+/// Inputs of all stages, sorted by name. Of the artifact's options, `inputs.NAME.vocabulary` and `inputs.NAME.ignore_index` say which
+/// values an input takes.
+fn inputs(programs: &[Program], options: &serde_json::Map<String, serde_json::Value>) -> Result<Vec<Input>> {
+    let mut found: Vec<Input> = Vec::new();
+    for program in programs {
+        for input in &program.inputs {
+            let ty = program.ty(input.buffer);
+            let mb = program.mesh.microbatch_axis();
+            let batch_dim = ty.sharding.dims.iter().position(|axes| mb.is_some_and(|mb| axes.first() == Some(&mb)));
+            let known = |key: &str| options.get("inputs")?.get(&input.name)?.get(key);
+            let bound = Input {
+                name: input.name.clone(),
+                dtype: ty.dtype,
+                shape: ty.shape.to_vec(),
+                batch_dim,
+                vocabulary: known("vocabulary").and_then(|value| value.as_u64()),
+                ignore_index: known("ignore_index").and_then(|value| value.as_i64()),
+            };
+            match found.iter().find(|other| other.name == bound.name) {
+                Some(other) if *other != bound => {
+                    return Err(Error::artifact(format!("stages disagree on input `{}`", bound.name)));
+                }
+                Some(_) => {}
+                None => found.push(bound),
+            }
+        }
+    }
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(found)
+}

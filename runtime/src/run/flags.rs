@@ -1,0 +1,172 @@
+//! The flags of `run`: one struct that both binaries flatten into their command, and that travels to the ranks.
+
+use crate::checkpoint::{self, Resume};
+use crate::data::{self, Fill, Layout, Order};
+use crate::error::{Error, Result};
+use crate::init::Rule;
+use crate::lr::{LearningRate, Schedule};
+use clap::builder::ValueParser;
+use dcc_program::Glob;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::time::Duration;
+
+#[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Flags {
+    /// Training data: .npz, .safetensors, a folder of .npy, or token files
+    #[arg(long, num_args = 1.., value_name = "FILE", help_heading = "Data")]
+    pub data: Vec<PathBuf>,
+    /// Rename a key of the data to an input
+    #[arg(long, value_name = "KEY=INPUT", value_parser = pair(), help_heading = "Data")]
+    pub map: Vec<(String, String)>,
+    /// What dim 0 of the data counts
+    #[arg(long, default_value = "samples", value_parser = ["samples", "steps"], help_heading = "Data")]
+    pub layout: String,
+    /// Order of the samples
+    #[arg(long, default_value = "shuffled", value_parser = ["shuffled", "sequential"], help_heading = "Data")]
+    pub order: String,
+    /// Feed an input that the data do not have: ones, zeros, arange or @FILE.npy
+    #[arg(long, value_name = "NAME=VALUE", value_parser = pair(), help_heading = "Data")]
+    pub input: Vec<(String, String)>,
+    /// Data to evaluate on
+    #[arg(long, num_args = 1.., value_name = "FILE", help_heading = "Data")]
+    pub eval_data: Vec<PathBuf>,
+    /// Evaluate after every N steps, and at the end
+    #[arg(long, value_name = "N", requires = "eval_data", help_heading = "Data")]
+    pub eval_every: Option<u64>,
+
+    /// Optimizer steps of the whole run
+    #[arg(long, value_name = "N", conflicts_with = "epochs", help_heading = "Training")]
+    pub steps: Option<u64>,
+    /// Passes over the data, in place of --steps
+    #[arg(long, value_name = "N", help_heading = "Training")]
+    pub epochs: Option<f64>,
+    /// Learning rate
+    #[arg(long, default_value_t = 1e-3, help_heading = "Training")]
+    pub lr: f64,
+    /// constant, linear, cosine, step:EVERY:FACTOR, or @FILE with one rate a line
+    #[arg(long, default_value = "constant", value_name = "SCHEDULE", help_heading = "Training")]
+    pub lr_schedule: String,
+    /// Steps over which the rate rises to --lr
+    #[arg(long, default_value_t = 0, value_name = "STEPS", help_heading = "Training")]
+    pub warmup: u64,
+    /// What linear and cosine schedules end at
+    #[arg(long, default_value_t = 0.0, value_name = "LR", help_heading = "Training")]
+    pub min_lr: f64,
+    /// Of the order of samples and of dropout (default 0, or the checkpoint's)
+    #[arg(long, help_heading = "Training")]
+    pub seed: Option<u64>,
+
+    /// Fill parameters that have no data from this seed
+    #[arg(long, value_name = "SEED", help_heading = "Weights")]
+    pub init: Option<u64>,
+    /// Fill all parameters from --init's seed
+    #[arg(long, requires = "init", help_heading = "Weights")]
+    pub init_all: bool,
+    /// How matching parameters begin: GLOB=zeros, GLOB=ones or GLOB=std:S
+    #[arg(long, value_name = "GLOB=RULE", value_parser = pair(), requires = "init", help_heading = "Weights")]
+    pub init_rule: Vec<(String, String)>,
+    /// Start from these weights, by name or alias
+    #[arg(long, value_name = "F.safetensors", help_heading = "Weights")]
+    pub weights: Option<PathBuf>,
+
+    /// Save checkpoints here: at the end, and every --save-every steps
+    #[arg(long, value_name = "DIR", help_heading = "Checkpoints")]
+    pub save_dir: Option<PathBuf>,
+    #[arg(long, value_name = "N", requires = "save_dir", help_heading = "Checkpoints")]
+    pub save_every: Option<u64>,
+    /// Delete all but the newest N checkpoints
+    #[arg(long, value_name = "N", requires = "save_dir", help_heading = "Checkpoints")]
+    pub keep_last: Option<usize>,
+    /// auto (the newest of --save-dir), none, or a checkpoint
+    #[arg(long, default_value = "none", value_name = "WHAT", help_heading = "Checkpoints")]
+    pub resume: String,
+
+    /// One JSON object per step
+    #[arg(long, value_name = "F.jsonl", help_heading = "Output")]
+    pub metrics_file: Option<PathBuf>,
+    /// A Chrome trace
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub trace: Option<PathBuf>,
+    /// Steps from one log line to the next
+    #[arg(long, default_value_t = 10, value_name = "N", help_heading = "Output")]
+    pub log_every: u64,
+
+    /// Compute threads of each rank (default: cores / ranks)
+    #[arg(long, value_name = "N", help_heading = "Execution")]
+    pub threads: Option<usize>,
+    /// Seconds after which a silent rank counts as hanging
+    #[arg(long, default_value_t = 60.0, value_name = "SECONDS", help_heading = "Execution")]
+    pub timeout: f64,
+}
+
+/// `A=B`, split at the first `=`.
+fn pair() -> ValueParser {
+    ValueParser::new(|text: &str| {
+        let (left, right) = text.split_once('=').ok_or_else(|| format!("`{text}` has no `=`"))?;
+        Ok::<(String, String), String>((left.to_owned(), right.to_owned()))
+    })
+}
+
+impl Flags {
+    pub(super) fn data_options(&self, seed: u64) -> Result<data::Options> {
+        let fill = |(name, text): &(String, String)| Ok((name.clone(), Fill::parse(text)?));
+        Ok(data::Options {
+            layout: if self.layout == "steps" { Layout::Steps } else { Layout::Samples },
+            order: if self.order == "sequential" { Order::Sequential } else { Order::Shuffled },
+            seed,
+            fills: self.input.iter().map(fill).collect::<Result<_>>()?,
+        })
+    }
+
+    /// Errors: no such schedule, a file that cannot be read or has too few rates.
+    pub(super) fn learning_rate(&self, steps: u64) -> Result<LearningRate> {
+        let wrong = |what: String| Error::data_option(format!("--lr-schedule: {what}"));
+        let schedule = match self.lr_schedule.strip_prefix('@') {
+            Some(path) => {
+                let text = std::fs::read_to_string(path).map_err(|error| Error::io("read rates", path.as_ref(), error))?;
+                Schedule::rates(&text).map_err(|what| wrong(what).at(path))?
+            }
+            None => Schedule::parse(&self.lr_schedule).map_err(wrong)?,
+        };
+        let rate = LearningRate { lr: self.lr, min_lr: self.min_lr, schedule, warmup: self.warmup, steps };
+        rate.check().map_err(wrong)?;
+        Ok(rate)
+    }
+
+    pub(super) fn init_rules(&self) -> Result<Vec<(Glob, Rule)>> {
+        let rule = |(glob, text): &(String, String)| {
+            let rule = Rule::parse(text).ok_or_else(|| {
+                Error::data_option(format!("--init-rule {glob}={text}: no such rule")).help("use zeros, ones or std:S")
+            })?;
+            Ok((Glob::new(glob), rule))
+        };
+        self.init_rule.iter().map(rule).collect()
+    }
+
+    pub(super) fn checkpoints(&self) -> Option<checkpoint::Options> {
+        self.save_dir.clone().map(|dir| checkpoint::Options { dir, keep_last: self.keep_last })
+    }
+
+    pub(super) fn resume(&self) -> Resume {
+        Resume::parse(&self.resume)
+    }
+
+    pub(super) fn timeout(&self) -> Result<Duration> {
+        Duration::try_from_secs_f64(self.timeout)
+            .ok()
+            .filter(|limit| !limit.is_zero())
+            .ok_or_else(|| Error::data_option(format!("--timeout {}: not a number of seconds", self.timeout)))
+    }
+
+    /// Compute threads of each of `ranks` ranks on this machine.
+    pub(super) fn threads(&self, ranks: u32) -> Result<usize> {
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        match self.threads {
+            Some(0) => Err(Error::data_option("--threads 0: a rank computes on at least one")),
+            Some(threads) => Ok(threads),
+            None => Ok((cores / ranks.max(1) as usize).max(1)),
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! What a run executes: an artifact and the flags; and how ranks get both.
+
+use super::{Flags, artifact_error};
+use crate::error::{Error, Result};
+use crate::exec::{Parameter, World};
+use bytes::Bytes;
+use dcc_program::artifact::Artifact;
+use dcc_program::program::Program;
+use rustix::fs::MemfdFlags;
+use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+/// The artifact to run.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    /// A `.dcc` file.
+    File(&'a Path),
+    /// One that was just compiled; the paths of its tensors are relative to `folder`.
+    Built { artifact: &'a Artifact, folder: &'a Path },
+}
+
+/// An artifact and how to run it.
+pub struct Job {
+    pub artifact: Artifact,
+    /// What the paths of the artifact's tensors are relative to.
+    pub folder: PathBuf,
+    pub flags: Flags,
+    /// Of the artifact.
+    pub hash: u64,
+}
+
+/// What stands before a handed-over artifact's bytes.
+#[derive(Serialize, Deserialize)]
+struct Header {
+    flags: Flags,
+    folder: PathBuf,
+    /// The artifact's file; its bytes follow where there is none.
+    file: Option<PathBuf>,
+}
+
+/// The first argument of a rank; the second is where its job is.
+const ARGUMENT: &str = "rank";
+
+impl Job {
+    /// Errors: a damaged or unsound artifact.
+    pub fn new(source: &Source<'_>, flags: &Flags) -> Result<Job> {
+        let (artifact, folder) = match *source {
+            Source::File(path) => {
+                let artifact = Artifact::load(path).map_err(|error| artifact_error(error).at(path.display()))?;
+                (artifact, path.parent().unwrap_or(Path::new("")).to_owned())
+            }
+            Source::Built { artifact, folder } => (artifact.clone(), folder.to_owned()),
+        };
+        Ok(Job::of(artifact, folder, flags.clone()))
+    }
+
+    fn of(artifact: Artifact, folder: PathBuf, flags: Flags) -> Job {
+        let hash = u64::from_le_bytes(*artifact.hash().as_bytes().first_chunk().expect("a hash has 32 bytes"));
+        Job { artifact, folder, flags, hash }
+    }
+
+    pub fn world(&self) -> Result<World> {
+        let sets: Vec<&[Program]> =
+            [&self.artifact.train[..], &self.artifact.eval[..]].into_iter().filter(|set| !set.is_empty()).collect();
+        World::new(&sets)
+    }
+
+    /// Shape of the tensor that a parameter is, or is a piece of.
+    pub(super) fn whole_shape<'a>(&'a self, parameter: &'a Parameter) -> &'a [u64] {
+        match self.artifact.tensor(&parameter.name) {
+            Some(tensor) if parameter.piece.is_some() => &tensor.shape,
+            _ => &parameter.shape,
+        }
+    }
+
+    /// What made a checkpoint.
+    pub(super) fn description(&self) -> String {
+        let program = &self.artifact.train[0];
+        let axes: Vec<String> = program.mesh.axes.iter().map(|axis| format!("{} {}", axis.name, axis.size)).collect();
+        format!("{} on {}", program.name, axes.join(", "))
+    }
+
+    /// The ranks' arguments, and the memory that these name, to be kept until the ranks have started.
+    pub(super) fn hand_over(&self, source: &Source<'_>) -> Result<(Vec<OsString>, File)> {
+        let failed = |error: std::io::Error| Error::system("hand the artifact to the ranks", error);
+        // Ranks inherit it under the same number.
+        let memory = rustix::fs::memfd_create("dcc-job", MemfdFlags::empty()).map_err(|error| failed(error.into()))?;
+        let mut file = File::from(memory);
+        let path = match source {
+            Source::File(path) => Some(std::path::absolute(path).map_err(failed)?),
+            Source::Built { .. } => None,
+        };
+        let folder = std::path::absolute(if self.folder.as_os_str().is_empty() { Path::new(".") } else { &self.folder });
+        let header = Header { flags: self.flags.clone(), folder: folder.map_err(failed)?, file: path };
+        let mut json = serde_json::to_vec(&header).expect("flags are plain data");
+        // The artifact starts where its own alignment wants it.
+        json.resize((json.len() + 8).next_multiple_of(64) - 8, b' ');
+        file.write_all(&(json.len() as u64).to_le_bytes()).and_then(|()| file.write_all(&json)).map_err(failed)?;
+        if header.file.is_none() {
+            self.artifact.write(&mut file).map_err(failed)?;
+        }
+        Ok((vec![ARGUMENT.into(), format!("/proc/self/fd/{}", file.as_raw_fd()).into()], file))
+    }
+
+    /// The rank's side of `hand_over`.
+    pub(super) fn receive() -> Result<Job> {
+        let lost = |what: &dyn std::fmt::Display| Error::handshake(format!("the launcher's job cannot be read: {what}"));
+        let path = std::env::args_os().nth(2).ok_or_else(|| lost(&"no argument names it"))?;
+        let file = File::open(&path).map_err(|error| lost(&error))?;
+        let bytes = dcc_program::map::map(&file).map_err(|error| lost(&error))?;
+        let length = bytes.first_chunk().map_or(0, |length| u64::from_le_bytes(*length)) as usize;
+        let json: Bytes = if bytes.len() >= 8 + length { bytes.slice(8..8 + length) } else { Bytes::new() };
+        let header: Header = serde_json::from_slice(&json).map_err(|error| lost(&error))?;
+        let artifact = match &header.file {
+            Some(path) => Artifact::load(path).map_err(|error| artifact_error(error).at(path.display()))?,
+            None => Artifact::decode(bytes.slice(8 + length..)).map_err(artifact_error)?,
+        };
+        Ok(Job::of(artifact, header.folder, header.flags))
+    }
+}

@@ -1,0 +1,371 @@
+//! The training loop of one rank: fill, step, report, evaluate, save, stop.
+
+use super::feed::Feed;
+use super::resident::{Watermark, resident_bytes};
+use super::weights::Weights;
+use super::{Job, RankReport};
+use crate::checkpoint::{self, Checkpoint, Key, RunState, Shard};
+use crate::comm::{Comm, Hello, Label, Place, Stop};
+use crate::data::Position;
+use crate::error::{Error, Result};
+use crate::exec::ranks::Rank;
+use crate::exec::{Executor, Fresh, Io, Parameter, Scalars};
+use crate::launch::{Message, Outcome};
+use crate::lr::LearningRate;
+use crate::metrics::trace::Trace;
+use crate::metrics::{EvalRecord, StepRecord, now_ns};
+use dcc_program::program::{ParamKind, Program};
+use std::path::PathBuf;
+
+/// The world outside of the ranks.
+pub(super) struct Outside<'a> {
+    /// Tells the launcher.
+    pub tell: &'a mut dyn FnMut(&Message) -> Result<()>,
+    /// Whether somebody asked this very rank to stop.
+    pub asked_to_stop: &'a dyn Fn() -> Stop,
+}
+
+/// What ranks and launcher work out from the flags alike.
+pub(super) struct Settings {
+    pub feed: Feed,
+    pub eval: Option<Feed>,
+    pub rate: LearningRate,
+    pub steps: u64,
+    pub seed: u64,
+    /// The checkpoint to continue from.
+    pub resumed: Option<(PathBuf, RunState)>,
+}
+
+impl Settings {
+    /// Errors: everything that is wrong with flags and data.
+    pub fn new(job: &Job) -> Result<Settings> {
+        let (artifact, flags) = (&job.artifact, &job.flags);
+        if artifact.train.is_empty() {
+            return Err(Error::data_option("this artifact has no training program").help("it can be used with `dcc eval` only"));
+        }
+        let resumed = match flags.resume().find(flags.save_dir.as_deref())? {
+            Some(path) => Some((path.clone(), Checkpoint::open(&path)?.run().clone())),
+            None => None,
+        };
+        let seed = flags.seed.or(resumed.as_ref().map(|(_, state)| state.seed)).unwrap_or(0);
+        let feed = Feed::open(&artifact.train, &artifact.options, &flags.data, flags, seed)?;
+        let eval = match (flags.eval_data.is_empty(), artifact.eval.is_empty()) {
+            (true, _) => None,
+            (false, true) => return Err(Error::data_option("--eval-data: this artifact has no evaluation program")),
+            (false, false) => {
+                let sequential = super::Flags { order: "sequential".to_owned(), ..flags.clone() };
+                Some(Feed::open(&artifact.eval, &artifact.options, &flags.eval_data, &sequential, seed)?)
+            }
+        };
+        let steps = steps(job, &feed)?;
+        Ok(Settings { rate: flags.learning_rate(steps)?, feed, eval, steps, seed, resumed })
+    }
+
+    pub fn first_step(&self) -> u64 {
+        self.resumed.as_ref().map_or(0, |(_, state)| state.step)
+    }
+}
+
+fn steps(job: &Job, feed: &Feed) -> Result<u64> {
+    match (job.flags.steps, job.flags.epochs) {
+        (Some(steps), _) => Ok(steps),
+        (None, Some(epochs)) if epochs.is_finite() && epochs > 0.0 => {
+            let len = feed.dataset().len().ok_or_else(|| Error::data_option("--epochs without data: use --steps"))?;
+            let per_pass = if job.flags.layout == "steps" { len } else { len / feed.samples() };
+            Ok((per_pass as f64 * epochs).round() as u64)
+        }
+        (None, Some(epochs)) => Err(Error::data_option(format!("--epochs {epochs}: not a number of passes"))),
+        (None, None) => Err(Error::data_option("how long to train is not said").help("give --steps N or --epochs N")),
+    }
+}
+
+/// Scalar results of a step.
+#[derive(Clone, Copy, Debug, Default)]
+struct Readings {
+    loss: Option<f64>,
+    grad_norm: Option<f64>,
+    eval_loss: Option<f64>,
+    eval_accuracy: Option<f64>,
+    eval_count: Option<f64>,
+}
+
+pub(super) struct Trainer<'a, 'w> {
+    rank: &'a mut Rank<'w>,
+    job: &'a Job,
+    settings: Settings,
+    train: Executor,
+    eval: Option<Executor>,
+    position: Position,
+    trace: Option<Trace>,
+    watermark: Watermark,
+    idle_bytes: u64,
+    /// Whether this rank speaks for the run: the first that has the loss.
+    reports: bool,
+    /// The norm is computed on a stage without loss.
+    norm_is_elsewhere: bool,
+}
+
+impl<'a, 'w> Trainer<'a, 'w> {
+    /// Compiles kernels, loads weights or the checkpoint, and agrees with the other ranks that all run the same.
+    pub fn new(rank: &'a mut Rank<'w>, job: &'a Job, outside: &mut Outside<'_>) -> Result<Trainer<'a, 'w>> {
+        let idle_bytes = resident_bytes();
+        let settings = Settings::new(job)?;
+        let stage = rank.world.stage(rank.rank) as usize;
+        rank.cpu.memory().fault_in(0..rank.world.planned_bytes(rank.rank));
+        let fresh = if cfg!(debug_assertions) { Fresh::Poisoned } else { Fresh::AsIs };
+        let mut executor = |program| Executor::new(&mut rank.cpu, rank.world, program, rank.rank, fresh);
+        let train = executor(&job.artifact.train[stage])?;
+        let eval = settings.eval.as_ref().map(|_| executor(&job.artifact.eval[stage])).transpose()?;
+        let has = |program: &Program, name: &str| program.outputs.iter().any(|output| output.name == name);
+        let program = &job.artifact.train[stage];
+        let at = program.mesh.coordinates(rank.rank);
+        let is_first = program.mesh.space().all(|axis| program.mesh.name(axis) == "pp" || at.get(axis) == 0);
+        let loss_stage = job.artifact.train.iter().find(|program| has(program, "loss"));
+        let norm_is_elsewhere =
+            loss_stage.is_some_and(|p| !has(p, "grad_norm")) && job.artifact.train.iter().any(|p| has(p, "grad_norm"));
+        let trace = job.flags.trace.as_ref().map(|path| Trace::create(path, rank.rank)).transpose()?;
+        let reports = is_first && loss_stage.is_some_and(|p| std::ptr::eq(p, program));
+        let position = Position::default();
+        let watermark = Watermark::new();
+        let mut trainer =
+            Trainer { rank, job, settings, train, eval, position, trace, watermark, idle_bytes, reports, norm_is_elsewhere };
+        trainer.load(outside)?;
+        trainer.handshake()?;
+        Ok(trainer)
+    }
+
+    fn load(&mut self, outside: &mut Outside<'_>) -> Result<()> {
+        let place = Place { label: Label::new("load weights"), ..Place::default() };
+        self.rank.comm.mark(&place);
+        let known = |parameter: &Parameter, all: &[Parameter]| all.iter().any(|other| other.range == parameter.range);
+        let parameters = self.train.parameters();
+        let only_eval = self.eval.iter().flat_map(|eval| eval.parameters()).filter(|p| !known(p, parameters));
+        let memory = self.rank.cpu.memory_mut();
+        if let Some((path, state)) = &self.settings.resumed {
+            let mut checkpoint = Checkpoint::open(path)?;
+            for parameter in parameters.iter().chain(only_eval) {
+                let slice = parameter.slice(self.job.whole_shape(parameter));
+                let start = parameter.range.start;
+                checkpoint.read(&key(parameter), parameter.dtype, &slice, &mut |at, bytes| {
+                    memory.write(start + at as usize, bytes);
+                    Ok(())
+                })?;
+            }
+            self.position = state.position;
+            if state.data != self.settings.feed.dataset().fingerprint() && self.rank.rank == 0 {
+                (outside.tell)(&Message::Note("note: the data are not those of the checkpoint".to_owned()))?;
+            }
+            return Ok(());
+        }
+        let mut weights = Weights::new(&self.job.artifact, &self.job.folder, &self.job.flags)?;
+        parameters.iter().chain(only_eval).try_for_each(|parameter| weights.load(parameter, memory))?;
+        if !weights.unused.is_empty() && self.rank.rank == 0 {
+            let names = weights.unused.join(", ");
+            (outside.tell)(&Message::Note(format!("note: --weights has tensors that the model has not: {names}")))?;
+        }
+        Ok(())
+    }
+
+    fn handshake(&mut self) -> Result<()> {
+        let data = self.settings.feed.dataset().fingerprint();
+        let run = (&self.job.flags, self.settings.first_step());
+        let hello = Hello { build: super::build_hash(), artifact: self.job.hash, run: super::hash_of(&run), data };
+        self.rank.comm.handshake(&hello)
+    }
+
+    /// Trains to the end, or until somebody asks to stop.
+    pub fn run(mut self, outside: &mut Outside<'_>) -> Result<Outcome> {
+        let (first, last) = (self.settings.first_step() + 1, self.settings.steps);
+        let due = |every: Option<u64>, step: u64| step == last || every.is_some_and(|n| n > 0 && step.is_multiple_of(n));
+        for step in first..=last {
+            let stop = self.step(step, outside)?;
+            self.watermark.look();
+            if step == first {
+                self.report(outside)?;
+            }
+            if self.eval.is_some() && due(self.job.flags.eval_every, step) {
+                self.evaluate(step, outside)?;
+            }
+            if due(self.job.flags.save_every, step) || stop == Stop::Requested {
+                self.save(step, outside)?;
+            }
+            if stop == Stop::Requested && step < last {
+                return self.finish(Outcome::Stopped, outside);
+            }
+        }
+        self.finish(Outcome::Finished, outside)
+    }
+
+    /// One optimizer step on all ranks; whether somebody asked to stop.
+    fn step(&mut self, step: u64, outside: &mut Outside<'_>) -> Result<Stop> {
+        let began = now_ns();
+        let lr = self.settings.rate.at(step - 1);
+        let scalars = Scalars { learning_rate: lr, step: step as i64, seed: self.settings.seed as i64 };
+        let mut readings =
+            run_step(self.rank, &mut self.train, &mut self.settings.feed, self.position, &scalars, self.trace.as_mut())?;
+        self.position = self.settings.feed.advance(self.position, 1);
+        if let Some(loss) = readings.loss.filter(|loss| !loss.is_finite()) {
+            let what = format!("the loss of step {step} is {loss}");
+            let error = Error::numerical(what).at(format!("rank {} at step {step}", self.rank.rank));
+            return Err(error.help("a smaller --lr, --warmup or --grad-clip may keep it finite"));
+        }
+        let comm = &mut self.rank.comm;
+        if self.norm_is_elsewhere {
+            // Bits of numbers from zero on are ordered as the numbers are.
+            let bits = comm.agree(readings.grad_norm.map_or(0, |norm| norm.abs().to_bits()))?;
+            readings.grad_norm = Some(f64::from_bits(bits));
+        }
+        let asked = [comm.stop_requested(), (outside.asked_to_stop)()];
+        let requested = u64::from(asked.contains(&Stop::Requested));
+        let stop = if comm.agree(requested)? != 0 { Stop::Requested } else { Stop::Continue };
+        if self.reports {
+            let step_ms = (now_ns() - began) as f64 / 1e6;
+            let feed = &self.settings.feed;
+            (outside.tell)(&Message::Step(StepRecord {
+                step,
+                loss: readings.loss.unwrap_or(f64::NAN),
+                grad_norm: readings.grad_norm,
+                lr,
+                step_ms,
+                samples: feed.samples(),
+                tokens: feed.tokens(),
+            }))?;
+        }
+        Ok(stop)
+    }
+
+    /// One pass over the evaluation data, an incomplete last batch left out.
+    fn evaluate(&mut self, step: u64, outside: &mut Outside<'_>) -> Result<()> {
+        let (Some(executor), Some(feed)) = (&mut self.eval, &mut self.settings.eval) else { return Ok(()) };
+        let len = feed.dataset().len().unwrap_or(1);
+        let batches = if self.job.flags.layout == "steps" { len } else { len / feed.samples() };
+        let (mut loss, mut accuracy, mut count) = (0.0, None, 0.0);
+        for batch in 0..batches {
+            let position = feed.advance(Position::default(), batch);
+            let scalars = Scalars { learning_rate: 0.0, step: step as i64, seed: self.settings.seed as i64 };
+            let readings = run_step(self.rank, executor, feed, position, &scalars, None)?;
+            let weight = readings.eval_count.unwrap_or(1.0);
+            // A batch without a valid label has no mean.
+            if weight > 0.0 {
+                loss += readings.eval_loss.unwrap_or(f64::NAN) * weight;
+                accuracy = readings.eval_accuracy.map(|a| accuracy.unwrap_or(0.0) + a * weight).or(accuracy);
+                count += weight;
+            }
+        }
+        let here = executor.outputs().iter().any(|port| port.name == "eval_loss");
+        if here && self.is_first_of_its_stage() {
+            let eval_accuracy = accuracy.map(|sum| sum / count);
+            (outside.tell)(&Message::Eval(EvalRecord { step, eval_loss: loss / count, eval_accuracy }))?;
+        }
+        Ok(())
+    }
+
+    fn is_first_of_its_stage(&self) -> bool {
+        let mesh = &self.job.artifact.train[0].mesh;
+        let at = mesh.coordinates(self.rank.rank);
+        mesh.space().all(|axis| mesh.name(axis) == "pp" || at.get(axis) == 0)
+    }
+
+    fn save(&mut self, step: u64, outside: &mut Outside<'_>) -> Result<()> {
+        let Some(options) = self.job.flags.checkpoints() else { return Ok(()) };
+        let Rank { comm, cpu, rank, world } = &mut *self.rank;
+        let stage = world.stage(*rank) as usize;
+        let memory = cpu.memory();
+        let earlier = |p: &Parameter| self.job.artifact.train[..stage].iter().any(|program| holds(program, p));
+        let mine: Vec<&Parameter> = self.train.parameters().iter().filter(|p| p.is_first_replica && !earlier(p)).collect();
+        let reads: Vec<_> = mine
+            .iter()
+            .map(|parameter| {
+                let start = parameter.range.start;
+                move |at: u64, into: &mut [u8]| -> Result<()> {
+                    memory.read(start + at as usize, into);
+                    Ok(())
+                }
+            })
+            .collect();
+        let shard = |(parameter, read)| {
+            let parameter: &Parameter = parameter;
+            let slice = parameter.slice(self.job.whole_shape(parameter));
+            Shard { key: key(parameter), dtype: parameter.dtype, slice, read }
+        };
+        let shards: Vec<Shard<'_>> = mine.iter().copied().zip(reads.iter().map(|r| r as _)).map(shard).collect();
+        let state = RunState {
+            step,
+            seed: self.settings.seed,
+            position: self.position,
+            data: self.settings.feed.dataset().fingerprint(),
+            description: self.job.description(),
+        };
+        let path = checkpoint::save(comm, &options, &state, &shards)?;
+        if *rank == 0 {
+            (outside.tell)(&Message::Saved { step, path })?;
+        }
+        Ok(())
+    }
+
+    fn report(&mut self, outside: &mut Outside<'_>) -> Result<()> {
+        let rank = self.rank.rank;
+        (outside.tell)(&Message::Report(RankReport {
+            rank,
+            stage: self.rank.world.stage(rank),
+            pid: std::process::id(),
+            threads: self.rank.cpu.threads() as u32,
+            tally: *self.train.tally(),
+            kernels: self.rank.cpu.kernels() as u64,
+            planned_bytes: self.rank.world.planned_bytes(rank) as u64,
+            parameter_bytes: self.train.parameters().iter().map(|p| p.range.len() as u64).sum(),
+            idle_bytes: self.idle_bytes,
+            resident_bytes: self.watermark.look_now(),
+        }))
+    }
+
+    fn finish(mut self, outcome: Outcome, outside: &mut Outside<'_>) -> Result<Outcome> {
+        self.report(outside)?;
+        match self.trace.take() {
+            Some(trace) => trace.finish().map(|()| outcome),
+            None => Ok(outcome),
+        }
+    }
+}
+
+fn run_step(
+    rank: &mut Rank<'_>,
+    executor: &mut Executor,
+    feed: &mut Feed,
+    position: Position,
+    scalars: &Scalars,
+    trace: Option<&mut Trace>,
+) -> Result<Readings> {
+    let mut readings = Readings::default();
+    let mut io = Io {
+        fill: &mut |port, microbatch, out| feed.fill(port, microbatch, position, out),
+        take: &mut |port, _, bytes| {
+            let slot = match &port.name[..] {
+                "loss" => &mut readings.loss,
+                "grad_norm" => &mut readings.grad_norm,
+                "eval_loss" => &mut readings.eval_loss,
+                "eval_accuracy" => &mut readings.eval_accuracy,
+                "eval_count" => &mut readings.eval_count,
+                _ => return Ok(()),
+            };
+            *slot = Some(port.scalar(bytes));
+            Ok(())
+        },
+    };
+    executor.step(&mut rank.cpu, &mut rank.comm, scalars, &mut io, trace)?;
+    Ok(readings)
+}
+
+fn holds(program: &Program, parameter: &Parameter) -> bool {
+    let same =
+        |p: &dcc_program::program::Param| p.name == parameter.name && p.kind == parameter.kind && p.piece == parameter.piece;
+    program.params.iter().any(same)
+}
+
+pub(super) fn key(parameter: &Parameter) -> Key {
+    let state = match &parameter.kind {
+        ParamKind::Weight => None,
+        ParamKind::State(state) => Some(state.clone()),
+    };
+    Key { name: parameter.name.clone(), state }
+}
