@@ -77,6 +77,8 @@ pub(super) struct Emitter<'a, 'b> {
     /// Offset of a tile of zeros, its bytes.
     zeros: (usize, usize),
     calls: usize,
+    /// The expression of a store that may be computed right where it is stored.
+    target: Option<(ExprId, Val)>,
 }
 
 /// What the emitted code needs and how much of it there is.
@@ -126,6 +128,7 @@ pub(super) fn emit(builder: FunctionBuilder<'_>, signature: SigRef, source: &Sou
         uses,
         zeros: (0, zeros),
         calls: 0,
+        target: None,
     };
     emitter.function(
         parameters[2],

@@ -103,7 +103,9 @@ pub(super) unsafe fn fetch<T: Copy, const SINGLE: bool>(p: *const u8, i: usize, 
             *p.add(i).cast::<[T; LANES]>()
         } else {
             let mut all = [*p.add(i); LANES];
-            (1..count).for_each(|l| all[l] = *p.add(i + l));
+            for l in 1..count {
+                all[l] = *p.add(i + l);
+            }
             all
         }
     }
@@ -126,14 +128,9 @@ pub(super) unsafe fn put<T: Copy>(p: *mut u8, i: usize, count: usize, values: &[
     }
 }
 
-/// Calls `step(first element, count)` for stretches of `LANES`, the last shorter.
+/// Keeps the compiler from vectorising the loop it stands in: the loops over `LANES` inside are to be vectors, not their stretches.
 #[inline(always)]
-pub(super) fn stretches(n: usize, mut step: impl FnMut(usize, usize)) {
-    let whole = n / LANES * LANES;
-    for i in (0..whole).step_by(LANES) {
-        step(i, LANES);
-    }
-    if whole < n {
-        step(whole, n - whole);
-    }
+pub(super) fn keep_loop() {
+    // SAFETY: no instruction at all.
+    unsafe { std::arch::asm!("", options(nomem, nostack, preserves_flags)) };
 }

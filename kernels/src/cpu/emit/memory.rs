@@ -2,10 +2,10 @@
 
 use super::{Emitter, Place, Val};
 use crate::library::vector::{Shape, Ty, arithmetic, memory as tiles};
-use crate::tile::{Access, Array, computed, value_of};
+use crate::tile::{Access, Array, computed};
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{InstBuilder, MemFlagsData, Value, types};
-use dcc_program::kernel::{BinaryOp, DimId, ExprId, Index, Outside, Stmt, StoreMode};
+use dcc_program::kernel::{BinaryOp, DimId, Expr, ExprId, Index, Outside, Stmt, StoreMode};
 
 /// Element offset of elements outside of their operand; stays negative under any addition of real offsets.
 const OUTSIDE: i64 = i64::MIN / 2;
@@ -183,10 +183,37 @@ impl Emitter<'_, '_> {
         to
     }
 
-    /// Evaluates a store's value, in its output where that is possible, and writes it.
+    /// Evaluates a store's value, right in its output where that is possible, and writes it.
     pub(super) fn store_last(&mut self, stmt: &Stmt) {
-        let value = self.eval(value_of(stmt));
-        self.store(stmt, value);
+        let Stmt::Store { output, index, value, mode, .. } = stmt else { return };
+        let nest = self.nest;
+        let array = &nest.outputs[usize::from(*output)];
+        let arithmetic = matches!(nest.kernel.get(*value), Expr::Unary(..) | Expr::Binary(..) | Expr::Select(..));
+        let stored_as_computed = arithmetic::narrow(self.isa, array.dtype).is_none();
+        if arithmetic && stored_as_computed && *mode == StoreMode::Assign && self.depends_on_tile(*value) && !self.known(*value)
+        {
+            // The address is computed first: nothing that the value needs is.
+            let walk = self.walk(array, index, Outside::Never, Shape::Tile);
+            if walk.stride == 1 {
+                let base = self.operand(nest.inputs.len() + usize::from(*output));
+                let pointer = self.at(base, walk.first, array.dtype.bytes() as usize);
+                let place = Val {
+                    place: Place::Pointer(pointer),
+                    shape: Shape::Tile,
+                    ty: computed(array.dtype),
+                    depth: self.scopes.len(),
+                };
+                self.target = Some((*value, place));
+                let found = self.eval(*value);
+                self.target = None;
+                if matches!(found.place, Place::Pointer(p) if p == pointer) {
+                    return;
+                }
+                return self.store(stmt, found);
+            }
+        }
+        let found = self.eval(*value);
+        self.store(stmt, found);
     }
 
     pub(super) fn store(&mut self, stmt: &Stmt, value: Val) {

@@ -10,13 +10,27 @@ use dcc_program::types::DType;
 impl Emitter<'_, '_> {
     /// The value of `expr` in the current loops: remembered, or computed and remembered.
     pub(super) fn eval(&mut self, expr: ExprId) -> Val {
-        let key = (expr, self.tile.map(|tile| tile.dim).filter(|_| self.depends_on_tile(expr)));
-        if let Some(found) = self.scopes.iter().rev().find_map(|scope| scope.values.get(&key)) {
-            return *found;
+        if let Some(found) = self.remembered(expr) {
+            return found;
         }
         let value = self.compute(expr);
+        let key = self.key(expr);
         self.scopes.last_mut().expect("a scope is open").values.insert(key, value);
         value
+    }
+
+    fn key(&self, expr: ExprId) -> (ExprId, Option<DimId>) {
+        (expr, self.tile.map(|tile| tile.dim).filter(|_| self.depends_on_tile(expr)))
+    }
+
+    fn remembered(&self, expr: ExprId) -> Option<Val> {
+        let key = self.key(expr);
+        self.scopes.iter().rev().find_map(|scope| scope.values.get(&key)).copied()
+    }
+
+    /// Whether the current loops have computed `expr`.
+    pub(super) fn known(&self, expr: ExprId) -> bool {
+        self.remembered(expr).is_some()
     }
 
     /// Computes, in the current scope, what `roots` need and what is already known here.
@@ -92,6 +106,9 @@ impl Emitter<'_, '_> {
     /// Where the result of `expr` goes: over an operand that nothing else reads and that this loop computed, else a new place.
     fn destination(&mut self, expr: ExprId, operands: &[ExprId]) -> Val {
         let (ty, shape) = (self.typing.ty(expr), self.shape_of(expr));
+        if let Some((_, target)) = self.target.filter(|target| target.0 == expr) {
+            return target;
+        }
         for operand in operands {
             let value = self.eval(*operand);
             let own = matches!(

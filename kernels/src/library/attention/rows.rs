@@ -3,7 +3,7 @@
 use super::Mask;
 use crate::cpu::isa::Isa;
 use crate::library::math::Real;
-use crate::library::vector::{Body, LANES, Primitive, compiled};
+use crate::library::vector::{Body, LANES, Primitive, compiled, keep_loop};
 use std::marker::PhantomData;
 
 /// What a query has seen so far, and how to read its scores.
@@ -150,19 +150,28 @@ impl<E: Real> Body for Softmax<E> {
             let mut lanes = [row.max; LANES];
             let whole = row.keys / LANES * LANES;
             for i in (0..whole).step_by(LANES) {
+                keep_loop();
                 let x = &*scores.add(i).cast::<[E; LANES]>();
-                (0..LANES).for_each(|l| lanes[l] = larger(x[l], lanes[l]));
+                for l in 0..LANES {
+                    lanes[l] = larger(x[l], lanes[l]);
+                }
             }
-            (whole..row.keys).for_each(|i| lanes[i - whole] = larger(*scores.add(i), lanes[i - whole]));
+            for i in whole..row.keys {
+                lanes[i - whole] = larger(*scores.add(i), lanes[i - whole]);
+            }
             let max = lanes.iter().fold(lanes[0], |x, y| larger(*y, x));
             if max == E::from_f64(f64::NEG_INFINITY) {
-                (0..row.keys).for_each(|i| *scores.add(i) = E::ZERO);
+                for i in 0..row.keys {
+                    *scores.add(i) = E::ZERO;
+                }
                 return;
             }
             let sum = exponentials(scores, max, row.keys);
             let rescale = Real::exp(row.max.fma(E::ONE, max.fma(E::from_f64(-1.0), E::ZERO)));
             if row.max != max {
-                (0..width).for_each(|i| *sums.add(i) = (*sums.add(i)).fma(rescale, E::ZERO));
+                for i in 0..width {
+                    *sums.add(i) = (*sums.add(i)).fma(rescale, E::ZERO);
+                }
             }
             (row.max, row.rescale) = (max, rescale);
             row.sum = row.sum.fma(rescale, sum);
@@ -182,6 +191,7 @@ unsafe fn exponentials<E: Real>(scores: *mut E, shift: E, count: usize) -> E {
     // SAFETY: the caller's.
     unsafe {
         for i in (0..whole).step_by(LANES) {
+            keep_loop();
             let x = &mut *scores.add(i).cast::<[E; LANES]>();
             for l in 0..LANES {
                 x[l] = Real::exp(shift.fma(minus, x[l]));
@@ -196,7 +206,9 @@ unsafe fn exponentials<E: Real>(scores: *mut E, shift: E, count: usize) -> E {
     }
     let mut width = LANES / 2;
     while width > 0 {
-        (0..width).for_each(|l| lanes[l] = lanes[l].fma(E::ONE, lanes[l + width]));
+        for l in 0..width {
+            lanes[l] = lanes[l].fma(E::ONE, lanes[l + width]);
+        }
         width /= 2;
     }
     lanes[0]
@@ -213,7 +225,9 @@ impl<E: Real> Body for Probability<E> {
             let row = &*a.cast::<Row<E>>();
             scale_and_mask(scores, row, n);
             if row.max == E::from_f64(f64::NEG_INFINITY) {
-                (0..row.keys).for_each(|i| *scores.add(i) = E::ZERO);
+                for i in 0..row.keys {
+                    *scores.add(i) = E::ZERO;
+                }
             } else {
                 exponentials(scores, row.max, row.keys);
             }

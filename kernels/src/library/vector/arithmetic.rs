@@ -1,6 +1,6 @@
 //! Elementwise primitives: functions of one, two or three operands, comparisons, selection and conversions.
 
-use super::{Body, LANES, Primitive, Shape, Ty, compiled, fetch, put, stretches};
+use super::{Body, LANES, Primitive, Shape, Ty, compiled, fetch, keep_loop, put};
 use crate::cpu::isa::Isa;
 use crate::library::math::Real;
 use dcc_program::kernel::{BinaryOp, CompareOp, UnaryOp};
@@ -22,30 +22,85 @@ struct Map<F, const OPERANDS: usize, const A1: bool, const B1: bool, const C1: b
 impl<F: Function, const OPERANDS: usize, const A1: bool, const B1: bool, const C1: bool> Body for Map<F, OPERANDS, A1, B1, C1> {
     #[inline(always)]
     unsafe fn run(dst: *mut u8, a: *const u8, b: *const u8, c: *const u8, n: usize) {
-        // Operands that the function does not have repeat the first one's element, which it ignores.
-        stretches(n, |i, count| {
-            // SAFETY: the primitive's contract.
-            unsafe {
-                let x = fetch::<F::A, A1>(a, i, count);
-                let mut out = [const { std::mem::MaybeUninit::<F::R>::uninit() }; LANES];
-                match OPERANDS {
-                    1 => {
-                        let (y, z) = (std::mem::zeroed(), std::mem::zeroed());
-                        (0..LANES).for_each(|l| _ = out[l].write(F::apply(x[l], y, z)));
-                    }
-                    2 => {
-                        let (y, z) = (fetch::<F::B, B1>(b, i, count), std::mem::zeroed());
-                        (0..LANES).for_each(|l| _ = out[l].write(F::apply(x[l], y[l], z)));
-                    }
-                    _ => {
-                        let (y, z) = (fetch::<F::B, B1>(b, i, count), fetch::<F::C, C1>(c, i, count));
-                        (0..LANES).for_each(|l| _ = out[l].write(F::apply(x[l], y[l], z[l])));
-                    }
-                }
-                put(dst, i, count, &*std::ptr::from_ref(&out).cast::<[F::R; LANES]>());
+        let whole = n / LANES * LANES;
+        // SAFETY: the primitive's contract; the short stretch at the end goes through padded copies.
+        unsafe {
+            let mut i = 0;
+            while i < whole {
+                keep_loop();
+                let x = view::<F::A, A1>(a, i);
+                let out = if OPERANDS == 1 {
+                    lanes1::<F, A1>(x)
+                } else if OPERANDS == 2 {
+                    lanes2::<F, A1, B1>(x, view::<F::B, B1>(b, i))
+                } else {
+                    lanes3::<F, A1, B1, C1>(x, view::<F::B, B1>(b, i), view::<F::C, C1>(c, i))
+                };
+                *dst.cast::<F::R>().add(i).cast() = out;
+                i += LANES;
             }
-        });
+            if whole < n {
+                let count = n - whole;
+                let x = &fetch::<F::A, A1>(a, whole, count);
+                let out = if OPERANDS == 1 {
+                    lanes1::<F, A1>(x)
+                } else if OPERANDS == 2 {
+                    lanes2::<F, A1, B1>(x, &fetch::<F::B, B1>(b, whole, count))
+                } else {
+                    lanes3::<F, A1, B1, C1>(x, &fetch::<F::B, B1>(b, whole, count), &fetch::<F::C, C1>(c, whole, count))
+                };
+                put(dst, whole, count, &out);
+            }
+        }
     }
+}
+
+/// The operand's elements from `i` on, or its single one at the front.
+///
+/// # Safety
+/// As `Primitive`; a single operand's array is read at its front only.
+#[inline(always)]
+unsafe fn view<'a, T, const SINGLE: bool>(p: *const u8, i: usize) -> &'a [T; LANES] {
+    // SAFETY: the caller's.
+    unsafe { &*p.cast::<T>().add(if SINGLE { 0 } else { i }).cast::<[T; LANES]>() }
+}
+
+// Plain loops over whole arrays: what is not inlined here would be compiled for the baseline.
+
+#[inline(always)]
+fn lanes1<F: Function, const A1: bool>(x: &[F::A; LANES]) -> [F::R; LANES] {
+    // SAFETY: zero is a value of the operands' types, all plain numbers; the function has no second and third.
+    let (y, z) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+    // SAFETY: as above.
+    let mut out = unsafe { [std::mem::zeroed(); LANES] };
+    for l in 0..LANES {
+        out[l] = F::apply(x[if A1 { 0 } else { l }], y, z);
+    }
+    out
+}
+
+#[inline(always)]
+fn lanes2<F: Function, const A1: bool, const B1: bool>(x: &[F::A; LANES], y: &[F::B; LANES]) -> [F::R; LANES] {
+    // SAFETY: as in `lanes1`.
+    let (z, mut out) = unsafe { (std::mem::zeroed(), [std::mem::zeroed(); LANES]) };
+    for l in 0..LANES {
+        out[l] = F::apply(x[if A1 { 0 } else { l }], y[if B1 { 0 } else { l }], z);
+    }
+    out
+}
+
+#[inline(always)]
+fn lanes3<F: Function, const A1: bool, const B1: bool, const C1: bool>(
+    x: &[F::A; LANES],
+    y: &[F::B; LANES],
+    z: &[F::C; LANES],
+) -> [F::R; LANES] {
+    // SAFETY: as in `lanes1`.
+    let mut out = unsafe { [std::mem::zeroed(); LANES] };
+    for l in 0..LANES {
+        out[l] = F::apply(x[if A1 { 0 } else { l }], y[if B1 { 0 } else { l }], z[if C1 { 0 } else { l }]);
+    }
+    out
 }
 
 fn one<F: Function>(isa: Isa) -> Primitive {

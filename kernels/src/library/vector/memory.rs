@@ -26,15 +26,21 @@ macro_rules! bodies {
 bodies! {
     Load<T>(dst, a, b, _c, n) {
         let (dst, stride) = (dst.cast::<T>(), b as isize);
-        (0..n).for_each(|i| *dst.add(i) = *a.offset(i as isize * stride).cast::<T>());
+        for i in 0..n {
+            *dst.add(i) = *a.offset(i as isize * stride).cast::<T>();
+        }
     }
     Store<T>(dst, a, b, _c, n) {
         let (a, stride) = (a.cast::<T>(), b as isize);
-        (0..n).for_each(|i| *dst.offset(i as isize * stride).cast::<T>() = *a.add(i));
+        for i in 0..n {
+            *dst.offset(i as isize * stride).cast::<T>() = *a.add(i);
+        }
     }
     Fill<T>(dst, a, _b, _c, n) {
         let (dst, value) = (dst.cast::<T>(), *a.cast::<T>());
-        (0..n).for_each(|i| *dst.add(i) = value);
+        for i in 0..n {
+            *dst.add(i) = value;
+        }
     }
     Move<T>(dst, a, _b, _c, n) {
         std::ptr::copy(a.cast::<T>(), dst.cast::<T>(), n);
@@ -48,7 +54,9 @@ bodies! {
     }
     Iota<T>(dst, a, b, _c, n) {
         let (_, dst, first, step) = (PhantomData::<T>, dst.cast::<i64>(), a as i64, b as i64);
-        (0..n).for_each(|i| *dst.add(i) = first.wrapping_add(step.wrapping_mul(i as i64)));
+        for i in 0..n {
+            *dst.add(i) = first.wrapping_add(step.wrapping_mul(i as i64));
+        }
     }
     Offset<T>(dst, a, b, _c, n) {
         let (_, dst, index) = (PhantomData::<T>, dst.cast::<i64>(), a.cast::<i64>());
@@ -63,7 +71,9 @@ bodies! {
         let [seed, step] = *b.cast::<[i64; 2]>();
         let stream = Stream { seed: seed as u64, op: c as usize as u32, step: step as u32 };
         let (_, dst, elements) = (PhantomData::<T>, dst.cast::<f32>(), a.cast::<i64>());
-        (0..n).for_each(|i| *dst.add(i) = to_uniform(word(&stream, *elements.add(i) as u64)));
+        for i in 0..n {
+            *dst.add(i) = to_uniform(word(&stream, *elements.add(i) as u64));
+        }
     }
     UniformRun<T>(dst, a, b, c, n) {
         let [seed, step] = *b.cast::<[i64; 2]>();

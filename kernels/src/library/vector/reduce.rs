@@ -1,6 +1,6 @@
 //! Reductions of a tile into one element, in an order that depends on the tile's length only: `LANES` partial results, then a tree.
 
-use super::{Body, LANES, Primitive, Ty, compiled, fetch};
+use super::{Body, LANES, Primitive, Ty, compiled, fetch, keep_loop};
 use crate::cpu::isa::Isa;
 use dcc_program::types::Reduce;
 use std::marker::PhantomData;
@@ -22,15 +22,20 @@ impl<F: Fold> Body for Into<F> {
             let mut lanes = [F::NEUTRAL; LANES];
             let whole = n / LANES * LANES;
             for i in (0..whole).step_by(LANES) {
+                keep_loop();
                 let x = fetch::<F::T, false>(a, i, LANES);
-                (0..LANES).for_each(|l| lanes[l] = F::fold(lanes[l], x[l]));
+                for l in 0..LANES {
+                    lanes[l] = F::fold(lanes[l], x[l]);
+                }
             }
             for i in whole..n {
                 lanes[i - whole] = F::fold(lanes[i - whole], *a.cast::<F::T>().add(i));
             }
             let mut width = LANES / 2;
             while width > 0 {
-                (0..width).for_each(|l| lanes[l] = F::fold(lanes[l], lanes[l + width]));
+                for l in 0..width {
+                    lanes[l] = F::fold(lanes[l], lanes[l + width]);
+                }
                 width /= 2;
             }
             let dst = dst.cast::<F::T>();
