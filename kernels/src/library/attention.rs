@@ -18,7 +18,7 @@ use crate::cpu::isa::Isa;
 use crate::cpu::pool::{Pool, WORKER_BYTES, Worker};
 use rows::{Row, RowKernels};
 
-/// Keys of one block.
+/// Keys of one block: whole vectors, so that the last one may be padded.
 const KEYS: usize = 128;
 
 /// Element strides of an operand along batch, key head, group (query head of a key head), position and channel. Operands without
@@ -374,7 +374,7 @@ impl<E: Real> Attention<E> {
                 let t = first + r;
                 let at = b * s.o.batch + h * s.o.head + g * s.o.group + t * s.o.position;
                 for f in 0..s.values {
-                    *o.add(at + f * s.o.channel) = (*sums.add(r * s.values + f)).fma(factor, E::ZERO);
+                    *o.add(at + f * s.o.channel) = (*sums.add(r * s.values + f)).times(factor);
                 }
                 *lse.add(b * s.lse.batch + h * s.lse.head + g * s.lse.group + t * s.lse.position) = log;
             }

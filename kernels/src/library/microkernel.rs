@@ -132,7 +132,7 @@ unsafe fn write_scattered<V: Vector, const ROWS: usize, const VECTORS: usize>(
             for i in 0..ROWS {
                 let p = t.c.offset(i as isize * t.c_row + j as isize * t.c_column);
                 let sum = buffer[i * width + j];
-                let product = if t.alpha == V::E::ONE { sum } else { sum.fma(t.alpha, V::E::ZERO) };
+                let product = if t.alpha == V::E::ONE { sum } else { sum.times(t.alpha) };
                 *p = if t.beta == V::E::ZERO { product } else { t.beta.fma(*p, product) };
             }
         }

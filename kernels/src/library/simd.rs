@@ -12,6 +12,7 @@ pub trait Element: Copy + Default + PartialEq + Send + Sync + std::fmt::Debug + 
     fn to_f64(self) -> f64;
     fn fma(self, b: Self, c: Self) -> Self;
     fn plus(self, b: Self) -> Self;
+    fn times(self, b: Self) -> Self;
     /// The microkernels of `isa`.
     fn kernels(isa: Isa) -> super::microkernel::Kernels<Self>;
 }
@@ -52,6 +53,10 @@ macro_rules! element {
             #[inline(always)]
             fn plus(self, b: Self) -> Self {
                 self + b
+            }
+            #[inline(always)]
+            fn times(self, b: Self) -> Self {
+                self * b
             }
             fn kernels(isa: Isa) -> super::microkernel::Kernels<Self> {
                 match isa {
@@ -111,7 +116,7 @@ impl<E: Element> Vector for Single<E> {
     }
     #[inline(always)]
     unsafe fn mul(self, b: Self) -> Self {
-        Single(self.0.fma(b.0, E::ZERO))
+        Single(self.0.times(b.0))
     }
 }
 

@@ -136,7 +136,7 @@ impl<E: Real> Attention<E> {
                 let (o, g) = (at(&s.o, head, first + r), at(&pass.given.output_gradient_strides, head, first + r));
                 let mut dot = E::ZERO;
                 for f in 0..s.values {
-                    dot = pass.given.output_gradient[g + f].fma(pass.given.o[o + f * s.o.channel], dot);
+                    dot = dot.plus(pass.given.output_gradient[g + f].times(pass.given.o[o + f * s.o.channel]));
                 }
                 *row = Row::with(pass.given.lse[at(&s.lse, head, first + r)], dot);
                 if seen == 0 {

@@ -15,12 +15,10 @@ pub(super) struct Row<E> {
     max: E,
     /// Σ exp(score - max); Σ dO · O in the backward pass.
     sum: E,
-    /// Factor on earlier sums, now that `max` grew.
-    rescale: E,
     additive: *const E,
     boolean: *const u8,
     mask_step: usize,
-    /// Keys of the block; those the query may not see get probability 0.
+    /// Keys of the block, whole vectors; those the query may not see get probability 0.
     keys: usize,
 }
 
@@ -32,13 +30,14 @@ impl<E: Real> Row<E> {
     /// A row of the backward pass.
     pub fn with(max: E, sum: E) -> Self {
         let (additive, boolean) = (std::ptr::null(), std::ptr::null());
-        Row { scale: E::ONE, max, sum, rescale: E::ONE, additive, boolean, mask_step: 0, keys: 0 }
+        Row { scale: E::ONE, max, sum, additive, boolean, mask_step: 0, keys: 0 }
     }
 
     pub fn describe(&mut self, scale: f64, mask: Mask<E>, mask_step: usize, keys: usize) {
         self.scale = E::from_f64(scale);
         self.mask_step = mask_step;
-        self.keys = keys;
+        // The rest of the last vectors' lanes is hidden like keys that the query may not see.
+        self.keys = keys.next_multiple_of(LANES);
         (self.additive, self.boolean) = match mask {
             Mask::None => (std::ptr::null(), std::ptr::null()),
             Mask::Additive(mask) => (mask.as_ptr(), std::ptr::null()),
@@ -112,11 +111,11 @@ unsafe fn scale_and_mask<E: Real>(scores: *mut E, row: &Row<E>, count: usize) {
     // SAFETY: the caller's.
     unsafe {
         for i in 0..count {
-            *scores.add(i) = (*scores.add(i)).fma(row.scale, E::ZERO);
+            *scores.add(i) = (*scores.add(i)).times(row.scale);
         }
         if !row.additive.is_null() {
             for i in 0..count {
-                *scores.add(i) = (*scores.add(i)).fma(E::ONE, *row.additive.add(i * row.mask_step));
+                *scores.add(i) = (*scores.add(i)).plus(*row.additive.add(i * row.mask_step));
             }
         }
         if !row.boolean.is_null() {
@@ -148,18 +147,21 @@ impl<E: Real> Body for Softmax<E> {
             let row = &mut *a.cast_mut().cast::<Row<E>>();
             scale_and_mask(scores, row, n);
             let mut lanes = [row.max; LANES];
-            let whole = row.keys / LANES * LANES;
-            for i in (0..whole).step_by(LANES) {
+            for i in (0..row.keys).step_by(LANES) {
                 keep_loop();
                 let x = &*scores.add(i).cast::<[E; LANES]>();
                 for l in 0..LANES {
                     lanes[l] = larger(x[l], lanes[l]);
                 }
             }
-            for i in whole..row.keys {
-                lanes[i - whole] = larger(*scores.add(i), lanes[i - whole]);
+            let mut half = LANES / 2;
+            while half > 0 {
+                for l in 0..half {
+                    lanes[l] = larger(lanes[l + half], lanes[l]);
+                }
+                half /= 2;
             }
-            let max = lanes.iter().fold(lanes[0], |x, y| larger(*y, x));
+            let max = lanes[0];
             if max == E::from_f64(f64::NEG_INFINITY) {
                 for i in 0..row.keys {
                     *scores.add(i) = E::ZERO;
@@ -167,49 +169,40 @@ impl<E: Real> Body for Softmax<E> {
                 return;
             }
             let sum = exponentials(scores, max, row.keys);
-            let rescale = Real::exp(row.max.fma(E::ONE, max.fma(E::from_f64(-1.0), E::ZERO)));
+            let rescale = Real::exp(row.max.plus(max.times(E::from_f64(-1.0))));
             if row.max != max {
                 for i in 0..width {
-                    *sums.add(i) = (*sums.add(i)).fma(rescale, E::ZERO);
+                    *sums.add(i) = (*sums.add(i)).times(rescale);
                 }
             }
-            (row.max, row.rescale) = (max, rescale);
+            row.max = max;
             row.sum = row.sum.fma(rescale, sum);
         }
     }
 }
 
-/// scores = exp(scores - shift); returns their sum, in an order that depends on `count` only.
+/// scores = exp(scores - shift); returns their sum, in an order that depends on `count`, a multiple of `LANES`, only.
 ///
 /// # Safety
 /// `scores` holds `count` elements.
 #[inline(always)]
 unsafe fn exponentials<E: Real>(scores: *mut E, shift: E, count: usize) -> E {
-    let minus = E::from_f64(-1.0);
     let mut lanes = [E::ZERO; LANES];
-    let whole = count / LANES * LANES;
-    // SAFETY: the caller's.
-    unsafe {
-        for i in (0..whole).step_by(LANES) {
-            keep_loop();
-            let x = &mut *scores.add(i).cast::<[E; LANES]>();
-            for l in 0..LANES {
-                x[l] = Real::exp(shift.fma(minus, x[l]));
-                lanes[l] = lanes[l].fma(E::ONE, x[l]);
-            }
-        }
-        for i in whole..count {
-            let x = Real::exp(shift.fma(minus, *scores.add(i)));
-            *scores.add(i) = x;
-            lanes[i - whole] = lanes[i - whole].fma(E::ONE, x);
+    for i in (0..count).step_by(LANES) {
+        keep_loop();
+        // SAFETY: the caller's.
+        let x = unsafe { &mut *scores.add(i).cast::<[E; LANES]>() };
+        for l in 0..LANES {
+            x[l] = Real::exp(x[l].plus(shift.times(E::from_f64(-1.0))));
+            lanes[l] = lanes[l].plus(x[l]);
         }
     }
-    let mut width = LANES / 2;
-    while width > 0 {
-        for l in 0..width {
-            lanes[l] = lanes[l].fma(E::ONE, lanes[l + width]);
+    let mut half = LANES / 2;
+    while half > 0 {
+        for l in 0..half {
+            lanes[l] = lanes[l].plus(lanes[l + half]);
         }
-        width /= 2;
+        half /= 2;
     }
     lanes[0]
 }
@@ -246,8 +239,8 @@ impl<E: Real> Body for Gradient<E> {
             let row = &*a.cast::<Row<E>>();
             let minus = E::from_f64(-1.0);
             for i in 0..n {
-                let centred = row.sum.fma(minus, *dp.add(i));
-                *dp.add(i) = (*p.add(i)).fma(row.scale, E::ZERO).fma(centred, E::ZERO);
+                let centred = (*dp.add(i)).plus(row.sum.times(minus));
+                *dp.add(i) = (*p.add(i)).times(row.scale).times(centred);
             }
         }
     }
