@@ -69,13 +69,13 @@ impl Placer<'_> {
         if !here.pending.contains(&pending) || want.pending.contains(&pending) {
             return Ok(value);
         }
-        if phase == Phase::Update {
-            let sharding = drop(here);
-            return Ok(self.step_in(ResolveMicrobatches {}, value, sharding, Phase::Update));
-        }
         if self.plan.microbatches() == 1 {
             let (sharding, section) = (drop(here), self.out[value].phase);
             return Ok(self.step_in(ResolveMicrobatches {}, value, sharding, section));
+        }
+        if phase == Phase::Update {
+            let sharding = drop(here);
+            return Ok(self.step_in(ResolveMicrobatches {}, value, sharding, Phase::Update));
         }
         let counted = self.count_clone(value)?;
         let sharding = drop(&self.out.ty(counted).sharding);
