@@ -3,10 +3,14 @@
 //! A call is prepared once per instruction (`Cpu::kernel`, `Cpu::library`) and run in every step; running allocates nothing. Every
 //! access is checked against the arena when its call runs, so that a wrong program cannot touch other memory.
 
+mod attention;
 mod call;
+mod contraction;
 mod factors;
+mod indexed;
 mod library;
 mod memory;
+mod rows;
 
 pub use call::Call;
 pub use memory::Memory;
@@ -23,13 +27,25 @@ pub struct Cpu {
     jit: Jit,
     /// Addresses and offsets of the kernel that runs now.
     arguments: Vec<u64>,
+    /// Packing space of attention, as much as any prepared call needs.
+    workspace: Vec<u64>,
+}
+
+/// What a call runs with.
+struct Running<'a> {
+    memory: &'a Memory,
+    pool: &'a Pool,
+    arguments: &'a mut Vec<u64>,
+    workspace: &'a mut [u64],
+    bases: &'a Bases,
+    microbatch: u32,
 }
 
 impl Cpu {
     /// `threads`: compute threads of this rank, the caller included.
     pub fn new(memory: Memory, threads: usize) -> Result<Cpu> {
         let jit = Jit::new().map_err(|error| Error::device(format!("no code can be generated for this machine: {error}")))?;
-        Ok(Cpu { memory, pool: Pool::new(threads), jit, arguments: Vec::new() })
+        Ok(Cpu { memory, pool: Pool::new(threads), jit, arguments: Vec::new(), workspace: Vec::new() })
     }
 
     pub fn memory(&self) -> &Memory {
@@ -50,13 +66,14 @@ impl Cpu {
         self.jit.kernels()
     }
 
-    /// Bytes held besides the arena: packing space of matrix products.
+    /// Bytes held besides the arena: packing space of matrix products and attention.
     pub fn scratch_bytes(&self) -> usize {
-        self.pool.scratch_bytes()
+        self.pool.scratch_bytes() + self.workspace.len() * size_of::<u64>()
     }
 
     /// Runs a prepared call in one execution of its section.
     pub fn run(&mut self, call: &Call, bases: &Bases, microbatch: u32) {
-        call.run(&self.memory, &self.pool, &mut self.arguments, bases, microbatch);
+        let Cpu { memory, pool, arguments, workspace, .. } = self;
+        call.run(Running { memory, pool, arguments, workspace, bases, microbatch });
     }
 }

@@ -11,6 +11,7 @@ mod site;
 mod tally;
 #[cfg(test)]
 mod tests;
+pub mod whole;
 mod world;
 
 pub use blocks::{Bases, Blocks, Span};

@@ -20,13 +20,11 @@
 mod feed;
 mod flags;
 mod job;
-mod resident;
 mod trainer;
 mod weights;
 
 pub use flags::Flags;
 pub use job::{Job, Source};
-pub use resident::resident_bytes;
 
 use crate::comm::{Comm, Patience, Stop};
 use crate::cpu::{Cpu, Memory};

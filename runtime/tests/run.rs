@@ -2,6 +2,7 @@
 #![cfg(target_os = "linux")]
 
 use dcc_program::artifact::{Artifact, Data, Tensor};
+use dcc_program::manifest::{self, Manifest};
 use dcc_program::program::{ParamKind, Program};
 use dcc_program::text::parse;
 use dcc_runtime::launch::Message;
@@ -32,7 +33,10 @@ impl Case {
         let folder = std::env::temp_dir().join(format!("dcc-run-{name}-{}", std::process::id()));
         std::fs::create_dir_all(folder.join("data")).unwrap();
         let train: Vec<Program> = texts.iter().map(|text| parse(text).unwrap()).collect();
-        let artifact = Artifact { tensors: tensors(&train), train, ..Artifact::default() };
+        let input = || manifest::Input { batch_dim: Some(0), ..manifest::Input::default() };
+        let inputs = ["x", "target"].map(|name| (name.to_owned(), input())).into();
+        let options = Manifest { inputs, ..Manifest::default() }.to_options();
+        let artifact = Artifact { tensors: tensors(&train), train, options, ..Artifact::default() };
         artifact.write(&mut std::fs::File::create(folder.join("model.dcc")).unwrap()).unwrap();
         npy(&folder.join("data/x.npy"), &[64, 4]);
         npy(&folder.join("data/target.npy"), &[64, 3]);

@@ -1,10 +1,12 @@
 //! A prepared call: what remains of an instruction when everything known before the step is worked out.
 
-use super::library::{Contraction, Rows};
-use super::memory::Memory;
+use super::Running;
+use super::attention::Attending;
+use super::contraction::Contraction;
+use super::indexed::{RunningSum, Scatter};
+use super::rows::Rows;
 use crate::error::{Error, Result};
-use crate::exec::{Bases, Site, Span};
-use dcc_kernels::Pool;
+use crate::exec::{Site, Span};
 use dcc_kernels::cpu::jit::Compiled;
 use dcc_kernels::tile::Nest;
 use dcc_program::kernel::Kernel;
@@ -18,6 +20,9 @@ pub struct Call(pub(super) Work);
 pub(super) enum Work {
     Kernel(Generated),
     Dot(Contraction),
+    Attention(Box<Attending>),
+    Scatter(Scatter),
+    Cumsum(RunningSum),
     /// Copies rows, or zeroes a span.
     Rows(Rows),
     Zero(Span),
@@ -65,25 +70,27 @@ impl Call {
     pub fn flops(&self) -> u64 {
         match &self.0 {
             Work::Dot(dot) => dot.flops(),
-            Work::Kernel(_) | Work::Rows(_) | Work::Zero(_) => 0,
+            Work::Attention(attention) => attention.flops(),
+            _ => 0,
         }
     }
 
-    pub(super) fn run(&self, memory: &Memory, pool: &Pool, arguments: &mut Vec<u64>, bases: &Bases, microbatch: u32) {
+    pub(super) fn run(&self, on: Running<'_>) {
         match &self.0 {
-            Work::Kernel(kernel) => kernel.run(memory, pool, arguments, bases, microbatch),
-            Work::Dot(dot) => dot.run(memory, pool, bases),
-            Work::Rows(rows) => rows.run(memory, pool, bases),
-            Work::Zero(span) => {
-                let at = bases.offset(*span);
-                memory.zero(at..at + span.bytes);
-            }
+            Work::Kernel(kernel) => kernel.run(on),
+            Work::Dot(dot) => dot.run(&on),
+            Work::Attention(attention) => attention.run(on),
+            Work::Scatter(scatter) => scatter.run(&on),
+            Work::Cumsum(sum) => sum.run(&on),
+            Work::Rows(rows) => rows.run(&on),
+            Work::Zero(span) => on.memory.zero_span(*span, on.bases),
         }
     }
 }
 
 impl Generated {
-    fn run(&self, memory: &Memory, pool: &Pool, arguments: &mut Vec<u64>, bases: &Bases, microbatch: u32) {
+    fn run(&self, on: Running<'_>) {
+        let Running { memory, pool, arguments, bases, microbatch, .. } = on;
         arguments.clear();
         arguments.extend(self.operands.iter().map(|&span| memory.pointer(span, bases) as u64));
         arguments.extend(self.offsets.iter().map(|&(base, step)| (base + step * i64::from(microbatch)) as u64));

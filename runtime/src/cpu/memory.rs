@@ -71,6 +71,26 @@ impl Memory {
         unsafe { self.base().add(offset) }
     }
 
+    pub(super) fn zero_span(&self, span: Span, bases: &Bases) {
+        let at = bases.offset(span);
+        self.zero(at..at + span.bytes);
+    }
+
+    /// # Safety
+    /// Any bits are an `E`, and `span` is aligned to it; nobody writes the span meanwhile.
+    pub(super) unsafe fn elements<E>(&self, span: Span, bases: &Bases) -> &[E] {
+        // SAFETY: `pointer` checked the span against the arena; the rest is the caller's.
+        unsafe { std::slice::from_raw_parts(self.pointer(span, bases).cast(), span.bytes / size_of::<E>()) }
+    }
+
+    /// # Safety
+    /// As `elements`, and nobody else reads the span.
+    #[allow(clippy::mut_from_ref)]
+    pub(super) unsafe fn elements_mut<E>(&self, span: Span, bases: &Bases) -> &mut [E] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer(span, bases).cast(), span.bytes / size_of::<E>()) }
+    }
+
     fn base(&self) -> *mut u8 {
         self.arena.base().as_ptr()
     }

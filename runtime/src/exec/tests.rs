@@ -1,188 +1,109 @@
 //! The executor against `simulate`, on ranks as threads; outputs and all parameters after some steps.
 
+use super::whole::{Outcome, Parameters, Run, Tensor};
 use super::*;
-use crate::comm::Patience;
-use crate::slice::Slice;
+use dcc_program::DType;
 use dcc_program::program::{ParamKind, Program};
-use dcc_program::simulate::{Scalars as SimulatedScalars, Simulator, Tensor};
+use dcc_program::simulate::{self, Simulator};
 use dcc_program::text::parse;
 use std::collections::BTreeMap;
 
-const MLP: &str = include_str!("../../program/tests/programs/mlp_tp2.txt");
-const PIPE: [&str; 2] = [
+const MLP: &[&str] = &[include_str!("../../program/tests/programs/mlp_tp2.txt")];
+const PIPE: &[&str] = &[
     include_str!("../../program/tests/programs/pipe_stage0.txt"),
     include_str!("../../program/tests/programs/pipe_stage1.txt"),
 ];
 const STEPS: i64 = 3;
 
-type Tensors = BTreeMap<String, Tensor>;
-
-/// Numbers in [-1, 1) that look random.
-fn tensor(shape: &[u64], seed: u64) -> Tensor {
+/// Numbers in [-1, 1) that look random; integers count up.
+fn tensor(ty: &dcc_program::TensorType, seed: u64) -> Tensor {
     let value = |i: u64| ((i + 1) * (2 * seed + 3) * 2_654_435_761 % 2001) as f64 / 1000.5 - 1.0;
-    Tensor { shape: shape.to_vec(), values: (0..shape.iter().product::<u64>()).map(value).collect() }
-}
-
-fn scalars(step: i64) -> Scalars {
-    Scalars { learning_rate: 0.1, step, seed: 7 }
-}
-
-/// Weights by name, whole; integer inputs count up, others look random.
-fn weights(programs: &[Program]) -> Tensors {
-    let params = programs.iter().flat_map(|p| p.params.iter().map(|param| (param, &p.ty(param.buffer).shape)));
-    let weights = params.filter(|(param, _)| param.kind == ParamKind::Weight);
-    weights.map(|(param, shape)| (param.name.clone(), tensor(shape, param.name.len() as u64))).collect()
-}
-
-fn inputs(programs: &[Program]) -> Tensors {
-    let all = programs.iter().flat_map(|p| p.inputs.iter().map(|input| (input, p.ty(input.buffer))));
-    let value = |(input, ty): (&dcc_program::program::Input, &dcc_program::TensorType)| {
-        let mut value = tensor(&ty.shape, 3 * input.name.len() as u64);
-        if !ty.dtype.is_float() {
-            value.values.iter_mut().enumerate().for_each(|(i, x)| *x = (i % 5) as f64);
-        }
-        (input.name.clone(), value)
+    let encode = |i: u64| match ty.dtype {
+        DType::F32 => (value(i) as f32).to_ne_bytes().to_vec(),
+        DType::F64 => f64::from(value(i) as f32).to_ne_bytes().to_vec(),
+        DType::Bool => vec![u8::from(i % 3 != 0)],
+        _ => (i as i64 % 7).to_ne_bytes()[..ty.dtype.bytes() as usize].to_vec(),
     };
-    all.map(value).collect()
+    Tensor { dtype: ty.dtype, shape: ty.shape.to_vec(), bytes: (0..ty.elements()).flat_map(encode).collect() }
 }
 
-fn simulated(programs: &[Program]) -> (Tensors, Tensors) {
-    let mut simulator = Simulator::new(programs).unwrap();
-    let weights = weights(programs);
-    weights.iter().for_each(|(name, value)| simulator.set(name, &ParamKind::Weight, value).unwrap());
-    let mut outputs = Tensors::new();
-    for step in 1..=STEPS {
-        let Scalars { learning_rate, step, seed } = scalars(step);
-        outputs = simulator.step(&inputs(programs), SimulatedScalars { learning_rate, step, seed }).unwrap();
-    }
-    let after = weights.keys().map(|name| (name.clone(), simulator.get(name, &ParamKind::Weight).unwrap()));
-    let after = after.collect();
-    (outputs, after)
-}
-
-fn encode(value: f64, dtype: comm::DType, out: &mut [u8]) {
-    match dtype {
-        comm::DType::F32 => out.copy_from_slice(&(value as f32).to_ne_bytes()),
-        comm::DType::F64 => out.copy_from_slice(&value.to_ne_bytes()),
-        comm::DType::Bool => out[0] = u8::from(value != 0.0),
-        _ => out.copy_from_slice(&(value as i64).to_ne_bytes()[..out.len()]),
-    }
-}
-
-fn decode(dtype: comm::DType, bytes: &[u8]) -> f64 {
-    match dtype {
-        comm::DType::F32 => f64::from(f32::from_ne_bytes(bytes.try_into().unwrap())),
-        comm::DType::F64 => f64::from_ne_bytes(bytes.try_into().unwrap()),
-        comm::DType::I64 => i64::from_ne_bytes(bytes.try_into().unwrap()) as f64,
+fn values(tensor: &Tensor) -> Vec<f64> {
+    let value = |bytes: &[u8]| match tensor.dtype {
+        DType::F32 => f64::from(f32::from_ne_bytes(bytes.try_into().unwrap())),
+        DType::F64 => f64::from_ne_bytes(bytes.try_into().unwrap()),
+        DType::I64 => i64::from_ne_bytes(bytes.try_into().unwrap()) as f64,
+        DType::Bool => f64::from(bytes[0]),
         other => panic!("no test reads {}", other.name()),
-    }
-}
-
-fn scatter(whole: &Tensor, slice: &Slice, dtype: comm::DType, local: &mut [u8]) {
-    let width = dtype.bytes() as usize;
-    slice.for_each_run(|run| {
-        for i in 0..run.len {
-            let at = (run.local + i) as usize * width;
-            encode(whole.values[(run.global + i) as usize], dtype, &mut local[at..at + width]);
-        }
-    });
-}
-
-/// Every rank's part in its place; ranks that hold the same part must agree in every bit.
-fn gather(whole: &mut Tensor, slice: &Slice, dtype: comm::DType, local: &[u8]) {
-    let width = dtype.bytes() as usize;
-    slice.for_each_run(|run| {
-        for i in 0..run.len {
-            let at = (run.local + i) as usize * width;
-            let value = decode(dtype, &local[at..at + width]);
-            let slot = &mut whole.values[(run.global + i) as usize];
-            assert!(slot.is_nan() || slot.to_bits() == value.to_bits(), "ranks that should agree hold {slot} and {value}");
-            *slot = value;
-        }
-    });
-}
-
-fn unknown(slice: &Slice) -> Tensor {
-    Tensor { shape: slice.global.clone(), values: vec![f64::NAN; slice.global.iter().product::<u64>() as usize] }
-}
-
-type Parts = Vec<(String, Slice, comm::DType, Vec<u8>)>;
-
-/// Outputs of the last step and parameters after it.
-fn body(rank: &mut ranks::Rank<'_>, programs: &[Program]) -> Result<(Parts, Parts)> {
-    let program = &programs[rank.world.stage(rank.rank) as usize];
-    let mut executor = Executor::new(&mut rank.cpu, rank.world, program, rank.rank, Fresh::Poisoned)?;
-    let (weights, inputs) = (weights(programs), inputs(programs));
-    for parameter in executor.parameters() {
-        let whole = &weights[&parameter.name];
-        let fill = |bytes: &mut [u8]| match &parameter.kind {
-            ParamKind::Weight => scatter(whole, &parameter.slice(&whole.shape), parameter.dtype, bytes),
-            ParamKind::State(_) => bytes.fill(0),
-        };
-        rank.cpu.memory_mut().with(parameter.range.clone(), fill);
-    }
-    let mut outputs = Parts::new();
-    for step in 1..=STEPS {
-        outputs.clear();
-        let mut io = Io {
-            fill: &mut |port, microbatch, bytes| {
-                scatter(&inputs[&port.name], port.slice(microbatch), port.dtype, bytes);
-                Ok(())
-            },
-            take: &mut |port, microbatch, bytes| {
-                outputs.push((port.name.clone(), port.slice(microbatch).clone(), port.dtype, bytes.to_vec()));
-                Ok(())
-            },
-        };
-        executor.step(&mut rank.cpu, &mut rank.comm, &scalars(step), &mut io, None)?;
-    }
-    let read = |parameter: &Parameter| {
-        let mut bytes = vec![0; parameter.range.len()];
-        rank.cpu.memory().read(parameter.range.start, &mut bytes);
-        (parameter.name.clone(), parameter.slice(&parameter.shape), parameter.dtype, bytes)
     };
-    let weights = executor.parameters().iter().filter(|p| p.kind == ParamKind::Weight).map(read).collect();
-    Ok((outputs, weights))
+    tensor.bytes.chunks_exact(tensor.dtype.bytes() as usize).map(value).collect()
 }
 
-fn join(parts: Vec<Parts>) -> Tensors {
-    let mut all = Tensors::new();
-    for (name, slice, dtype, bytes) in parts.into_iter().flatten() {
-        gather(all.entry(name).or_insert_with(|| unknown(&slice)), &slice, dtype, &bytes);
+fn simulated(tensor: &Tensor) -> simulate::Tensor {
+    simulate::Tensor { shape: tensor.shape.clone(), values: values(tensor) }
+}
+
+fn steps() -> Vec<Scalars> {
+    (1..=STEPS).map(|step| Scalars { learning_rate: 0.1, step, seed: 7 }).collect()
+}
+
+fn weights(programs: &[Program]) -> Parameters {
+    let params = programs.iter().flat_map(|p| p.params.iter().map(|param| (param, p.ty(param.buffer))));
+    let weights = params.filter(|(param, _)| param.kind == ParamKind::Weight);
+    let key = |name: &str| (name.to_owned(), ParamKind::Weight);
+    weights.map(|(param, ty)| (key(&param.name), tensor(ty, param.name.len() as u64))).collect()
+}
+
+fn inputs(programs: &[Program]) -> BTreeMap<String, Tensor> {
+    let all = programs.iter().flat_map(|p| p.inputs.iter().map(|input| (input, p.ty(input.buffer))));
+    all.map(|(input, ty)| (input.name.clone(), tensor(ty, 3 * input.name.len() as u64))).collect()
+}
+
+fn executed(programs: &[Program], threads: usize) -> Outcome {
+    let (parameters, inputs) = (weights(programs), [inputs(programs)]);
+    let fresh = Fresh::Poisoned;
+    Run { programs, threads, fresh, parameters: &parameters, inputs: &inputs, steps: &steps() }.run().unwrap()
+}
+
+/// Largest difference to the simulated programs, relative to the larger of 1 and the value.
+fn difference(programs: &[Program], found: &Outcome) -> f64 {
+    let mut simulator = Simulator::new(programs).unwrap();
+    for ((name, kind), value) in weights(programs) {
+        simulator.set(&name, &kind, &simulated(&value)).unwrap();
     }
-    all
-}
-
-fn executed(programs: &[Program], threads: usize) -> Result<(Tensors, Tensors)> {
-    let world = World::new(&[programs])?;
-    let results = ranks::local_ranks(&world, threads, Patience::default(), |rank| body(rank, programs))?;
-    let (outputs, weights) = results.into_iter().unzip();
-    Ok((join(outputs), join(weights)))
-}
-
-fn worst(a: &Tensors, b: &Tensors) -> f64 {
-    assert_eq!(a.keys().collect::<Vec<_>>(), b.keys().collect::<Vec<_>>());
-    let difference = |(a, b): (&Tensor, &Tensor)| {
-        assert_eq!(a.shape, b.shape);
-        let each = a.values.iter().zip(&b.values).map(|(x, y)| (x - y).abs() / y.abs().max(1.0));
-        each.fold(0.0, |most: f64, x| if x.is_nan() { f64::INFINITY } else { most.max(x) })
+    let inputs: BTreeMap<String, simulate::Tensor> =
+        inputs(programs).iter().map(|(name, value)| (name.clone(), simulated(value))).collect();
+    let mut worst: f64 = 0.0;
+    let mut compare = |found: &Tensor, expected: &simulate::Tensor| {
+        assert_eq!(found.shape, expected.shape);
+        for (x, y) in values(found).iter().zip(&expected.values) {
+            let difference = (x - y).abs() / y.abs().max(1.0);
+            worst = if difference.is_nan() { f64::INFINITY } else { worst.max(difference) };
+        }
     };
-    a.values().zip(b.values()).map(difference).fold(0.0, f64::max)
+    for (Scalars { learning_rate, step, seed }, outputs) in steps().into_iter().zip(&found.outputs) {
+        let expected = simulator.step(&inputs, simulate::Scalars { learning_rate, step, seed }).unwrap();
+        assert!(expected.keys().eq(outputs.keys()));
+        outputs.iter().for_each(|(name, value)| compare(value, &expected[name]));
+    }
+    for ((name, kind), value) in &found.parameters {
+        compare(value, &simulator.get(name, kind).unwrap());
+    }
+    worst
 }
 
 /// Runs the programs, one per stage, in f32 and f64; 1 and 2 threads must give the same bits.
+#[track_caller]
 fn check(texts: &[&str]) {
     for (dtype, bound) in [("f32", 1e-5), ("f64", 1e-12)] {
         let programs: Vec<Program> = texts.iter().map(|text| retyped(text, dtype)).collect();
-        let expected = simulated(&programs);
-        let found = executed(&programs, 1).unwrap();
-        let difference = worst(&found.0, &expected.0).max(worst(&found.1, &expected.1));
+        let found = executed(&programs, 1);
+        let difference = difference(&programs, &found);
         assert!(difference <= bound, "{dtype}: {difference:e}");
-        assert_eq!(executed(&programs, 2).unwrap(), found, "{dtype}: threads change the result");
+        assert_eq!(executed(&programs, 2), found, "{dtype}: threads change the result");
     }
 }
 
-/// The same programs in another float type: all numbers of the texts are f32.
+/// The same program in another float type: all floats of the text are f32, integers have room to spare.
 fn retyped(text: &str, dtype: &str) -> Program {
     let mut program = parse(&text.replace("f32", dtype)).unwrap();
     if dtype == "f64" {
@@ -196,10 +117,94 @@ fn retyped(text: &str, dtype: &str) -> Program {
 
 #[test]
 fn an_mlp_over_two_ranks_and_two_microbatches() {
-    check(&[MLP]);
+    check(MLP);
 }
 
 #[test]
 fn a_pipeline_of_two_stages() {
-    check(&[PIPE[0], PIPE[1]]);
+    check(PIPE);
+}
+
+/// One section with these instructions; results `b9` and on are outputs. `b0` is f32[6, 4] over microbatches, `b1` i64[6].
+#[track_caller]
+fn check_ops(mesh: &str, parameters: &str, outputs: &str, body: &str) {
+    let outputs: String = outputs.split(' ').map(|id| format!("output {id} {id}\n")).collect();
+    check(&[&format!(
+        "program ops eval stage 0/1 mesh({mesh})\nmemory persistent=4096 scratch=4096\narea m0 forward->forward bytes=4096 slots=1\n\
+         {parameters}{outputs}section forward\n{body}order forward 0\n"
+    )]);
+}
+
+#[test]
+fn slices_and_collectives_of_uneven_shards() {
+    let body = "\
+b1 f32[5, 3/tp] @s0 = slice(tp, dim 1) b0
+t0 = start all_gather(tp, dim 1) b1
+b2 f32[5, 3] @s64 = wait t0
+b3 f32[5, 3]+tp @s128 = keep_first(tp) b2
+t1 = start reduce_scatter(tp, dim 0) b3
+b4 f32[5/tp, 3] @s256 = wait t1
+t2 = start all_to_all(tp, dim 0 -> 1) b4
+b5 f32[5, 3/tp] @s320 = wait t2
+b6 f32[5, 3/tp] @s384 = copy b5
+b7 f32[15] @s512 = reshape(a b -> (a b)) b2
+";
+    check_ops("mb=1, tp=2", "param b0 f32[5, 3] @p0 weight w\n", "b2 b5 b6 b7", body);
+    check_ops("mb=1, tp=4", "param b0 f32[5, 3] @p0 weight w\n", "b2 b5 b6 b7", body);
+}
+
+#[test]
+fn scatters_and_running_sums() {
+    let parameters = "param b0 f32[6, 3] @p0 weight w\nparam b1 i64[6] @p512 weight i\n";
+    let body = "\
+b2 f32[5/tp, 3] @s0 = scatter_add(n, n c -> v c; v) b1, b0
+b2 += scatter_add(n, n c -> v c; v) b1, b0
+b3 f32[6, 3] @s256 = cumsum(dim 0) b0
+b4 f32[6, 3] @s512 = cumsum(dim 1, exclusive, reverse) b0
+b5 i64[6] @s768 = cumsum(dim 0, reverse) b1
+";
+    check_ops("mb=1, tp=2", parameters, "b2 b3 b4 b5", body);
+}
+
+/// A pass forward and one backward, at `mesh`, with heads over `tp`.
+#[track_caller]
+fn check_attention(options: &str, mask: &str) {
+    let mut parameters: String = ["q", "k", "v", "d"]
+        .iter()
+        .enumerate()
+        .map(|(i, name)| format!("param b{i} f32[2, 5, 4/tp, 3] @p{} weight {name}\n", i * 512))
+        .collect();
+    let (mut spec, mut operand) = ("b t h e, b s h e, b s h f -> b t h f", "");
+    if !mask.is_empty() {
+        parameters += &format!("param b4 {mask}[5, 5] @p2048 weight mask\n");
+        (spec, operand) = ("b t h e, b s h e, b s h f, t s -> b t h f", ", b4");
+    }
+    let [o, l, q, k, v] = [0, 1, 2, 3, 4].map(|i| format!("b{}", i + if mask.is_empty() { 4 } else { 5 }));
+    let body = format!(
+        "{o} f32[2, 5, 4/tp, 3] @s0, {l} f32[2, 5, 4/tp] @s512 = attention({spec}; {options}) b0, b1, b2{operand}\n\
+         {q} f32[2, 5, 4/tp, 3] @s1024, {k} f32[2, 5, 4/tp, 3] @s1536, {v} f32[2, 5, 4/tp, 3] @s2048 = \
+         attention_grad({spec}; {options}) b3, b0, b1, b2, {o}, {l}{operand}\n"
+    );
+    check_ops("mb=1, tp=2", &parameters, &format!("{o} {l} {q} {k} {v}"), &body);
+}
+
+#[test]
+fn attention_of_a_shard_of_the_heads() {
+    check_attention("scale 0.5", "");
+    check_attention("scale 0.5, causal", "");
+    check_attention("scale 0.25, mask additive", "f32");
+    check_attention("scale 0.25, mask boolean", "bool");
+}
+
+/// Control: the same comparison sees a fault.
+#[test]
+fn a_wrong_program_differs() {
+    let programs = [retyped(MLP[0], "f64")];
+    let mut wrong = programs.clone();
+    for section in &mut wrong[0].sections {
+        section.body.retain(|instr| !instr.origin.contains("/Relu") || instr.operands.len() == 2);
+    }
+    let found = executed(&programs, 1);
+    assert!(difference(&programs, &found) < 1e-12);
+    assert!(difference(&wrong, &found) > 1e-3);
 }

@@ -4,6 +4,7 @@ use super::Flags;
 use crate::data::{Dataset, Files, Input, Position};
 use crate::error::{Error, Result};
 use crate::exec::Port;
+use dcc_program::manifest::Manifest;
 use dcc_program::program::Program;
 use std::path::PathBuf;
 
@@ -17,14 +18,8 @@ pub(super) struct Feed {
 
 impl Feed {
     /// `programs`: of all stages, since data belong to the whole model. Errors: data that do not fit.
-    pub fn open(
-        programs: &[Program],
-        options: &serde_json::Map<String, serde_json::Value>,
-        files: &[PathBuf],
-        flags: &Flags,
-        seed: u64,
-    ) -> Result<Feed> {
-        let inputs = inputs(programs, options)?;
+    pub fn open(programs: &[Program], manifest: &Manifest, files: &[PathBuf], flags: &Flags, seed: u64) -> Result<Feed> {
+        let inputs = inputs(programs, manifest)?;
         let dataset = Dataset::open(&Files::open(files, &flags.map)?, &inputs, &flags.data_options(seed)?)?;
         let staging = Vec::with_capacity(inputs.iter().map(whole_bytes).max().unwrap_or(0));
         Ok(Feed { inputs, dataset, staging })
@@ -82,23 +77,21 @@ fn whole_bytes(input: &Input) -> usize {
     (input.shape.iter().product::<u64>() * input.dtype.bytes()) as usize
 }
 
-/// Inputs of all stages, sorted by name. Of the artifact's options, `inputs.NAME.vocabulary` and `inputs.NAME.ignore_index` say which
-/// values an input takes.
-fn inputs(programs: &[Program], options: &serde_json::Map<String, serde_json::Value>) -> Result<Vec<Input>> {
+/// Inputs of all stages, sorted by name.
+fn inputs(programs: &[Program], manifest: &Manifest) -> Result<Vec<Input>> {
     let mut found: Vec<Input> = Vec::new();
     for program in programs {
         for input in &program.inputs {
             let ty = program.ty(input.buffer);
-            let mb = program.mesh.microbatch_axis();
-            let batch_dim = ty.sharding.dims.iter().position(|axes| mb.is_some_and(|mb| axes.first() == Some(&mb)));
-            let known = |key: &str| options.get("inputs")?.get(&input.name)?.get(key);
+            let known = manifest.inputs.get(&input.name).cloned().unwrap_or_default();
+            let batch_dim = known.batch_dim.map(usize::from).filter(|&dim| dim < ty.rank());
             let bound = Input {
                 name: input.name.clone(),
                 dtype: ty.dtype,
                 shape: ty.shape.to_vec(),
                 batch_dim,
-                vocabulary: known("vocabulary").and_then(|value| value.as_u64()),
-                ignore_index: known("ignore_index").and_then(|value| value.as_i64()),
+                vocabulary: known.vocabulary,
+                ignore_index: known.ignore_index,
             };
             match found.iter().find(|other| other.name == bound.name) {
                 Some(other) if *other != bound => {

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::exec::{Parameter, World};
 use bytes::Bytes;
 use dcc_program::artifact::Artifact;
+use dcc_program::manifest::Manifest;
 use dcc_program::program::Program;
 use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
@@ -29,6 +30,7 @@ pub struct Job {
     /// What the paths of the artifact's tensors are relative to.
     pub folder: PathBuf,
     pub flags: Flags,
+    pub manifest: Manifest,
     /// Of the artifact.
     pub hash: u64,
 }
@@ -55,12 +57,14 @@ impl Job {
             }
             Source::Built { artifact, folder } => (artifact.clone(), folder.to_owned()),
         };
-        Ok(Job::of(artifact, folder, flags.clone()))
+        Job::of(artifact, folder, flags.clone())
     }
 
-    fn of(artifact: Artifact, folder: PathBuf, flags: Flags) -> Job {
+    fn of(artifact: Artifact, folder: PathBuf, flags: Flags) -> Result<Job> {
+        let malformed = |what| Error::artifact(format!("the artifact's options are malformed: {what}"));
+        let manifest = Manifest::from_options(&artifact.options).map_err(malformed)?;
         let hash = u64::from_le_bytes(*artifact.hash().as_bytes().first_chunk().expect("a hash has 32 bytes"));
-        Job { artifact, folder, flags, hash }
+        Ok(Job { artifact, folder, flags, manifest, hash })
     }
 
     pub fn world(&self) -> Result<World> {
@@ -119,6 +123,6 @@ impl Job {
             Some(path) => Artifact::load(path).map_err(|error| artifact_error(error).at(path.display()))?,
             None => Artifact::decode(bytes.slice(8 + length..)).map_err(artifact_error)?,
         };
-        Ok(Job::of(artifact, header.folder, header.flags))
+        Job::of(artifact, header.folder, header.flags)
     }
 }

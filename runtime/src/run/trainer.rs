@@ -1,7 +1,6 @@
 //! The training loop of one rank: fill, step, report, evaluate, save, stop.
 
 use super::feed::Feed;
-use super::resident::{Watermark, resident_bytes};
 use super::weights::Weights;
 use super::{Job, RankReport};
 use crate::checkpoint::{self, Checkpoint, Key, RunState, Shard};
@@ -12,10 +11,14 @@ use crate::exec::ranks::Rank;
 use crate::exec::{Executor, Fresh, Io, Parameter, Scalars};
 use crate::launch::{Message, Outcome};
 use crate::lr::LearningRate;
+use crate::metrics::memory::resident_bytes;
 use crate::metrics::trace::Trace;
 use crate::metrics::{EvalRecord, StepRecord, now_ns};
 use dcc_program::program::{ParamKind, Program};
 use std::path::PathBuf;
+
+/// From one look at the memory in use to the next.
+const LOOK_NS: u64 = 30_000_000_000;
 
 /// The world outside of the ranks.
 pub(super) struct Outside<'a> {
@@ -48,13 +51,13 @@ impl Settings {
             None => None,
         };
         let seed = flags.seed.or(resumed.as_ref().map(|(_, state)| state.seed)).unwrap_or(0);
-        let feed = Feed::open(&artifact.train, &artifact.options, &flags.data, flags, seed)?;
+        let feed = Feed::open(&artifact.train, &job.manifest, &flags.data, flags, seed)?;
         let eval = match (flags.eval_data.is_empty(), artifact.eval.is_empty()) {
             (true, _) => None,
             (false, true) => return Err(Error::data_option("--eval-data: this artifact has no evaluation program")),
             (false, false) => {
                 let sequential = super::Flags { order: "sequential".to_owned(), ..flags.clone() };
-                Some(Feed::open(&artifact.eval, &artifact.options, &flags.eval_data, &sequential, seed)?)
+                Some(Feed::open(&artifact.eval, &job.manifest, &flags.eval_data, &sequential, seed)?)
             }
         };
         let steps = steps(job, &feed)?;
@@ -97,8 +100,10 @@ pub(super) struct Trainer<'a, 'w> {
     eval: Option<Executor>,
     position: Position,
     trace: Option<Trace>,
-    watermark: Watermark,
     idle_bytes: u64,
+    /// The largest resident set seen, and when to look again: each look walks the page tables.
+    resident_bytes: u64,
+    next_look_ns: u64,
     /// Whether this rank speaks for the run: the first that has the loss.
     reports: bool,
     /// The norm is computed on a stage without loss.
@@ -108,7 +113,7 @@ pub(super) struct Trainer<'a, 'w> {
 impl<'a, 'w> Trainer<'a, 'w> {
     /// Compiles kernels, loads weights or the checkpoint, and agrees with the other ranks that all run the same.
     pub fn new(rank: &'a mut Rank<'w>, job: &'a Job, outside: &mut Outside<'_>) -> Result<Trainer<'a, 'w>> {
-        let idle_bytes = resident_bytes();
+        let idle_bytes = resident_bytes()?;
         let settings = Settings::new(job)?;
         let stage = rank.world.stage(rank.rank) as usize;
         rank.cpu.memory().fault_in(0..rank.world.planned_bytes(rank.rank));
@@ -125,10 +130,20 @@ impl<'a, 'w> Trainer<'a, 'w> {
             loss_stage.is_some_and(|p| !has(p, "grad_norm")) && job.artifact.train.iter().any(|p| has(p, "grad_norm"));
         let trace = job.flags.trace.as_ref().map(|path| Trace::create(path, rank.rank)).transpose()?;
         let reports = is_first && loss_stage.is_some_and(|p| std::ptr::eq(p, program));
-        let position = Position::default();
-        let watermark = Watermark::new();
-        let mut trainer =
-            Trainer { rank, job, settings, train, eval, position, trace, watermark, idle_bytes, reports, norm_is_elsewhere };
+        let mut trainer = Trainer {
+            rank,
+            job,
+            settings,
+            train,
+            eval,
+            position: Position::default(),
+            trace,
+            idle_bytes,
+            resident_bytes: 0,
+            next_look_ns: 0,
+            reports,
+            norm_is_elsewhere,
+        };
         trainer.load(outside)?;
         trainer.handshake()?;
         Ok(trainer)
@@ -157,7 +172,7 @@ impl<'a, 'w> Trainer<'a, 'w> {
             }
             return Ok(());
         }
-        let mut weights = Weights::new(&self.job.artifact, &self.job.folder, &self.job.flags)?;
+        let mut weights = Weights::new(self.job)?;
         parameters.iter().chain(only_eval).try_for_each(|parameter| weights.load(parameter, memory))?;
         if !weights.unused.is_empty() && self.rank.rank == 0 {
             let names = weights.unused.join(", ");
@@ -179,8 +194,7 @@ impl<'a, 'w> Trainer<'a, 'w> {
         let due = |every: Option<u64>, step: u64| step == last || every.is_some_and(|n| n > 0 && step.is_multiple_of(n));
         for step in first..=last {
             let stop = self.step(step, outside)?;
-            self.watermark.look();
-            if step == first {
+            if step == first || now_ns() >= self.next_look_ns {
                 self.report(outside)?;
             }
             if self.eval.is_some() && due(self.job.flags.eval_every, step) {
@@ -305,6 +319,8 @@ impl<'a, 'w> Trainer<'a, 'w> {
 
     fn report(&mut self, outside: &mut Outside<'_>) -> Result<()> {
         let rank = self.rank.rank;
+        self.resident_bytes = self.resident_bytes.max(resident_bytes()?);
+        self.next_look_ns = now_ns() + LOOK_NS;
         (outside.tell)(&Message::Report(RankReport {
             rank,
             stage: self.rank.world.stage(rank),
@@ -315,7 +331,7 @@ impl<'a, 'w> Trainer<'a, 'w> {
             planned_bytes: self.rank.world.planned_bytes(rank) as u64,
             parameter_bytes: self.train.parameters().iter().map(|p| p.range.len() as u64).sum(),
             idle_bytes: self.idle_bytes,
-            resident_bytes: self.watermark.look_now(),
+            resident_bytes: self.resident_bytes,
         }))
     }
 

@@ -1,24 +1,21 @@
 //! What parameters begin with: tensor data of the artifact, `--weights`, `--init`. Each rank reads its own part only.
-//!
-//! Of the artifact's options, `aliases` maps other names of tensors to theirs, and `norm_gains` lists those that begin as ones.
 
-use super::Flags;
+use super::Job;
 use crate::cpu::Memory;
 use crate::data::{Array, Convert, Files};
 use crate::error::{Error, Result};
 use crate::exec::Parameter;
 use crate::init::{Initial, Rule};
 use bytes::Bytes;
-use dcc_program::artifact::{Artifact, Data, Tensor};
+use dcc_program::artifact::{Data, Tensor};
+use dcc_program::manifest;
 use dcc_program::program::ParamKind;
 use dcc_program::{DType, Glob};
 use std::collections::BTreeMap;
-use std::path::Path;
 
 /// Where all values come from.
 pub(super) struct Weights<'a> {
-    artifact: &'a Artifact,
-    folder: &'a Path,
+    job: &'a Job,
     /// `--weights`, by tensor name.
     given: BTreeMap<String, Array>,
     /// Keys of `--weights` that name nothing here.
@@ -31,12 +28,11 @@ pub(super) struct Weights<'a> {
 }
 
 impl<'a> Weights<'a> {
-    /// `folder`: what the artifact's paths are relative to. Errors: `--weights` that cannot be read, or that names a tensor of another
-    /// shape.
-    pub fn new(artifact: &'a Artifact, folder: &'a Path, flags: &Flags) -> Result<Weights<'a>> {
+    /// Errors: `--weights` that cannot be read, or that names a tensor of another shape.
+    pub fn new(job: &'a Job) -> Result<Weights<'a>> {
+        let flags = &job.flags;
         let mut weights = Weights {
-            artifact,
-            folder,
+            job,
             given: BTreeMap::new(),
             unused: Vec::new(),
             seed: flags.init,
@@ -51,11 +47,12 @@ impl<'a> Weights<'a> {
     }
 
     fn take(&mut self, arrays: Vec<Array>) -> Result<()> {
-        let aliases = self.artifact.options.get("aliases").and_then(|value| value.as_object());
+        let parameters = &self.job.manifest.parameters;
         for array in arrays {
-            let alias = || aliases.and_then(|all| all.get(&array.name)?.as_str());
-            let name = if self.artifact.tensor(&array.name).is_some() { Some(&array.name[..]) } else { alias() };
-            let Some(tensor) = name.and_then(|name| self.artifact.tensor(name)) else {
+            let is_alias = |(_, parameter): &(&String, &manifest::Parameter)| parameter.aliases.contains(&array.name);
+            let artifact = &self.job.artifact;
+            let by_alias = || parameters.iter().find(is_alias).and_then(|(name, _)| artifact.tensor(name));
+            let Some(tensor) = artifact.tensor(&array.name).or_else(by_alias) else {
                 self.unused.push(array.name.clone());
                 continue;
             };
@@ -74,7 +71,7 @@ impl<'a> Weights<'a> {
             memory.zero(parameter.range.clone());
             return Ok(());
         }
-        let tensor = self.artifact.tensor(&parameter.name);
+        let tensor = self.job.artifact.tensor(&parameter.name);
         let tensor = tensor.ok_or_else(|| Error::artifact(format!("no initial values for `{}`", parameter.name)))?;
         if let Some(array) = self.given.get(&parameter.name) {
             return copy(parameter, tensor, (array.dtype, &array.bytes), memory);
@@ -95,7 +92,7 @@ impl<'a> Weights<'a> {
         if let Some(bytes) = self.mapped.get(&tensor.name) {
             return Ok(bytes.clone());
         }
-        let bytes = tensor.bytes(self.folder).map_err(super::artifact_error)?;
+        let bytes = tensor.bytes(&self.job.folder).map_err(super::artifact_error)?;
         let bytes = bytes.ok_or_else(|| Error::artifact(format!("`{}` has no data", tensor.name)))?;
         self.mapped.insert(tensor.name.clone(), bytes.clone());
         Ok(bytes)
@@ -111,8 +108,7 @@ impl<'a> Weights<'a> {
     }
 
     fn default_rule(&self, tensor: &Tensor) -> Rule {
-        let gains = self.artifact.options.get("norm_gains").and_then(|value| value.as_array());
-        let is_gain = gains.is_some_and(|gains| gains.iter().any(|gain| gain.as_str() == Some(&tensor.name)));
+        let is_gain = self.job.manifest.parameters.get(&tensor.name).is_some_and(|parameter| parameter.gain);
         match tensor.shape.len() {
             _ if is_gain => Rule::Ones,
             0 | 1 => Rule::Zeros,

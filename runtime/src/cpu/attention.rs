@@ -1,0 +1,206 @@
+//! Attention and its gradient.
+
+use super::call::Work;
+use super::factors::Factors;
+use super::{Cpu, Running};
+use crate::error::{Error, Result};
+use crate::exec::{Site, Span};
+use dcc_kernels::library::attention::{Attention, Gradient, Gradients, Inputs, Mask, Shape, Strides};
+use dcc_kernels::library::math::Real;
+use dcc_program::factors::{DimFactors, FactorSpec};
+use dcc_program::program::{self, Instr, MaskKind};
+use dcc_program::types::DType;
+
+/// Channels for which the kernel's per-thread scratch is large enough.
+const MAX_CHANNELS: usize = 1024;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pass {
+    Forward,
+    Backward,
+}
+
+/// An attention of one pass on one rank.
+pub(super) struct Attending {
+    plan: Plan,
+    pass: Pass,
+    mask: MaskKind,
+    /// Of O, dO too.
+    output: Strides,
+    /// Of Q, K, V, their gradients too.
+    inputs: [Strides; 3],
+    operands: Vec<Span>,
+    results: Vec<Span>,
+}
+
+enum Plan {
+    F32(Attention<f32>),
+    F64(Attention<f64>),
+}
+
+impl Cpu {
+    pub(super) fn attention(
+        &mut self,
+        site: &Site<'_>,
+        attention: &program::Attention,
+        instr: &Instr,
+        pass: Pass,
+    ) -> Result<Work> {
+        let spec = &attention.spec;
+        // Q, K, V and the mask among the operands; O's type.
+        let first = usize::from(pass == Pass::Backward);
+        let masks = usize::from(attention.mask != MaskKind::None);
+        let inputs = instr.operands[first..first + 3].iter().chain(&instr.operands[instr.operands.len() - masks..]);
+        let types: Vec<_> = inputs.map(|&id| site.ty(id)).collect();
+        let output = site.ty(if pass == Pass::Forward { instr.results[0] } else { instr.operands[0] });
+        let factors = Factors::new(spec, &types, output, site.mesh(), &site.coordinates(0))?;
+        let shape = shape(attention, &factors)?;
+        let dtype = output.dtype;
+        let mask_dtype = if attention.mask == MaskKind::Boolean { DType::Bool } else { dtype };
+        if types[..3].iter().any(|ty| ty.dtype != dtype) || types[3..].iter().any(|ty| ty.dtype != mask_dtype) {
+            return Err(Error::artifact("attention over operands of different dtypes"));
+        }
+        let (output, inputs) = (shape.o, [shape.q, shape.k, shape.v]);
+        let (plan, workspace) = match dtype {
+            DType::F32 => plan(&shape, pass, Plan::F32),
+            DType::F64 => plan(&shape, pass, Plan::F64),
+            other => return Err(Error::device(format!("no attention of {} on this device", other.name()))),
+        };
+        let words = workspace.div_ceil(size_of::<u64>());
+        if words > self.workspace.len() {
+            self.workspace.resize(words, 0);
+        }
+        let spans = |ids: &[_]| ids.iter().map(|&id| site.span(id)).collect::<Result<Vec<Span>>>();
+        let (operands, results) = (spans(&instr.operands)?, spans(&instr.results)?);
+        let clash = |(i, a): (usize, &Span)| operands.iter().chain(&results[..i]).any(|b| a.overlaps(b));
+        if results.iter().enumerate().any(clash) {
+            return Err(Error::artifact("an attention that overwrites its operands"));
+        }
+        let attending = Attending { plan, pass, mask: attention.mask, output, inputs, operands, results };
+        Ok(Work::Attention(Box::new(attending)))
+    }
+}
+
+/// The plan, and the bytes of workspace that it needs.
+fn plan<E: Real>(shape: &Shape, pass: Pass, wrap: fn(Attention<E>) -> Plan) -> (Plan, usize) {
+    let attention = Attention::<E>::new(shape);
+    let elements = match pass {
+        Pass::Forward => attention.forward_workspace(),
+        Pass::Backward => attention.backward_workspace(),
+    };
+    (wrap(attention), elements * size_of::<E>())
+}
+
+/// Factor numbers by the part they play.
+struct Roles {
+    b: Option<usize>,
+    h: Option<usize>,
+    g: Option<usize>,
+    t: Option<usize>,
+    s: Option<usize>,
+    e: Option<usize>,
+    f: Option<usize>,
+}
+
+fn shape(attention: &program::Attention, factors: &Factors) -> Result<Shape> {
+    let spec = &attention.spec;
+    let find = |name: &str| spec.names.iter().position(|n| n == name);
+    let roles = Roles { b: find("b"), h: find("h"), g: find("g"), t: find("t"), s: find("s"), e: find("e"), f: find("f") };
+    let known = ["b", "h", "g", "t", "s", "e", "f"];
+    if let Some(other) = spec.names.iter().find(|name| !known.contains(&&name[..])) {
+        return Err(Error::device(format!("attention with a factor {other} on this device")));
+    }
+    let size = |factor: Option<usize>| factor.map_or(1, |f| factors.valid(f));
+    let strides = |dims: &[DimFactors], position: Option<usize>, channel: Option<usize>| {
+        let all = factors.strides(dims);
+        let of = |factor: Option<usize>| factor.and_then(|f| all[f]).unwrap_or(0);
+        Strides { batch: of(roles.b), head: of(roles.h), group: of(roles.g), position: of(position), channel: of(channel) }
+    };
+    let offset = |factor: Option<usize>| factor.map_or(0, |f| factors.extents[f].offset as i64);
+    let operand = |i: usize, position, channel| strides(&spec.operands[i], position, channel);
+    let shape = Shape {
+        batch: size(roles.b),
+        heads: size(roles.h),
+        groups: size(roles.g),
+        queries: size(roles.t),
+        keys: size(roles.s),
+        channels: size(roles.e),
+        values: size(roles.f),
+        scale: f64::from_bits(attention.scale),
+        causal: (attention.causal && roles.t.is_some()).then(|| offset(roles.t) - offset(roles.s)),
+        q: operand(0, roles.t, roles.e),
+        k: operand(1, roles.s, roles.e),
+        v: operand(2, roles.s, roles.f),
+        o: strides(&spec.result, roles.t, roles.f),
+        lse: strides(&lse_dims(spec), roles.t, None),
+        mask: if attention.mask == MaskKind::None { Strides::default() } else { operand(3, roles.t, roles.s) },
+    };
+    let contiguous = |strides: &Strides, size: usize| strides.channel == 1 || size == 1;
+    let layouts = [(&shape.q, shape.channels), (&shape.k, shape.channels), (&shape.v, shape.values), (&shape.o, shape.values)];
+    if !layouts.iter().all(|(strides, size)| contiguous(strides, *size)) {
+        return Err(Error::device(format!("attention `{}`, whose channels are not the last dim, on this device", spec.text())));
+    }
+    if shape.channels.max(shape.values) > MAX_CHANNELS {
+        let channels = shape.channels.max(shape.values);
+        return Err(Error::device(format!("attention heads of {channels} channels: this device takes {MAX_CHANNELS}")));
+    }
+    Ok(shape)
+}
+
+/// O's dims without `f`: the dims of Lse.
+fn lse_dims(spec: &FactorSpec) -> Vec<DimFactors> {
+    let is_f = |name: &dcc_program::FactorId| spec.names[usize::from(name.0)] == "f";
+    let kept = spec.result.iter().filter(|dim| !(dim.len() == 1 && is_f(&dim[0])));
+    kept.map(|dim| dim.iter().copied().filter(|factor| !is_f(factor)).collect()).collect()
+}
+
+impl Attending {
+    pub fn flops(&self) -> u64 {
+        let forward = match &self.plan {
+            Plan::F32(plan) => plan.flops() as u64,
+            Plan::F64(plan) => plan.flops() as u64,
+        };
+        // Scores again, then four products where the forward pass has two.
+        if self.pass == Pass::Forward { forward } else { forward / 2 * 5 }
+    }
+
+    pub fn run(&self, on: Running<'_>) {
+        match &self.plan {
+            Plan::F32(plan) => self.with(plan, on),
+            Plan::F64(plan) => self.with(plan, on),
+        }
+    }
+
+    fn with<E: Real>(&self, plan: &Attention<E>, on: Running<'_>) {
+        let Running { memory, pool, workspace, bases, .. } = on;
+        // SAFETY: `attention` saw that all operands but a boolean mask are of `E`, and that no result overlaps an operand or
+        // another result; the workspace is plain numbers, at least as aligned as `E`.
+        unsafe {
+            let read = |i: usize| memory.elements::<E>(self.operands[i], bases);
+            let write = |i: usize| memory.elements_mut::<E>(self.results[i], bases);
+            let words = workspace.len() * size_of::<u64>() / size_of::<E>();
+            let workspace = std::slice::from_raw_parts_mut(workspace.as_mut_ptr().cast::<E>(), words);
+            let last = self.operands.len() - 1;
+            let mask = match self.mask {
+                MaskKind::None => Mask::None,
+                MaskKind::Additive => Mask::Additive(read(last)),
+                MaskKind::Boolean => Mask::Boolean(memory.elements(self.operands[last], bases)),
+            };
+            if self.pass == Pass::Forward {
+                let inputs = Inputs { q: read(0), k: read(1), v: read(2), mask };
+                plan.forward(pool, inputs, write(0), write(1), workspace);
+                return;
+            }
+            let given = Gradient {
+                output_gradient: read(0),
+                output_gradient_strides: self.output,
+                inputs: Inputs { q: read(1), k: read(2), v: read(3), mask },
+                o: read(4),
+                lse: read(5),
+            };
+            let [dq_strides, dk_strides, dv_strides] = self.inputs;
+            let results = Gradients { dq: write(0), dk: write(1), dv: write(2), dq_strides, dk_strides, dv_strides };
+            plan.backward(pool, &given, results, workspace);
+        }
+    }
+}
