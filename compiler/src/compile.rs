@@ -9,9 +9,9 @@ use crate::plan::{self, Parallel, Plan};
 use crate::train::{Trainable, Training, TrainingOptions, train_step};
 use crate::{loss, lower, place, precision, schedule, sources};
 use dcc_program::artifact::{Artifact, Data, Tensor};
+use dcc_program::check;
 use dcc_program::manifest::{self, Manifest};
 use dcc_program::program::{Mode, Program};
-use dcc_program::check;
 use std::collections::BTreeMap;
 
 /// Everything that a compilation depends on, beside the model.
@@ -112,11 +112,7 @@ fn both(given: &Given) -> bool {
 }
 
 fn trainable(parameter: &import::Parameter) -> Trainable {
-    Trainable {
-        name: parameter.tensor.name.clone(),
-        aliases: parameter.aliases.clone(),
-        by_default: parameter.trained,
-    }
+    Trainable { name: parameter.tensor.name.clone(), aliases: parameter.aliases.clone(), by_default: parameter.trained }
 }
 
 fn simplify(graph: &Graph, options: &Options) -> Result<Graph> {
@@ -163,12 +159,9 @@ fn tensor(model: &Model, tensor: &import::Tensor, options: &Options) -> Result<T
         TensorData::Owned(bytes) => Data::Embedded(bytes.clone()),
         // Small tensors travel with the artifact; large ones stay where they are.
         TensorData::Inline { length, .. } if *length <= 4096 => Data::Embedded(tensor.bytes(model)?),
-        TensorData::Inline { offset, length } => Data::File {
-            path: options.name.clone(),
-            offset: *offset,
-            bytes: *length,
-            file_bytes: model.bytes().len() as u64,
-        },
+        TensorData::Inline { offset, length } => {
+            Data::File { path: options.name.clone(), offset: *offset, bytes: *length, file_bytes: model.bytes().len() as u64 }
+        }
         TensorData::External { location, offset, length } => match options.external_bytes.get(location) {
             Some(&file_bytes) if offset + length <= file_bytes => {
                 Data::File { path: location.clone(), offset: *offset, bytes: *length, file_bytes }

@@ -1,1 +1,3 @@
+//! `dcc`: see `cli`.
+
 fn main() {}

@@ -182,7 +182,7 @@ fn softmax_rows() {
         let y = b.bin(BinaryOp::Div, e, sum);
         b.store(F, &[1], &[0, 1], y);
         let dims = vec![whole(rows), whole(columns)];
-        check(&b.kernel, &[dims.clone()], &[dims], 1e-6);
+        check(&b.kernel, std::slice::from_ref(&dims), std::slice::from_ref(&dims), 1e-6);
     }
 }
 

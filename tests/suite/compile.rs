@@ -10,7 +10,10 @@ pub fn compiled(model: &str, parallel: Parallel, microbatches: u32) -> dcc::Resu
     let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
     let model = Model::decode(bytes.into())?;
     let batch = batch::Given { global: Some(8), accumulate: Some(microbatches), ..Default::default() };
-    compile(&model, &Options { name: "model.onnx".to_owned(), batch, parallel, import: import::Options::default(), ..Default::default() })
+    compile(
+        &model,
+        &Options { name: "model.onnx".to_owned(), batch, parallel, import: import::Options::default(), ..Default::default() },
+    )
 }
 
 fn check(model: &str) {

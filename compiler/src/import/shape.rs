@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn merges_are_found() {
         assert_eq!(merged(&[2, 4, 8, 16], &[8, 8, 16]), Some(vec![0..2, 2..3, 3..4]));
-        assert_eq!(merged(&[2, 4, 8], &[64]), Some(vec![0..3]));
+        assert_eq!(merged(&[2, 4, 8, 3], &[64, 3]), Some(vec![0..3, 3..4]));
         assert_eq!(merged(&[1, 4, 1], &[1, 4]), Some(vec![0..1, 1..3]));
         assert_eq!(merged(&[8, 8], &[2, 4, 8]), None);
         assert_eq!(merged(&[6, 4], &[8, 3]), None);

@@ -13,10 +13,8 @@ impl Placer<'_> {
             if let Some(planned) = self.plan.strategies.get(&id) {
                 return planned.clone();
             }
-        } else if let Some(of) = self.graph.grad_of(id) {
-            if let Some(inherited) = self.inherit(id, rule, of) {
-                return inherited;
-            }
+        } else if let Some(inherited) = self.graph.grad_of(id).and_then(|of| self.inherit(id, rule, of)) {
+            return inherited;
         }
         self.follow(rule, values)
     }

@@ -8,8 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 /// The plan of `graph` by that of `of`, which is `plan`. A node that `of` has too (same op, same operands) takes its strategy and
 /// stage; any other follows its operands, on the last of their stages. Parameters keep their shardings and stages.
 pub fn follow(graph: &Graph, plan: &Plan, of: &Graph) -> Plan {
-    let known: HashMap<&Node, NodeId> =
-        of.ids().filter(|&id| of[id].phase == Phase::Forward).map(|id| (&of[id], id)).collect();
+    let known: HashMap<&Node, NodeId> = of.ids().filter(|&id| of[id].phase == Phase::Forward).map(|id| (&of[id], id)).collect();
     let homes = param_homes(plan, of);
     let mut same: Vec<Option<NodeId>> = Vec::with_capacity(graph.nodes.len());
     let mut strategies = BTreeMap::new();
@@ -26,7 +25,8 @@ pub fn follow(graph: &Graph, plan: &Plan, of: &Graph) -> Plan {
             Op::Param(param) => homes.get(param.name.as_str()).copied(),
             _ => stages.get(o).copied(),
         };
-        let batched = node.operands.iter().any(|o| stages.contains_key(o)) || found.is_some_and(|f| plan.stages.contains_key(&f));
+        let batched =
+            node.operands.iter().any(|o| stages.contains_key(o)) || found.is_some_and(|f| plan.stages.contains_key(&f));
         let own = found.and_then(|f| plan.stages.get(&f).copied());
         if batched && !matches!(node.op, Op::Param(_)) {
             let stage = node.operands.iter().filter_map(of_operand).chain(own).max();

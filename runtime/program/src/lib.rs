@@ -8,9 +8,9 @@ pub mod external;
 pub mod factors;
 pub mod glob;
 pub mod kernel;
+pub mod manifest;
 #[allow(unsafe_code)]
 pub mod map;
-pub mod manifest;
 pub mod mesh;
 pub mod philox;
 pub mod program;

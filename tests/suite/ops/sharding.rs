@@ -105,7 +105,7 @@ fn is_legal(rule: &Rule, shards: &[(FactorId, u32)]) -> bool {
     let fits = |dim: &DimFactors, factor: FactorId, n: u32| {
         dim.len() == 1
             || !dim.contains(&factor)
-            || (dim.iter().find(|&&f| rule.size(f) > 1) == Some(&factor) && rule.size(factor) % u64::from(n) == 0)
+            || (dim.iter().find(|&&f| rule.size(f) > 1) == Some(&factor) && rule.size(factor).is_multiple_of(u64::from(n)))
     };
     let distinct = shards.windows(2).all(|w| w[0].0 != w[1].0);
     distinct
