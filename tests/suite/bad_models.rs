@@ -1,14 +1,9 @@
 //! Models that are damaged, hostile or beyond what dcc reads: an error that says what, where and what to do; never a panic.
 
+use crate::onnx_model::{external, model, node, opset, size, symbol, tensor, value, with_int, with_tensor};
 use bytes::Bytes;
-use dcc::import::proto::attribute_proto::AttributeType;
-use dcc::import::proto::tensor_proto::{DataLocation, DataType};
-use dcc::import::proto::tensor_shape_proto::{Dimension, dimension};
-use dcc::import::proto::type_proto::{Tensor, Value};
-use dcc::import::proto::{
-    AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto, TensorProto,
-    TensorShapeProto, TypeProto, ValueInfoProto,
-};
+use dcc::import::proto::tensor_proto::DataType;
+use dcc::import::proto::{FunctionProto, ModelProto, NodeProto};
 use dcc::import::{Model, Options, onnx};
 use expect_test::{Expect, expect};
 use prost::Message;
@@ -28,77 +23,6 @@ fn check_with(model: &ModelProto, options: &Options, expected: Expect) {
         Ok(()) => expected.assert_eq("imported"),
         Err(error) => expected.assert_eq(&error.to_string()),
     }
-}
-
-fn node(op: &str, inputs: &[&str], outputs: &[&str]) -> NodeProto {
-    let own = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-    let name = Some(format!("/{}", op.to_lowercase()));
-    NodeProto { name, op_type: Some(op.to_owned()), input: own(inputs), output: own(outputs), ..NodeProto::default() }
-}
-
-fn with_int(mut node: NodeProto, name: &str, value: i64) -> NodeProto {
-    let attribute = AttributeProto {
-        name: Some(name.to_owned()),
-        r#type: Some(AttributeType::Int.into()),
-        i: Some(value),
-        ..Default::default()
-    };
-    node.attribute.push(attribute);
-    node
-}
-
-fn value(name: &str, dims: &[dimension::Value]) -> ValueInfoProto {
-    let dim = dims.iter().map(|dim| Dimension { value: Some(dim.clone()), denotation: None }).collect();
-    let tensor = Tensor { elem_type: Some(DataType::Float.into()), shape: Some(TensorShapeProto { dim }) };
-    let ty = TypeProto { value: Some(Value::TensorType(tensor)), denotation: None };
-    ValueInfoProto { name: Some(name.to_owned()), r#type: Some(ty), ..Default::default() }
-}
-
-fn size(size: i64) -> dimension::Value {
-    dimension::Value::DimValue(size)
-}
-
-fn symbol(name: &str) -> dimension::Value {
-    dimension::Value::DimParam(name.to_owned())
-}
-
-fn tensor(name: &str, dims: &[i64], raw: &[u8]) -> TensorProto {
-    TensorProto {
-        name: Some(name.to_owned()),
-        dims: dims.to_vec(),
-        data_type: Some(DataType::Float.into()),
-        raw_data: Some(Bytes::copy_from_slice(raw)),
-        ..Default::default()
-    }
-}
-
-fn external(name: &str, dims: &[i64], location: &str) -> TensorProto {
-    let entry = StringStringEntryProto { key: Some("location".to_owned()), value: Some(location.to_owned()) };
-    let mut tensor = tensor(name, dims, &[]);
-    tensor.raw_data = None;
-    tensor.data_location = Some(DataLocation::External.into());
-    tensor.external_data.push(entry);
-    tensor
-}
-
-fn opset(version: i64) -> OperatorSetIdProto {
-    OperatorSetIdProto { domain: None, version: Some(version) }
-}
-
-/// `y` from `x`, f32[2, 3], opset 20.
-fn model(nodes: &[NodeProto]) -> ModelProto {
-    let graph = GraphProto {
-        node: nodes.to_vec(),
-        input: vec![value("x", &[size(2), size(3)])],
-        output: vec![value("y", &[])],
-        ..Default::default()
-    };
-    ModelProto { ir_version: Some(10), opset_import: vec![opset(20)], graph: Some(graph), ..Default::default() }
-}
-
-fn with_tensor(mut model: ModelProto, tensor: TensorProto) -> ModelProto {
-    model.graph.as_mut().expect("a graph").initializer.push(tensor);
-    model
 }
 
 #[test]

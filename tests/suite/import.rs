@@ -1,9 +1,14 @@
 //! ONNX import: every sample graph comes in, and every bad file gets the error that fits.
 
+use crate::onnx_model::{model, node, opset};
 use bytes::Bytes;
+use dcc::import::proto::attribute_proto::AttributeType;
+use dcc::import::proto::{AttributeProto, FunctionProto, NodeProto};
 use dcc::import::{Imported, InputInfo, Model, Options, Parameter, TensorData, onnx};
 use dcc::interp::{Bindings, Precision, Tensor, outputs};
+use dcc_program::DType;
 use expect_test::expect_file;
+use prost::Message;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -132,4 +137,46 @@ fn forward_matches_onnxruntime() {
 fn a_baked_batch_is_scaled() {
     let path = models("tests/models").into_iter().find(|path| path.ends_with("static_gpt.onnx")).expect("the static export");
     compare(&path, Some(4), &golden()["gpt2_tiny"]);
+}
+
+fn float(name: &str, value: f32) -> AttributeProto {
+    AttributeProto {
+        name: Some(name.to_owned()),
+        r#type: Some(AttributeType::Float.into()),
+        f: Some(value),
+        ..Default::default()
+    }
+}
+
+/// A function with an optional input, an attribute passed on by reference and one with a default, called by another one.
+#[test]
+fn functions_are_inlined() {
+    let leaky = NodeProto {
+        attribute: vec![AttributeProto { ref_attr_name: Some("slope".to_owned()), ..float("alpha", 0.0) }],
+        ..node("LeakyRelu", &["a"], &["b"])
+    };
+    let clip = node("Clip", &["b", "low"], &["c"]);
+    let inner = FunctionProto {
+        name: Some("act".to_owned()),
+        domain: Some("mine".to_owned()),
+        input: vec!["a".to_owned(), "low".to_owned()],
+        output: vec!["c".to_owned()],
+        attribute_proto: vec![float("slope", 0.5)],
+        node: vec![leaky, clip],
+        opset_import: vec![opset(20)],
+        ..Default::default()
+    };
+    let call = |attributes: &[AttributeProto], output: &str| NodeProto {
+        domain: Some("mine".to_owned()),
+        attribute: attributes.to_vec(),
+        ..node("act", &["x"], &[output])
+    };
+    let mut with_functions = model(&[call(&[], "p"), call(&[float("slope", 0.25)], "q"), node("Sub", &["p", "q"], &["y"])]);
+    with_functions.functions = vec![inner];
+    let imported =
+        Model::decode(Bytes::from(with_functions.encode_to_vec())).and_then(|model| onnx(&model, &Options::default()));
+    let imported = imported.unwrap_or_else(|error| panic!("{error}"));
+    let x = Tensor::floats(DType::F32, &[2, 3], vec![-4.0, -2.0, -1.0, 0.0, 1.0, 2.0]);
+    let results = outputs(&imported.graph, &Bindings::default().input("x", x), Precision::Declared).expect("evaluates");
+    assert_eq!(results[0].1.f64s(), [-1.0, -0.5, -0.25, 0.0, 0.0, 0.0]);
 }

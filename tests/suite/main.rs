@@ -3,6 +3,7 @@ mod bad_models;
 mod compile;
 mod import;
 mod meshes;
+mod onnx_model;
 mod onnx_nodes;
 mod ops;
 mod steps;
