@@ -6,4 +6,5 @@ mod meshes;
 mod onnx_model;
 mod onnx_nodes;
 mod ops;
+mod plans;
 mod steps;
