@@ -27,7 +27,7 @@ pub struct Machine {
 /// beside memory that a collective more is never worth some elementwise work less.
 impl Default for Machine {
     fn default() -> Machine {
-        Machine { flops: 10e9, memory: 25e9, link: 1e9, latency: 1e-7 }
+        Machine { flops: 10e9, memory: 25e9, link: 1e9, latency: 1e-6 }
     }
 }
 
@@ -103,15 +103,19 @@ pub(crate) fn op(forward: &Forward, id: NodeId, strategy: &Strategy, mesh: &Mesh
     let moved = if matches!(node.op, Op::Gather(_)) { own } else { reads };
     let writes = if is_written(forward, id) { own } else { 0.0 };
     let seconds = (flops(&node.op, rule, strategy, mesh) / machine.flops).max((moved + writes) / machine.memory);
-    let gradients = node.operands.iter().filter(|&&o| forward.differentiable(o)).count();
-    let repeats = match node.op {
+    Seconds { forward: seconds, backward: repeats(forward, id) * seconds }
+}
+
+/// Work of a node's gradient in units of the node's own.
+pub(crate) fn repeats(forward: &Forward, id: NodeId) -> f64 {
+    let node = &forward.graph[id];
+    match node.op {
         _ if !forward.differentiable(id) => 0.0,
-        Op::DotGeneral(_) => gradients as f64,
+        Op::DotGeneral(_) => node.operands.iter().filter(|&&o| forward.differentiable(o)).count() as f64,
         // Five products for two: the scores are computed again.
         Op::Attention(_) => 2.5,
         _ => 2.0,
-    };
-    Seconds { forward: seconds, backward: repeats * seconds }
+    }
 }
 
 /// Bytes on one rank of a tensor whose dims are indexed by these factors.

@@ -7,6 +7,7 @@ pub mod batch;
 mod follow;
 pub(crate) mod forward;
 mod pins;
+mod report;
 mod samples;
 mod stages;
 mod tensor;
@@ -16,7 +17,6 @@ mod testing;
 mod tests;
 mod text;
 
-pub use follow::follow;
 use crate::cost::Machine;
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
@@ -24,9 +24,10 @@ use dcc_program::{AxisId, AxisList, Mesh};
 use forward::Forward;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
-use tensor::account::Collective;
 
+pub use follow::follow;
 pub use pins::Pin;
+pub use report::{Report, StageReport, Traffic};
 
 /// Everything that `place`, `pipeline` and `lower` follow.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,16 +116,12 @@ fn mesh(options: &Parallel, tensor: &[(&str, u32)]) -> Mesh {
     Mesh::new(&axes)
 }
 
-/// A plan, and the collectives over tensor axes that it needs.
-fn plan(forward: &Forward, options: &Parallel) -> Result<(Plan, Vec<Collective>)> {
-    let (mut plan, collectives) = tensor::shard(forward, options)?;
-    plan.stages = stages::cut(forward, &plan, &options.machine)?;
-    Ok((plan, collectives))
-}
-
 /// The plan of a training graph (or of a forward graph alone).
 /// Errors: a batch that the microbatches and `dp` do not divide, an op that mixes samples across microbatches, pins that match
 /// nothing, more stages than the model has places to cut.
 pub fn choose(graph: &Graph, options: &Parallel) -> Result<Plan> {
-    Ok(plan(&Forward::of(graph), options)?.0)
+    let forward = Forward::of(graph);
+    let mut plan = tensor::shard(&forward, options)?;
+    plan.stages = stages::cut(&forward, &plan, &options.machine)?;
+    Ok(plan)
 }

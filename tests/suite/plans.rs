@@ -1,19 +1,36 @@
-//! What the planner finds on exported models: the collectives that `place` makes of its plans.
+//! What the planner finds on exported models: the collectives that `place` makes of its plans, and the report.
 
-use crate::meshes::training_graph;
-use dcc::graph::Phase;
+use dcc::graph::{Graph, Phase};
+use dcc::import::{self, Model};
 use dcc::ops::Op;
-use dcc::plan::{self, Parallel};
-use dcc::place;
+use dcc::plan::{self, Parallel, Plan, Report};
+use dcc::train::{Trainable, TrainingOptions, train_step};
+use dcc::{place, sources};
 use dcc_program::Shape;
 use expect_test::{Expect, expect};
 use std::collections::BTreeMap;
 
+/// The training graph of a model of `tests/models`, its fused weights in pieces.
+fn training_graph(model: &str, batch: u64) -> Graph {
+    let path = format!("{}/models/{model}", env!("CARGO_MANIFEST_DIR"));
+    let model = Model::decode(std::fs::read(path).unwrap().into()).unwrap();
+    let options = import::Options { global_batch: Some(batch), ..Default::default() };
+    let imported = import::onnx(&model, &options).unwrap();
+    let trainable =
+        |p: &import::Parameter| Trainable { name: p.tensor.name.clone(), aliases: p.aliases.clone(), by_default: p.trained };
+    let trainable: Vec<Trainable> = imported.parameters.iter().map(trainable).collect();
+    train_step(&sources::split(&imported.graph).unwrap(), &trainable, &TrainingOptions::default()).unwrap().graph
+}
+
+fn placed(graph: &Graph, options: &Parallel) -> (Plan, Graph) {
+    let plan = plan::choose(graph, options).unwrap();
+    let placed = place::place(graph, &plan).unwrap();
+    (plan, placed)
+}
+
 /// The collectives over tensor axes of one microbatch, by section, kind and global shape.
 fn check(model: &str, tp: u32, expected: Expect) {
-    let graph = training_graph(model, 8);
-    let plan = plan::choose(&graph, &Parallel { tp, ..Parallel::default() }).unwrap();
-    let placed = place::place(&graph, &plan).unwrap();
+    let (_, placed) = placed(&training_graph(model, 8), &Parallel { tp, ..Parallel::default() });
     let mut counts: BTreeMap<(Phase, &str, Shape), usize> = BTreeMap::new();
     for node in &placed.nodes {
         if matches!(node.op, Op::AllReduce(_) | Op::ReduceScatter(_) | Op::AllGather(_) | Op::AllToAll(_)) {
@@ -26,67 +43,113 @@ fn check(model: &str, tp: u32, expected: Expect) {
     expected.assert_eq(&counts.iter().map(line).collect::<String>());
 }
 
+fn check_report(model: &str, options: &Parallel, expected: Expect) {
+    let graph = training_graph(model, 8);
+    let (plan, placed) = placed(&graph, options);
+    expected.assert_eq(&Report::of(&graph, &plan, &placed, &options.machine).text());
+}
+
+#[test]
+fn reports() {
+    let options = |dp, tp, pp, microbatches| Parallel { dp, tp, pp, microbatches, ..Parallel::default() };
+    check_report(
+        "gpt2_tiny.onnx",
+        &options(1, 2, 2, 4),
+        expect![[r#"
+            stage  layers                  params/rank  flops/rank/step  balance
+            0      lm_head, wpe, h.0–h.1        58.2 k           52.4 M   91.3 %
+            1      h.2–h.3, ln_f, lm_head       57.3 k           57.6 M  100.0 %
+            communication per step   tp all_reduce 86 of 577.5 KiB   pp transfer 8 × 8.0 KiB   pp stage_sum 4 of 53.0 KiB   bubble 18.6 %
+        "#]],
+    );
+    check_report(
+        "llama_tiny.onnx",
+        &options(2, 2, 1, 2),
+        expect![[r#"
+            stage  layers                                                   params/rank  flops/rank/step  balance
+            0      embed_tokens, layers.0–layers.1, rotary_emb, … 5 in all       57.5 k           24.1 M  100.0 %
+            communication per step   tp all_reduce 25 of 144.8 KiB   dp all_reduce 22 of 224.5 KiB   bubble 0.0 %
+        "#]],
+    );
+}
+
 #[test]
 fn gpt_2() {
-    check("gpt2_tiny.onnx", 2, expect![[r#"
-        4 × forward all_gather [8, 16, 192]
-        3 × forward all_reduce [8, 16]
-        9 × forward all_reduce [8, 16, 64]
-        12 × backward all_gather [8, 16, 64]
-        9 × backward all_reduce [8, 16, 64]
-        1 × update all_reduce []
-    "#]]);
-    check("gpt2_50257.onnx", 2, expect![[r#"
-        4 × forward all_gather [8, 16, 768]
-        3 × forward all_reduce [8, 16]
-        9 × forward all_reduce [8, 16, 256]
-        12 × backward all_gather [8, 16, 256]
-        9 × backward all_reduce [8, 16, 256]
-        1 × update all_reduce []
-    "#]]);
+    check(
+        "gpt2_tiny.onnx",
+        2,
+        expect![[r#"
+            3 × forward all_reduce [8, 16]
+            9 × forward all_reduce [8, 16, 64]
+            9 × backward all_reduce [8, 16, 64]
+            1 × update all_reduce []
+        "#]],
+    );
+    check(
+        "gpt2_50257.onnx",
+        2,
+        expect![[r#"
+            3 × forward all_reduce [8, 16]
+            9 × forward all_reduce [8, 16, 256]
+            9 × backward all_reduce [8, 16, 256]
+            1 × update all_reduce []
+        "#]],
+    );
 }
 
 #[test]
 fn gpt_2_shuffled_and_renamed() {
-    check("gpt2_tiny_shuffled.onnx", 2, expect![[r#"
-        4 × forward all_gather [8, 16, 192]
-        3 × forward all_reduce [8, 16]
-        9 × forward all_reduce [8, 16, 64]
-        12 × backward all_gather [8, 16, 64]
-        9 × backward all_reduce [8, 16, 64]
-        1 × update all_reduce []
-    "#]]);
+    check(
+        "gpt2_tiny_shuffled.onnx",
+        2,
+        expect![[r#"
+            3 × forward all_reduce [8, 16]
+            9 × forward all_reduce [8, 16, 64]
+            9 × backward all_reduce [8, 16, 64]
+            1 × update all_reduce []
+        "#]],
+    );
 }
 
 #[test]
 fn llama() {
-    check("llama_tiny.onnx", 2, expect![[r#"
+    check(
+        "llama_tiny.onnx",
+        2,
+        expect![[r#"
         3 × forward all_reduce [8, 16]
         4 × forward all_reduce [8, 16, 64]
         5 × backward all_reduce [8, 16, 64]
         1 × update all_reduce []
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
 fn bert() {
-    check("bert_tiny.onnx", 2, expect![[r#"
-        5 × forward all_reduce [8, 16]
-        5 × forward all_reduce [8, 16, 64]
-        1 × forward reduce_scatter [8, 16, 64]
-        1 × backward all_gather [8, 16, 64]
-        2 × backward all_reduce [8, 16]
-        5 × backward all_reduce [8, 16, 64]
-        1 × update all_reduce []
-    "#]]);
+    check(
+        "bert_tiny.onnx",
+        2,
+        expect![[r#"
+            3 × forward all_reduce [8, 16]
+            6 × forward all_reduce [8, 16, 64]
+            1 × backward all_gather [8, 16, 64]
+            5 × backward all_reduce [8, 16, 64]
+            1 × update all_reduce []
+        "#]],
+    );
 }
 
 #[test]
 fn mlp() {
-    check("mlp.onnx", 2, expect![[r#"
+    check(
+        "mlp.onnx",
+        2,
+        expect![[r#"
         1 × forward all_reduce [8, 10]
         1 × forward reduce_scatter [8, 128]
         1 × backward all_gather [8, 128]
         1 × update all_reduce []
-    "#]]);
+    "#]],
+    );
 }

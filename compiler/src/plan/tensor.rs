@@ -3,6 +3,7 @@
 //! Nothing is recognised: Megatron's column and row split, the vocabulary-parallel embedding and loss are what costs least.
 //! Errors: a number of heads that `--tp` neither divides nor, by splitting the axis, reaches; nothing to shard.
 
+#[cfg(test)]
 pub(super) mod account;
 mod classes;
 mod frontier;
@@ -17,42 +18,58 @@ use super::{Parallel, Plan, pins};
 use crate::error::{Error, Result};
 use crate::graph::NodeId;
 use crate::ops::Op;
-use account::{Collective, account};
 use classes::Classes;
 use layout::TensorAxes;
 use model::{Builder, Cost, Problem};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// The plan without stages, and the collectives over tensor axes that it needs.
-pub(super) fn shard(forward: &Forward, options: &Parallel) -> Result<(Plan, Vec<Collective>)> {
+/// The plan without stages.
+pub(super) fn shard(forward: &Forward, options: &Parallel) -> Result<Plan> {
     let pinned: HashMap<NodeId, Option<u8>> = pins::of_params(forward.graph, options)?.into_iter().collect();
     if options.tp == 1 {
-        return Ok((whole(forward, options, &[("tp", 1)])?.0, Vec::new()));
+        return Ok(whole(forward, options, &[("tp", 1)])?.0);
     }
+    Ok(solve(forward, options, &pinned)?.into_plan())
+}
+
+/// A way to name the tensor axes, and the cheapest choices under it.
+struct Solution {
+    plan: Plan,
+    problem: Problem,
+    choices: Vec<usize>,
+    cost: Cost,
+}
+
+impl Solution {
+    fn into_plan(self) -> Plan {
+        let Solution { mut plan, problem, choices, .. } = self;
+        for (item, &choice) in problem.items.iter().zip(&choices) {
+            let choice = &problem.classes[item.class].choices[choice];
+            let strategy = plan.strategies.get_mut(&item.id).expect("every item has its batch axes");
+            *strategy = problem.merge(strategy, &choice.factors, &choice.keep);
+        }
+        plan
+    }
+}
+
+/// The cheapest of all ways to name the tensor axes.
+fn solve(forward: &Forward, options: &Parallel, pinned: &HashMap<NodeId, Option<u8>>) -> Result<Solution> {
     check_heads(forward, options)?;
     let classes = Classes::of(forward);
-    let mut best: Option<(Cost, (Plan, Vec<Collective>))> = None;
+    let mut best: Option<Solution> = None;
     for axes in splits(forward, &classes, options.tp) {
         let named: Vec<(&str, u32)> = axes.iter().map(|(name, size)| (name.as_str(), *size)).collect();
-        let (mut plan, samples) = whole(forward, options, &named)?;
+        let (plan, samples) = whole(forward, options, &named)?;
         let axes: TensorAxes = named.iter().filter_map(|(name, _)| plan.mesh.axis(name)).collect();
-        let machine = &options.machine;
-        let builder = Builder { forward, samples: &samples, classes: &classes, plan: &plan, machine, axes, pinned: &pinned };
-        let problem = builder.build();
+        let problem =
+            Builder { forward, samples: &samples, classes: &classes, pinned }.build(&plan.mesh, axes, options.machine);
         refuse_unshardable(forward, &problem, options.tp)?;
         let (choices, cost) = frontier::solve(&problem).expect("every node can be computed whole");
-        if best.as_ref().is_none_or(|(least, _)| cost < *least) {
-            let strategies = problem.items.iter().zip(&choices).map(|(item, &c)| {
-                let choice = &problem.classes[item.class].choices[c];
-                (item.id, builder.merge(item.id, &choice.factors, &choice.keep))
-            });
-            let strategies: BTreeMap<_, _> = strategies.collect();
-            plan.strategies.extend(strategies);
-            let account = account(&problem, &choices).expect("the solver's choices fit together");
-            best = Some((cost, (plan, account.collectives)));
+        if best.as_ref().is_none_or(|least| cost < least.cost) {
+            best = Some(Solution { plan, problem, choices, cost });
         }
     }
-    Ok(best.expect("there is a way to name the axes").1)
+    Ok(best.expect("there is a way to name the axes"))
 }
 
 /// Everything whole over the tensor axes.

@@ -118,7 +118,7 @@ fn stages_are_balanced_and_cut_where_little_crosses() {
 
 /// How parameters are used, what products, lookups and attention split, and the collectives of one microbatch.
 fn summary(graph: &Graph, options: &Parallel) -> String {
-    let (plan, collectives) = match plan(&Forward::of(graph), options) {
+    let (plan, collectives) = match tensor::account::solved(graph, options) {
         Ok(found) => found,
         Err(error) => return error.to_string(),
     };

@@ -1,10 +1,13 @@
-//! What given choices cost, value by value: the definition that the solver's sums must meet, and the collectives for the report.
+//! What given choices cost, value by value: the definition that the solver's sums must meet, and the collectives in it.
 
+use super::super::forward::Forward;
+use super::super::{Parallel, Plan, pins};
 use super::frontier::with_kept;
 use super::layout::{At, Layout};
 use super::model::{Class, Cost, Item, Problem};
 use crate::cost::reshard::{self, Step};
-use crate::graph::NodeId;
+use crate::error::Result;
+use crate::graph::{Graph, NodeId};
 use dcc_program::Reduce;
 use dcc_program::program::SectionKind;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,6 +20,16 @@ pub(in super::super) struct Collective {
     pub step: Step,
     /// `Forward` and `Backward` happen per microbatch, `Begin` and `Update` once per step.
     pub section: SectionKind,
+}
+
+/// The plan of a graph and the collectives over tensor axes that its solution counts with.
+pub(in super::super) fn solved(graph: &Graph, options: &Parallel) -> Result<(Plan, Vec<Collective>)> {
+    let forward = Forward::of(graph);
+    let pinned = pins::of_params(graph, options)?.into_iter().collect();
+    let solution = super::solve(&forward, options, &pinned)?;
+    let account = account(&solution.problem, &solution.choices).expect("the solver's choices fit together");
+    assert_eq!(account.cost, solution.cost, "the parts of the cost add up");
+    Ok((solution.into_plan(), account.collectives))
 }
 
 #[derive(Debug)]

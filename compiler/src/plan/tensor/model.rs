@@ -4,9 +4,9 @@
 //! A value has one layout. Each distinct layout that its readers want is made once; each distinct layout of the contributions to
 //! its gradient is added up first and turned into the value's own once: that is how `place` interns and adds.
 
+use super::super::Strategy;
 use super::super::forward::{Forward, Kind};
 use super::super::samples::{self, Samples};
-use super::super::{Plan, Strategy};
 use super::classes::Classes;
 use super::layout::{At, Layout, MAX_AXES, TensorAxes};
 use crate::cost::{self, Machine, reshard};
@@ -139,6 +139,16 @@ impl Problem {
         reduce + moving.gather
     }
 
+    /// `strategy` over the batch axes, and these tensor axes.
+    pub fn merge(&self, strategy: &Strategy, factors: &[AxisList], keep: &[u8]) -> Strategy {
+        let mut strategy = strategy.clone();
+        for (all, tensor) in strategy.factors.iter_mut().zip(factors) {
+            all.extend(tensor.iter().copied());
+        }
+        strategy.keep.extend(keep.iter().map(|&i| self.axes[usize::from(i)]));
+        strategy
+    }
+
     fn per_step(&self, cost: Cost) -> Cost {
         (cost as f64 / self.microbatches()).round() as Cost
     }
@@ -149,9 +159,6 @@ pub(super) struct Builder<'a> {
     pub forward: &'a Forward<'a>,
     pub samples: &'a Samples,
     pub classes: &'a Classes,
-    pub plan: &'a Plan,
-    pub machine: &'a Machine,
-    pub axes: TensorAxes,
     /// Used layouts that the user fixed.
     pub pinned: &'a HashMap<NodeId, Option<u8>>,
 }
@@ -160,14 +167,14 @@ pub(super) struct Builder<'a> {
 type Root = (NodeId, SmallVec<[u8; 4]>, bool, bool);
 
 impl Builder<'_> {
-    pub fn build(&self) -> Problem {
+    pub fn build(&self, mesh: &Mesh, axes: TensorAxes, machine: Machine) -> Problem {
         let forward = self.forward;
         let decided = |id: &NodeId| matches!(forward.kind(*id), Kind::Param | Kind::Begin | Kind::Batched);
         let ids: Vec<NodeId> = forward.order.iter().copied().filter(decided).collect();
         let index: HashMap<NodeId, usize> = ids.iter().enumerate().map(|(i, &id)| (id, i)).collect();
-        let (mesh, machine) = (self.plan.mesh.clone(), *self.machine);
-        let (axes, scale) = (self.axes.clone(), self.scale(&ids));
-        let mut problem = Problem { items: Vec::new(), classes: Vec::new(), kinds: Vec::new(), axes, mesh, machine, scale };
+        let (items, classes, kinds, mesh) = (Vec::new(), Vec::new(), Vec::new(), mesh.clone());
+        let mut problem = Problem { items, classes, kinds, axes, mesh, machine, scale: 1.0 };
+        problem.scale = self.scale(&problem, &ids);
         let mut classes: HashMap<Class, usize> = HashMap::new();
         let mut kinds: HashMap<ValueKind, usize> = HashMap::new();
         for &id in &ids {
@@ -188,10 +195,10 @@ impl Builder<'_> {
     }
 
     /// The whole work of the model is 2^44 units.
-    fn scale(&self, ids: &[NodeId]) -> f64 {
+    fn scale(&self, problem: &Problem, ids: &[NodeId]) -> f64 {
         let seconds = |&id: &NodeId| {
             let strategy = &self.samples.strategies[&id];
-            cost::op(self.forward, id, strategy, &self.plan.mesh, self.machine).total()
+            cost::op(self.forward, id, strategy, &problem.mesh, &problem.machine).total()
         };
         let total: f64 = ids.iter().map(seconds).sum();
         if total > 0.0 { (1u64 << 44) as f64 / total } else { 1.0 }
@@ -268,18 +275,18 @@ impl Builder<'_> {
         if let Some(&pinned) = self.pinned.get(&id) {
             let mut factors = vec![AxisList::new(); count];
             if let Some(dim) = pinned {
-                factors[usize::from(dim)] = self.axes.iter().copied().collect();
+                factors[usize::from(dim)] = problem.axes.iter().copied().collect();
             }
             return vec![self.choice(problem, id, dims, factors, SmallVec::new())];
         }
         let allowed: Vec<FactorId> = rule.spec.ids().filter(|&f| self.may_shard(id, rule, f)).collect();
         let mut choices = Vec::new();
-        for factors in self.assignments(id, count, &allowed) {
-            if !self.is_legal(id, rule, &factors) {
+        for factors in self.assignments(&problem.axes, id, count, &allowed) {
+            if !self.is_legal(problem, id, rule, &factors) {
                 continue;
             }
-            let free: SmallVec<[u8; MAX_AXES]> = (0..self.axes.len() as u8)
-                .filter(|&i| !class.linear.is_empty() && !factors.iter().flatten().any(|a| *a == self.axes[usize::from(i)]))
+            let free: SmallVec<[u8; MAX_AXES]> = (0..problem.axes.len() as u8)
+                .filter(|&i| !class.linear.is_empty() && !factors.iter().flatten().any(|a| *a == problem.axes[usize::from(i)]))
                 .collect();
             let sets: Vec<SmallVec<[u8; MAX_AXES]>> = if class.scalar { vec![free] } else { subsets(&free) };
             choices.extend(sets.into_iter().map(|keep| self.choice(problem, id, dims, factors.clone(), keep)));
@@ -289,9 +296,9 @@ impl Builder<'_> {
 
     /// Axes on factors. Split axes act as one where they can: the minor one is used only with the major one, on dims of one class
     /// (`n`, or the `h` and `g` that `n` is reshaped into).
-    fn assignments(&self, id: NodeId, count: usize, allowed: &[FactorId]) -> Vec<Vec<AxisList>> {
+    fn assignments(&self, axes: &TensorAxes, id: NodeId, count: usize, allowed: &[FactorId]) -> Vec<Vec<AxisList>> {
         let mut all = vec![vec![AxisList::new(); count]];
-        for (i, &axis) in self.axes.iter().enumerate() {
+        for (i, &axis) in axes.iter().enumerate() {
             for n in 0..all.len() {
                 let major = all[n].iter().position(|axes| !axes.is_empty());
                 for &factor in allowed {
@@ -314,26 +321,16 @@ impl Builder<'_> {
     }
 
     /// Every rank gets a part, heads are whole, compound dims are filled exactly from the major factor on.
-    fn is_legal(&self, id: NodeId, rule: &Rule, factors: &[AxisList]) -> bool {
-        let mesh = &self.plan.mesh;
+    fn is_legal(&self, problem: &Problem, id: NodeId, rule: &Rule, factors: &[AxisList]) -> bool {
+        let mesh = &problem.mesh;
         let heads = matches!(self.forward.graph[id].op, Op::Attention(_));
         let fits = rule.spec.ids().all(|f| {
             let parts: u64 = factors[usize::from(f.0)].iter().map(|&a| u64::from(mesh.size(a))).product();
             parts <= rule.size(f) && (!heads || rule.size(f).is_multiple_of(parts))
         });
-        let strategy = self.merge(id, factors, &[]);
+        let strategy = problem.merge(&self.samples.strategies[&id], factors, &[]);
         let sides = rule.spec.operands.iter().flatten().chain(&rule.spec.result);
         fits && sides.filter(|dim| dim.len() > 1).all(|dim| samples::fills(dim, rule, &strategy, mesh))
-    }
-
-    /// The strategy over all axes: the batch's and these.
-    pub fn merge(&self, id: NodeId, factors: &[AxisList], keep: &[u8]) -> Strategy {
-        let mut strategy = self.samples.strategies[&id].clone();
-        for (all, tensor) in strategy.factors.iter_mut().zip(factors) {
-            all.extend(tensor.iter().copied());
-        }
-        strategy.keep.extend(keep.iter().map(|&i| self.axes[usize::from(i)]));
-        strategy
     }
 
     fn choice(
@@ -345,28 +342,28 @@ impl Builder<'_> {
         keep: SmallVec<[u8; MAX_AXES]>,
     ) -> Choice {
         let rule = self.forward.rule(id);
-        let makes = self.layout(&rule.spec.result, &factors, rule.reduce);
-        let gives: SmallVec<[Layout; 3]> = dims.iter().map(|dims| self.layout(dims, &factors, Reduce::Sum)).collect();
+        let makes = layout(&problem.axes, &rule.spec.result, &factors, rule.reduce);
+        let gives: SmallVec<[Layout; 3]> = dims.iter().map(|dims| layout(&problem.axes, dims, &factors, Reduce::Sum)).collect();
         let wants = gives.iter().map(|layout| layout.resolved()).collect();
-        let strategy = self.merge(id, &factors, &[]);
-        let seconds = cost::op(self.forward, id, &strategy, &self.plan.mesh, self.machine).total();
+        let strategy = problem.merge(&self.samples.strategies[&id], &factors, &[]);
+        let seconds = cost::op(self.forward, id, &strategy, &problem.mesh, &problem.machine).total();
         // The update of a parameter counts for every microbatch: its time stands for the memory it takes.
         let per_step = matches!(self.forward.kind(id), Kind::Begin | Kind::Constant);
         let cost = problem.units(if per_step { seconds / problem.microbatches() } else { seconds });
         Choice { factors, keep, cost, wants, gives, makes }
     }
+}
 
-    /// The layout of a tensor indexed by `dims`: an axis on a factor that it lacks is pending.
-    fn layout(&self, dims: &[DimFactors], factors: &[AxisList], reduce: Reduce) -> Layout {
-        let mut layout = Layout::default();
-        for (i, axis) in self.axes.iter().enumerate() {
-            if let Some(factor) = factors.iter().position(|axes| axes.contains(axis)) {
-                let dim = dims.iter().position(|dim| dim.contains(&FactorId(factor as u8)));
-                layout.set(i, dim.map_or(At::Pending(reduce), |dim| At::Dim(dim as u8)));
-            }
+/// The layout of a tensor indexed by `dims`: an axis on a factor that it lacks is pending.
+fn layout(axes: &TensorAxes, dims: &[DimFactors], factors: &[AxisList], reduce: Reduce) -> Layout {
+    let mut layout = Layout::default();
+    for (i, axis) in axes.iter().enumerate() {
+        if let Some(factor) = factors.iter().position(|axes| axes.contains(axis)) {
+            let dim = dims.iter().position(|dim| dim.contains(&FactorId(factor as u8)));
+            layout.set(i, dim.map_or(At::Pending(reduce), |dim| At::Dim(dim as u8)));
         }
-        layout
     }
+    layout
 }
 
 fn subsets(axes: &[u8]) -> Vec<SmallVec<[u8; MAX_AXES]>> {

@@ -1,5 +1,6 @@
 //! The solver against brute force: all combinations of choices on small random graphs.
 
+use super::account::account;
 use super::*;
 use crate::cost::Machine;
 use crate::graph::Graph;
@@ -66,7 +67,7 @@ fn problem_of(graph: &Graph, tensor: &[(&str, u32)], machine: &Machine) -> Probl
     let axes = tensor.iter().filter_map(|(name, _)| plan.mesh.axis(name)).collect();
     let classes = Classes::of(&forward);
     let pinned = HashMap::new();
-    Builder { forward: &forward, samples: &samples, classes: &classes, plan: &plan, machine, axes, pinned: &pinned }.build()
+    Builder { forward: &forward, samples: &samples, classes: &classes, pinned: &pinned }.build(&plan.mesh, axes, *machine)
 }
 
 /// The least cost of all combinations.
