@@ -8,9 +8,9 @@ pub mod refs;
 
 use crate::graph::{Graph, NodeId, Phase};
 use crate::ops::Op;
-use dcc_program::kernel::{DimId, Index};
+use dcc_program::kernel::{BinaryOp, DimId, Index};
 use dcc_program::{AxisList, Sharding};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Index into `Fusion::clusters`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -54,6 +54,21 @@ pub struct Cluster {
     last: NodeId,
 }
 
+impl Cluster {
+    fn empty(phase: Phase) -> Cluster {
+        Cluster {
+            phase,
+            members: Vec::new(),
+            dims: Vec::new(),
+            inner: Vec::new(),
+            index: HashMap::new(),
+            reads: BTreeSet::new(),
+            first: NodeId(u32::MAX),
+            last: NodeId(0),
+        }
+    }
+}
+
 /// What runs as one: a cluster, or a node by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Unit {
@@ -84,6 +99,7 @@ pub fn fuse(graph: &Graph, nodes: &[NodeId], wanted: &[NodeId], accumulators: &B
         let role = fuser.assign(id);
         fuser.fusion.roles[id.0 as usize] = role;
     }
+    fuser.recompute_cheap(nodes);
     fuser.materialise(nodes);
     fuser.fusion
 }
@@ -99,6 +115,19 @@ struct Fuser<'a> {
 /// Whether an op is a loop over its result's elements.
 fn is_pointwise(op: &Op) -> bool {
     matches!(op, Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select(_) | Op::Cast(_) | Op::GradSum(_))
+}
+
+/// Roughly how many cheap vector operations an op is.
+fn cost_of(op: &Op) -> u32 {
+    use dcc_program::kernel::UnaryOp::{Abs, Neg, Not};
+    match op {
+        Op::Unary(op) if matches!(op.op, Neg | Abs | Not) => 1,
+        Op::Unary(_) => 4,
+        Op::Binary(op) if matches!(op.op, BinaryOp::Div | BinaryOp::Rem | BinaryOp::Pow) => 4,
+        Op::Const(_) | Op::BroadcastInDim(_) => 0,
+        Op::Uniform(_) | Op::Gather(_) => 4,
+        _ => 1,
+    }
 }
 
 /// A reshape that only adds or drops dims of size 1.
@@ -172,8 +201,8 @@ impl Fuser<'_> {
                 return cluster;
             }
         }
-        self.release(operand, id);
-        let cluster = self.new_cluster(id, &self.graph.ty(operand).shape, &self.graph.ty(operand).sharding.clone());
+        self.release(operand, &mut vec![id]);
+        let cluster = self.new_cluster(id, &self.graph.ty(operand).shape.to_vec(), &self.graph.ty(operand).sharding.clone());
         let dim = |&d: &usize| Index::Dim(DimId(d as u8));
         self.fusion.clusters[cluster.0 as usize].inner = reduced.iter().map(|&d| DimId(d as u8)).collect();
         self.join(cluster, id, kept.iter().map(dim).collect());
@@ -188,23 +217,35 @@ impl Fuser<'_> {
         cluster.phase == self.graph[node].phase && full && (cluster.inner.is_empty() || cluster.inner == inner)
     }
 
-    /// A pointwise operand that only `reader` reads moves into the reader's new cluster: it is recomputed in its loads.
-    fn release(&mut self, operand: NodeId, reader: NodeId) {
+    /// A pointwise operand that only `readers` read moves into their new cluster: it is recomputed in its loads, and so is what
+    /// only it reads.
+    fn release(&mut self, operand: NodeId, readers: &mut Vec<NodeId>) {
         let Role::Member(cluster) = self.fusion.roles[operand.0 as usize] else { return };
-        let only = self.uses[operand.0 as usize] == [reader] && !self.wanted.contains(&operand);
-        if !only || !is_pointwise(&self.graph[operand].op) || self.graph[operand].phase != self.graph[reader].phase {
+        let only = self.uses[operand.0 as usize].iter().all(|u| readers.contains(u)) && !self.wanted.contains(&operand);
+        if !only || !is_pointwise(&self.graph[operand].op) || self.graph[operand].phase != self.graph[readers[0]].phase {
             return;
         }
-        self.fusion.roles[operand.0 as usize] = Role::Inline;
+        self.dissolve(operand, cluster);
+        readers.push(operand);
+        for &inner in &self.graph[operand].operands {
+            self.release(inner, readers);
+        }
+    }
+
+    fn dissolve(&mut self, node: NodeId, cluster: ClusterId) {
+        self.fusion.roles[node.0 as usize] = Role::Inline;
         let cluster = &mut self.fusion.clusters[cluster.0 as usize];
-        cluster.members.retain(|&m| m != operand);
-        cluster.index.remove(&operand);
+        cluster.members.retain(|&m| m != node);
+        cluster.index.remove(&node);
     }
 
     fn assign_pointwise(&mut self, id: NodeId) -> ClusterId {
         let mut candidates: Vec<ClusterId> = self.clusters_read(id);
         candidates.sort_by_key(|c| std::cmp::Reverse(self.fusion.clusters[c.0 as usize].last));
-        for cluster in candidates {
+        for (i, &cluster) in candidates.iter().enumerate() {
+            for &other in &candidates[i + 1..] {
+                self.merge(cluster, other);
+            }
             if let Some(index) = self.placement(cluster, id) {
                 self.join(cluster, id, index);
                 return cluster;
@@ -214,6 +255,65 @@ impl Fuser<'_> {
         let cluster = self.new_cluster(id, &ty.shape, &ty.sharding);
         self.join(cluster, id, (0..ty.rank()).map(|d| Index::Dim(DimId(d as u8))).collect());
         cluster
+    }
+
+    /// Moves the members of `from` into `into` where both run over the same loops and neither needs the other through a third.
+    fn merge(&mut self, into: ClusterId, from: ClusterId) {
+        let (a, b) = (&self.fusion.clusters[into.0 as usize], &self.fusion.clusters[from.0 as usize]);
+        let same_dims =
+            a.dims.len() == b.dims.len() && a.dims.iter().zip(&b.dims).all(|(x, y)| x.size == y.size && x.axes == y.axes);
+        let row_only = |c: &Cluster| c.members.iter().all(|m| c.index[m].len() == c.dims.len() || !c.inner.is_empty());
+        let inner_fits = a.inner == b.inner || (a.inner.is_empty() || b.inner.is_empty());
+        if a.phase != b.phase || !same_dims || !inner_fits || b.members.is_empty() || !row_only(a) || !row_only(b) {
+            return;
+        }
+        let through = |reads: &BTreeSet<Unit>, target: ClusterId| {
+            reads.iter().any(|&u| u != Unit::Cluster(target) && self.depends(u, target))
+        };
+        if through(&a.reads, from)
+            || through(&b.reads, into)
+            || self.reads_elsewhere(into, from)
+            || self.reads_elsewhere(from, into)
+        {
+            return;
+        }
+        let empty = Cluster::empty(b.phase);
+        let moved = std::mem::replace(&mut self.fusion.clusters[from.0 as usize], empty);
+        for &member in &moved.members {
+            self.fusion.roles[member.0 as usize] = Role::Member(into);
+        }
+        let cluster = &mut self.fusion.clusters[into.0 as usize];
+        cluster.members.extend(moved.members);
+        cluster.members.sort_unstable();
+        cluster.index.extend(moved.index);
+        cluster.reads.extend(moved.reads);
+        cluster.reads.remove(&Unit::Cluster(into));
+        cluster.reads.remove(&Unit::Cluster(from));
+        if cluster.inner.is_empty() {
+            cluster.inner = moved.inner;
+        }
+        cluster.first = cluster.first.min(moved.first);
+        cluster.last = cluster.last.max(moved.last);
+        // Readers of the emptied cluster now read this one.
+        for other in &mut self.fusion.clusters {
+            if other.reads.remove(&Unit::Cluster(from)) {
+                other.reads.insert(Unit::Cluster(into));
+            }
+        }
+    }
+
+    /// Whether a member of `reader` reads a member of `read` at another index than the one at which that lies.
+    fn reads_elsewhere(&self, reader: ClusterId, read: ClusterId) -> bool {
+        let (reader, read) = (&self.fusion.clusters[reader.0 as usize], &self.fusion.clusters[read.0 as usize]);
+        let mut elsewhere = false;
+        for (&member, index) in &reader.index {
+            refs::visit(self.graph, &self.fusion, member, index, &mut |operand, at| {
+                if let Some(own) = read.index.get(&operand) {
+                    elsewhere |= at.is_none_or(|at| at != own.as_slice());
+                }
+            });
+        }
+        elsewhere
     }
 
     /// Where `id` lies in the cluster's loop nest, if it may join: every reference to a member is at that member's own index,
@@ -321,6 +421,81 @@ impl Fuser<'_> {
             }
         }
         false
+    }
+
+    /// Members that only other kernels need, and that are a short function of what has a buffer anyway, are recomputed there.
+    fn recompute_cheap(&mut self, nodes: &[NodeId]) {
+        let mut crossing: BTreeMap<NodeId, BTreeSet<Phase>> = BTreeMap::new();
+        for &id in nodes {
+            for &operand in &self.graph[id].operands {
+                crossing.entry(operand).or_default().insert(self.graph[id].phase);
+            }
+        }
+        for &id in nodes {
+            let Role::Member(cluster) = self.fusion.roles[id.0 as usize] else { continue };
+            let needed = self.readers(id).iter().any(|&r| self.unit(r) != Unit::Cluster(cluster));
+            let into_kernels = self.uses[id.0 as usize].iter().all(|&u| self.may_compute(u, id));
+            if needed && into_kernels && !self.wanted.contains(&id) && self.is_cheap(id, &crossing) {
+                self.dissolve(id, cluster);
+            }
+        }
+    }
+
+    /// Units' nodes that read `id`, through inline nodes.
+    fn readers(&self, id: NodeId) -> Vec<NodeId> {
+        let mut found = Vec::new();
+        let mut open = self.uses[id.0 as usize].clone();
+        while let Some(user) = open.pop() {
+            match self.fusion.roles[user.0 as usize] {
+                Role::Inline => open.extend(&self.uses[user.0 as usize]),
+                _ => found.push(user),
+            }
+        }
+        found
+    }
+
+    /// Whether `user` can compute its operand `id` in place instead of loading it.
+    fn may_compute(&self, user: NodeId, id: NodeId) -> bool {
+        let op = &self.graph[user].op;
+        let loaded = self.graph[user].operands.iter().enumerate().any(|(i, &o)| o == id && refs::is_loaded(op, i));
+        match self.fusion.roles[user.0 as usize] {
+            Role::Member(_) => !loaded,
+            Role::Inline => !loaded && self.uses[user.0 as usize].iter().all(|&u| self.may_compute(u, user)),
+            _ => false,
+        }
+    }
+
+    /// At most three plain operations on one value that each phase which reads `id` reads anyway, and on smaller ones.
+    fn is_cheap(&self, id: NodeId, crossing: &BTreeMap<NodeId, BTreeSet<Phase>>) -> bool {
+        let node = &self.graph[id];
+        if !is_pointwise(&node.op) || node.ty.rank() == 0 || self.inline_cost(id) > 3 {
+            return false;
+        }
+        let mut large = BTreeSet::new();
+        let mut at_hand = true;
+        refs::visit(self.graph, &self.fusion, id, &[], &mut |operand, _| {
+            let role = self.fusion.roles[operand.0 as usize];
+            if self.graph.ty(operand).elements() * 8 > node.ty.elements() {
+                large.insert(operand);
+            }
+            let persistent = role == Role::Leaf && !matches!(self.graph[operand].op, Op::Input(_));
+            let read_there = crossing[&id].iter().all(|p| crossing[&operand].contains(p) || self.graph[operand].phase == *p);
+            let small = !large.contains(&operand);
+            at_hand &= persistent || ((read_there || small) && (!matches!(role, Role::Member(_)) || self.crosses(operand)));
+        });
+        at_hand && large.len() <= 1 && !crossing[&id].contains(&Phase::Update)
+    }
+
+    /// What computing `id` anew costs, inline operands included.
+    fn inline_cost(&self, id: NodeId) -> u32 {
+        let node = &self.graph[id];
+        let inner = node.operands.iter().filter(|o| self.fusion.roles[o.0 as usize] == Role::Inline);
+        cost_of(&node.op) + inner.map(|&o| self.inline_cost(o)).sum::<u32>()
+    }
+
+    /// Whether a kernel other than its own reads a member.
+    fn crosses(&self, id: NodeId) -> bool {
+        self.wanted.contains(&id) || self.readers(id).iter().any(|&r| self.unit(r) != self.unit(id))
     }
 
     /// Marks what needs a buffer: whatever a unit other than its own reads.

@@ -33,14 +33,20 @@ pub fn cluster(graph: &Graph, fusion: &Fusion, cluster: &Cluster, mode: impl Fn(
         let row = !cluster.inner.is_empty() && index.iter().all(|i| !cluster.inner.contains(&dim_of(i)));
         if let Op::Reduce(_) = graph[member].op {
             emitter.reduce(member, index, cluster);
-        } else if row {
+        } else if row || (cluster.inner.is_empty() && fusion.materialised[member.0 as usize]) {
             let value = emitter.compute(member, index);
             let var = emitter.var(member);
             emitter.kernel.body.push(Stmt::Let { var, value });
         }
-        if fusion.materialised[member.0 as usize] {
+        if fusion.materialised[member.0 as usize] && !cluster.inner.is_empty() {
             let over = if row || matches!(graph[member].op, Op::Reduce(_)) { Vec::new() } else { cluster.inner.clone() };
             emitter.store(member, index, over, mode(member), &mut outputs);
+        }
+    }
+    if cluster.inner.is_empty() {
+        // All that is read is read before anything is written: results may lie where operands lay.
+        for &member in cluster.members.iter().filter(|m| fusion.materialised[m.0 as usize]) {
+            emitter.store(member, &cluster.index[&member], Vec::new(), mode(member), &mut outputs);
         }
     }
     Emitted { kernel: emitter.kernel, inputs: emitter.inputs, outputs }

@@ -36,7 +36,11 @@ fn writer_in_place(program: &Program, body: &[Instr], from: BufferId, to: Buffer
         Expr::Load { input, index, .. } if instr.operands[usize::from(*input)] == to => Some(index) == stored,
         _ => true,
     });
-    let pointwise = kernel.body.iter().all(|s| matches!(s, Stmt::Store { over, .. } if over.is_empty()));
+    let pointwise = kernel.body.iter().all(|s| match s {
+        Stmt::Store { over, .. } => over.is_empty(),
+        Stmt::Let { .. } => true,
+        Stmt::Reduce { .. } => false,
+    });
     let read_later = body[writer + 1..].iter().any(|i| i.operands.contains(&to) || i.results.contains(&to));
     let written_before = body[..writer].iter().any(|i| i.results.contains(&to));
     same_element && pointwise && !read_later && !written_before && program.ty(from) == program.ty(to)
