@@ -202,7 +202,7 @@ impl Fuser<'_> {
             }
         }
         self.release(operand, &mut vec![id]);
-        let cluster = self.new_cluster(id, &self.graph.ty(operand).shape.to_vec(), &self.graph.ty(operand).sharding.clone());
+        let cluster = self.new_cluster(id, &self.graph.ty(operand).shape, &self.graph.ty(operand).sharding.clone());
         let dim = |&d: &usize| Index::Dim(DimId(d as u8));
         self.fusion.clusters[cluster.0 as usize].inner = reduced.iter().map(|&d| DimId(d as u8)).collect();
         self.join(cluster, id, kept.iter().map(dim).collect());
