@@ -16,6 +16,7 @@ pub mod optimizer;
 pub mod place;
 pub mod plan;
 pub mod precision;
+pub mod rewrite;
 pub mod schedule;
 pub mod sources;
 pub mod train;
