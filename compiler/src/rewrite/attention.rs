@@ -29,10 +29,8 @@ pub fn find(egraph: &Graph, _: Id, term: &Term) -> Vec<Expr> {
                     for q in 0..2 {
                         let roles = Roles::new(&keys.spec, q, &values, dim);
                         let (q, k) = (t.args[q], t.args[1 - q]);
-                        found.extend(roles.and_then(|r| r.build(egraph, term, [q, k], scale, mask)));
-                    }
-                    if !found.is_empty() {
-                        return found;
+                        let built = roles.and_then(|r| r.build(egraph, term, [q, k], scale, mask));
+                        found.extend(built.filter(|b| !found.contains(b)));
                     }
                 }
             }

@@ -1,6 +1,6 @@
 //! Rules about contractions: what stands before or after `dot_general` moves into its spec, or out of it.
 
-use super::movement::{operand, scaled, ty};
+use super::movement::{merged, operand, scaled, ty};
 use super::term::{Expr, Graph, Term};
 use crate::ops::{Binary, DotGeneral, Op, Reshape};
 use dcc_program::factors::DimFactors;
@@ -182,23 +182,4 @@ fn unique_names(names: &mut [String]) {
             names[i].push('x');
         }
     }
-}
-
-/// For each dim of `to` the dims of `from` that are merged into it, two or more somewhere; `None` where anything is split.
-fn merged(from: &[u64], to: &[u64]) -> Option<Vec<std::ops::Range<usize>>> {
-    let mut groups = Vec::with_capacity(to.len());
-    let mut at = 0;
-    for &size in to {
-        let begin = at;
-        let mut product = 1;
-        while at < from.len() && (product < size || at == begin) {
-            product *= from[at];
-            at += 1;
-        }
-        if product != size || at == begin {
-            return None;
-        }
-        groups.push(begin..at);
-    }
-    (at == from.len() && from.len() > to.len() && !from.contains(&1)).then_some(groups)
 }

@@ -5,8 +5,9 @@
 use super::solve::{Local, Problem, Solution};
 use super::term::{Graph, Head, Term};
 use crate::ops::Op;
-use dcc_program::TensorType;
+use dcc_program::factors::DimFactors;
 use dcc_program::kernel::{BinaryOp, UnaryOp};
+use dcc_program::{FactorId, FactorSpec, TensorType};
 use egg::Id;
 use std::collections::BTreeMap;
 
@@ -28,8 +29,27 @@ fn cost(egraph: &Graph, term: &Term) -> u64 {
         Op::Compare(_) | Op::Select(_) | Op::Cast(_) => 4 + elements,
         Op::Transpose(_) | Op::Slice(_) | Op::Pad(_) | Op::Concatenate(_) | Op::Reverse(_) => 64 + 8 * elements,
         Op::Reduce(_) => 64 + 4 * operands,
+        Op::DotGeneral(op) => 256 + (elements + operands) * (6 + loops(&op.spec)) / 2,
         _ => 256 + 8 * (elements + operands),
     }
+}
+
+/// Loops of a contraction after merging factors that are neighbours, in the same order, wherever they occur: strided access for
+/// each above three.
+fn loops(spec: &FactorSpec) -> u64 {
+    let sides: Vec<&Vec<DimFactors>> = spec.operands.iter().chain([&spec.result]).collect();
+    let follows = |a: FactorId, b: FactorId| {
+        sides.iter().all(|dims| {
+            let at = |f: FactorId| dims.iter().position(|d| d.contains(&f));
+            match (at(a), at(b)) {
+                (Some(x), Some(y)) => x + 1 == y,
+                (None, None) => true,
+                _ => false,
+            }
+        })
+    };
+    let merged = spec.ids().filter(|&b| spec.ids().any(|a| a != b && follows(a, b))).count();
+    (spec.names.len() - merged) as u64
 }
 
 fn unary_weight(op: UnaryOp) -> u64 {

@@ -140,6 +140,55 @@ pub fn transpose_reshape(egraph: &Graph, _: Id, term: &Term) -> Vec<Expr> {
     }
 }
 
+/// A transpose of merged dims is a transpose of what was merged, merged then.
+pub fn transpose_merged(egraph: &Graph, _: Id, term: &Term) -> Vec<Expr> {
+    let Some(Op::Transpose(op)) = term.op() else { return Vec::new() };
+    let below = |t: &Term| {
+        let Some(Op::Reshape(_)) = t.op() else { return None };
+        let groups = merged(&ty(egraph, t.args[0]).shape, &t.ty.shape)?;
+        let perm: Dims = op.perm.iter().flat_map(|&p| groups[usize::from(p)].clone()).map(|d| d as u8).collect();
+        let inner = transposed(Expr::Class(t.args[0]), &perm);
+        Some(Expr::node(Reshape { shape: term.ty.shape.clone() }, [inner]))
+    };
+    operand(egraph, term, 0).filter_map(below).collect()
+}
+
+/// Dims split after a transpose may be split before it.
+pub fn split_transpose(egraph: &Graph, _: Id, term: &Term) -> Vec<Expr> {
+    let Some(Op::Reshape(to)) = term.op() else { return Vec::new() };
+    let Some(groups) = merged(&to.shape, &ty(egraph, term.args[0]).shape) else { return Vec::new() };
+    let below = |t: &Term| {
+        let Some(Op::Transpose(op)) = t.op() else { return None };
+        // Where each dim of the transpose's operand went.
+        let to_result = |d: usize| op.perm.iter().position(|&p| usize::from(p) == d).expect("a permutation");
+        let order: Vec<usize> = (0..op.perm.len()).map(to_result).collect();
+        let split: Vec<usize> = order.iter().flat_map(|&r| groups[r].clone()).collect();
+        let shape: Shape = split.iter().map(|&d| to.shape[d]).collect();
+        let perm: Dims = (0..split.len()).map(|d| split.iter().position(|&s| s == d).expect("a permutation") as u8).collect();
+        Some(transposed(Expr::node(Reshape { shape }, [Expr::Class(t.args[0])]), &perm))
+    };
+    operand(egraph, term, 0).filter_map(below).collect()
+}
+
+/// For each dim of `to` the dims of `from` that are merged into it, two or more somewhere; `None` where anything is split.
+pub fn merged(from: &[u64], to: &[u64]) -> Option<Vec<std::ops::Range<usize>>> {
+    let mut groups = Vec::with_capacity(to.len());
+    let mut at = 0;
+    for &size in to {
+        let begin = at;
+        let mut product = 1;
+        while at < from.len() && (product < size || at == begin) {
+            product *= from[at];
+            at += 1;
+        }
+        if product != size || at == begin {
+            return None;
+        }
+        groups.push(begin..at);
+    }
+    (at == from.len() && from.len() > to.len() && !from.contains(&1)).then_some(groups)
+}
+
 /// Also drops a reshape that only takes dims of size 1 out, or puts them in, before a broadcast.
 pub fn broadcast_broadcast(egraph: &Graph, _: Id, term: &Term) -> Vec<Expr> {
     let Some(Op::BroadcastInDim(outer)) = term.op() else { return Vec::new() };
@@ -193,23 +242,21 @@ fn common<K: PartialEq>(
     }
     let mut found: Vec<(K, Shape, Vec<Expr>)> = Vec::new();
     let numbers = |i: usize| egraph[term.args[i]].data.splat.clone();
-    for first in (0..term.args.len()).filter(|&i| numbers(i).is_none()) {
-        for t in operand(egraph, term, first) {
-            let Some((key, shape)) = inner(t) else { continue };
-            let source = |i: usize| {
-                if let Some(value) = numbers(i) {
-                    return Some(Expr::Splat(value, ty(egraph, term.args[i]).with_shape(&shape)));
-                }
-                let same = |t: &&Term| inner(t).is_some_and(|(k, s)| k == key && s == shape);
-                operand(egraph, term, i).find(same).map(|t| Expr::Class(t.args[0]))
-            };
-            let args: Option<Vec<Expr>> = (0..term.args.len()).map(source).collect();
-            if let Some(args) = args.filter(|_| !found.iter().any(|(k, s, _)| *k == key && *s == shape)) {
-                found.push((key, shape, args));
+    // All operands have to be moved alike, so that the first one that is no number decides.
+    let Some(first) = (0..term.args.len()).find(|&i| numbers(i).is_none()) else { return found };
+    for t in operand(egraph, term, first) {
+        let Some((key, shape)) = inner(t) else { continue };
+        let source = |i: usize| {
+            if let Some(value) = numbers(i) {
+                return Some(Expr::Splat(value, ty(egraph, term.args[i]).with_shape(&shape)));
             }
+            let same = |t: &&Term| inner(t).is_some_and(|(k, s)| k == key && s == shape);
+            operand(egraph, term, i).find(same).map(|t| Expr::Class(t.args[0]))
+        };
+        let args: Option<Vec<Expr>> = (0..term.args.len()).map(source).collect();
+        if let Some(args) = args.filter(|_| !found.iter().any(|(k, s, _)| *k == key && *s == shape)) {
+            found.push((key, shape, args));
         }
-        // All operands have to be moved alike, so that the first one that is no number decides.
-        break;
     }
     found
 }

@@ -14,8 +14,8 @@ pub type Find = fn(&Graph, Id, &Term) -> Vec<Expr>;
 pub enum Body {
     /// Left and right side as text, for results of some dtypes.
     Text {
-        from: Pattern,
-        to: Pattern,
+        from: Box<Pattern>,
+        to: Box<Pattern>,
         of: Of,
     },
     Code(Find),
@@ -103,6 +103,8 @@ const CODE: &[(&str, Scope, Find)] = &[
     ("reshape-reshape", Scope::Forward, movement::reshape_reshape),
     ("transpose-transpose", Scope::Forward, movement::transpose_transpose),
     ("transpose-reshape", Scope::Forward, movement::transpose_reshape),
+    ("transpose-merged", Scope::Forward, movement::transpose_merged),
+    ("split-transpose", Scope::Forward, movement::split_transpose),
     ("broadcast-broadcast", Scope::Forward, movement::broadcast_broadcast),
     ("pointwise-of-broadcasts", Scope::Forward, movement::pointwise_of_broadcasts),
     ("pointwise-of-transposes", Scope::Forward, movement::pointwise_of_transposes),
@@ -127,7 +129,7 @@ const CODE: &[(&str, Scope, Find)] = &[
 /// All rules.
 pub fn all() -> Vec<Rule> {
     let text = |&(name, of, from, to): &(&'static str, Of, &str, &str)| {
-        let body = Body::Text { from: Pattern::parse(from), to: Pattern::parse(to), of };
+        let body = Body::Text { from: Box::new(Pattern::parse(from)), to: Box::new(Pattern::parse(to)), of };
         Rule { name, body, scope: Scope::Pointwise }
     };
     let code = |&(name, scope, find): &(&'static str, Scope, Find)| Rule { name, body: Body::Code(find), scope };
