@@ -21,7 +21,6 @@ use crate::cost::Machine;
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
 use dcc_program::{AxisId, AxisList, Mesh};
-pub use follow::follow;
 use forward::Forward;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
