@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 /// Bytes of packing space of each thread.
 pub const WORKER_BYTES: usize = 3 << 19;
 /// Bytes of packing space that all threads of one call share.
-pub const SHARED_BYTES: usize = 4 << 20;
+pub const SHARED_BYTES: usize = 1 << 20;
 /// Spins before a thread parks, about 20 µs.
 const SPINS: u32 = 2000;
 

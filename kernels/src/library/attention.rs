@@ -233,15 +233,8 @@ impl<E: Real> Attention<E> {
                 // panels are its own.
                 unsafe {
                     let panel = to.get().add(chunk * size + key * channels);
-                    pack(
-                        here.as_ptr(),
-                        strides.position as isize,
-                        strides.channel as isize,
-                        panel,
-                        width.min(s.keys - key),
-                        width,
-                        channels,
-                    );
+                    let steps = (strides.position as isize, strides.channel as isize);
+                    pack(&self.kernels, here.as_ptr(), steps, panel, (width.min(s.keys - key), width, channels));
                 }
             }
         });

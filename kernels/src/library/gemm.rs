@@ -16,7 +16,7 @@ const ROW_PANELS: usize = 16;
 /// Bytes of a worker's scratch that hold packed A; the rest holds packed B when the worker computes a product alone.
 const A_BYTES: usize = WORKER_BYTES / 3;
 /// Column panels packed per chunk.
-const PACK_PANELS: usize = 4;
+const PACK_PANELS: usize = 8;
 
 /// Consecutive rows (columns) of A (B) and of C.
 #[derive(Clone, Copy, Debug)]
@@ -275,7 +275,13 @@ impl<E: Element> Gemm<E> {
                 unsafe {
                     let to = packed.add(i * self.kernels.rows * PIECE + run.position * panel.size);
                     let from = a.offset(panel.source + run.a);
-                    pack(from, self.strides.a_row, self.strides.a_step, to, panel.size, panel.size, run.size);
+                    pack(
+                        &self.kernels,
+                        from,
+                        (self.strides.a_row, self.strides.a_step),
+                        to,
+                        (panel.size, panel.size, run.size),
+                    );
                 }
             }
         }
@@ -287,13 +293,29 @@ impl<E: Element> Gemm<E> {
     /// As `run`; `packed` holds `columns.len()` panels.
     unsafe fn pack_columns(&self, b: *const E, columns: &[Panel], piece: usize, packed: *mut E) {
         let width = self.kernels.columns;
+        if self.strides.b_column == 1 && columns.iter().all(|panel| panel.size == width) {
+            // Step by step through all panels: longer stretches of a row of B at a time, fewer pages.
+            for run in &self.pieces[piece] {
+                for q in 0..run.size {
+                    for (j, panel) in columns.iter().enumerate() {
+                        // SAFETY: the caller's.
+                        unsafe {
+                            let to = packed.add(j * self.panel_elements() + (run.position + q) * width);
+                            let from = b.offset(panel.source + run.b + q as isize * self.strides.b_step);
+                            std::ptr::copy_nonoverlapping(from, to, width);
+                        }
+                    }
+                }
+            }
+            return;
+        }
         for (j, panel) in columns.iter().enumerate() {
             for run in &self.pieces[piece] {
                 // SAFETY: the caller's.
                 unsafe {
                     let to = packed.add(j * self.panel_elements() + run.position * width);
                     let from = b.offset(panel.source + run.b);
-                    pack(from, self.strides.b_column, self.strides.b_step, to, panel.size, width, run.size);
+                    pack(&self.kernels, from, (self.strides.b_column, self.strides.b_step), to, (panel.size, width, run.size));
                 }
             }
         }
@@ -316,18 +338,17 @@ fn shift<E: Element>(operands: Operands<E>, item: &[isize; 3]) -> Operands<E> {
     }
 }
 
-/// to[q * width + i] = from[i * stride + q * step] for i < size, q < steps; zero for size <= i < width.
+/// With (stride, step) of `from` and (size, width, steps): to[q * width + i] = from[i * stride + q * step] for i < size, q < steps; zero
+/// for size <= i < width.
 ///
 /// # Safety
 /// The addresses above are readable and writable.
 pub(super) unsafe fn pack<E: Element>(
+    kernels: &Kernels<E>,
     from: *const E,
-    stride: isize,
-    step: isize,
+    (stride, step): (isize, isize),
     to: *mut E,
-    size: usize,
-    width: usize,
-    steps: usize,
+    (size, width, steps): (usize, usize, usize),
 ) {
     // SAFETY: the caller's.
     unsafe {
@@ -340,17 +361,43 @@ pub(super) unsafe fn pack<E: Element>(
                     .for_each(|q| std::ptr::copy_nonoverlapping(from.offset(q as isize * step), to.add(q * width), size)),
             }
         } else {
-            const LINE: usize = 16;
-            for first in (0..steps).step_by(LINE) {
-                for i in 0..size {
-                    for q in first..steps.min(first + LINE) {
-                        *to.add(q * width + i) = *from.offset(i as isize * stride + q as isize * step);
-                    }
-                }
-            }
+            pack_across(kernels, from, (stride, step), to, (size, width, steps));
         }
         for q in 0..if size < width { steps } else { 0 } {
             (size..width).for_each(|i| *to.add(q * width + i) = E::ZERO);
+        }
+    }
+}
+
+/// The part of `pack` against the memory order: squares by the microkernel's transposition where the steps are contiguous.
+///
+/// # Safety
+/// As `pack`.
+unsafe fn pack_across<E: Element>(
+    kernels: &Kernels<E>,
+    from: *const E,
+    (stride, step): (isize, isize),
+    to: *mut E,
+    (size, width, steps): (usize, usize, usize),
+) {
+    let square = kernels.lanes;
+    let transpose = kernels.transpose.filter(|_| step == 1);
+    for first in (0..steps).step_by(square) {
+        let count = square.min(steps - first);
+        let mut i = 0;
+        // SAFETY: the caller's.
+        unsafe {
+            if let Some(transpose) = transpose.filter(|_| count == square) {
+                while i + square <= size {
+                    transpose(from.offset(i as isize * stride).add(first), stride, to.add(first * width + i), width);
+                    i += square;
+                }
+            }
+            for i in i..size {
+                for q in first..first + count {
+                    *to.add(q * width + i) = *from.offset(i as isize * stride + q as isize * step);
+                }
+            }
         }
     }
 }

@@ -39,9 +39,20 @@ pub struct Kernels<E> {
     pub columns: usize,
     narrow: [Kernel<E>; MAX_ROWS],
     wide: [Kernel<E>; MAX_ROWS],
+    /// Transposes a square of `lanes` x `lanes` elements: (from, its row stride, to, its row stride).
+    pub transpose: Option<Transpose<E>>,
 }
 
+/// # Safety
+/// Both squares are readable and writable; the machine has the instruction set.
+pub type Transpose<E> = unsafe fn(*const E, isize, *mut E, usize);
+
 impl<E: Element> Kernels<E> {
+    /// The same with a transposition.
+    pub(super) fn with_transpose(self, transpose: Option<Transpose<E>>) -> Self {
+        Kernels { transpose, ..self }
+    }
+
     /// Computes `block` with `rows` rows.
     ///
     /// # Safety
@@ -155,6 +166,7 @@ macro_rules! kernels {
                 columns: 2 * V::LANES,
                 narrow: [$(enabled::<V, $n, 1>),*],
                 wide: [$(enabled::<V, $n, 2>),*],
+                transpose: None,
             }
         }
     };

@@ -36,7 +36,7 @@ pub(super) trait Vector: Copy {
 }
 
 macro_rules! element {
-    ($e:ty, $avx512:ident, $avx2:ident) => {
+    ($e:ty, $avx512:ident, $avx2:ident, $transpose:expr) => {
         impl Element for $e {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
@@ -61,7 +61,7 @@ macro_rules! element {
             fn kernels(isa: Isa) -> super::microkernel::Kernels<Self> {
                 match isa {
                     #[cfg(target_arch = "x86_64")]
-                    Isa::Avx512 => super::microkernel::avx512::<x86::$avx512>(),
+                    Isa::Avx512 => super::microkernel::avx512::<x86::$avx512>().with_transpose($transpose),
                     #[cfg(target_arch = "x86_64")]
                     Isa::Avx2 => super::microkernel::avx2::<x86::$avx2>(),
                     _ => super::microkernel::baseline::<Single<$e>>(),
@@ -70,8 +70,8 @@ macro_rules! element {
         }
     };
 }
-element!(f32, F32x16, F32x8);
-element!(f64, F64x8, F64x4);
+element!(f32, F32x16, F32x8, Some(x86::transpose16));
+element!(f64, F64x8, F64x4, None);
 
 /// One lane: the fallback for machines without AVX2.
 #[derive(Clone, Copy)]
@@ -128,6 +128,46 @@ pub(super) mod x86 {
     /// Lane numbers, to make AVX2 masks.
     static COUNT32: [i32; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
     static COUNT64: [i64; 4] = [0, 1, 2, 3];
+
+    /// to[j, i] = from[i, j] for 16 x 16 elements.
+    ///
+    /// # Safety
+    /// As `microkernel::Transpose`.
+    #[target_feature(enable = "avx512f")]
+    pub unsafe fn transpose16(from: *const f32, stride: isize, to: *mut f32, width: usize) {
+        let mut r = [_mm512_setzero_ps(); 16];
+        for (i, row) in r.iter_mut().enumerate() {
+            // SAFETY: the caller's.
+            *row = unsafe { _mm512_loadu_ps(from.offset(i as isize * stride)) };
+        }
+        // Pairs, then fours, of rows within the 128-bit quarters; then the quarters.
+        let mut t = r;
+        for i in 0..8 {
+            t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+            t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+        }
+        for i in 0..4 {
+            for half in 0..2 {
+                let (a, b) = (_mm512_castps_pd(t[4 * i + half]), _mm512_castps_pd(t[4 * i + half + 2]));
+                r[4 * i + 2 * half] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+                r[4 * i + 2 * half + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+            }
+        }
+        for j in 0..4 {
+            let even = [_mm512_shuffle_f32x4::<0x88>(r[j], r[4 + j]), _mm512_shuffle_f32x4::<0x88>(r[8 + j], r[12 + j])];
+            let odd = [_mm512_shuffle_f32x4::<0xdd>(r[j], r[4 + j]), _mm512_shuffle_f32x4::<0xdd>(r[8 + j], r[12 + j])];
+            let columns = [
+                (j, _mm512_shuffle_f32x4::<0x88>(even[0], even[1])),
+                (4 + j, _mm512_shuffle_f32x4::<0x88>(odd[0], odd[1])),
+                (8 + j, _mm512_shuffle_f32x4::<0xdd>(even[0], even[1])),
+                (12 + j, _mm512_shuffle_f32x4::<0xdd>(odd[0], odd[1])),
+            ];
+            for (column, values) in columns {
+                // SAFETY: the caller's.
+                unsafe { _mm512_storeu_ps(to.add(column * width), values) };
+            }
+        }
+    }
 
     macro_rules! vector {
         ($name:ident, $raw:ty, $e:ty, $lanes:expr, $zero:ident, $splat:ident, $load:ident, $store:ident, $fma:ident, $mul:ident,
