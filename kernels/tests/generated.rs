@@ -129,6 +129,18 @@ fn scalars(dtype: DType, raw: &[u8]) -> Vec<Scalar> {
         .collect()
 }
 
+fn compare(got: &[Scalar], expected: &[Scalar], tolerance: f64, what: &str) {
+    for (i, (got, want)) in got.iter().zip(expected).enumerate() {
+        let fine = match (*got, *want) {
+            (Scalar::Float(x), Scalar::Float(y)) => {
+                (x - y).abs() <= tolerance * (1.0 + y.abs()) || x == y || (x.is_nan() && y.is_nan())
+            }
+            (x, y) => x == y,
+        };
+        assert!(fine, "{i}: {got:?}, expected {want:?}, in {what}");
+    }
+}
+
 /// Runs `kernel` by JIT and by reference and compares; every instruction set and 1 and 3 threads must agree in all bits.
 fn check(kernel: &Kernel, inputs: &[Vec<Extent>], outputs: &[Vec<Extent>], tolerance: f64) {
     let nest = Nest::bind(kernel, inputs, outputs).unwrap();
@@ -152,16 +164,12 @@ fn check(kernel: &Kernel, inputs: &[Vec<Extent>], outputs: &[Vec<Extent>], toler
             let mut slices: Vec<&mut [u8]> = copies.iter_mut().map(|c| &mut c[..]).collect();
             compiled.run_slices(&Pool::new(threads), &parameters, &refs, &mut slices);
             for (o, argument) in kernel.outputs.iter().enumerate() {
-                let got = scalars(argument.dtype, &copies[o]);
-                for (i, (got, want)) in got.iter().zip(&expected[o]).enumerate() {
-                    let fine = match (*got, *want) {
-                        (Scalar::Float(x), Scalar::Float(y)) => {
-                            (x - y).abs() <= tolerance * (1.0 + y.abs()) || x == y || (x.is_nan() && y.is_nan())
-                        }
-                        (x, y) => x == y,
-                    };
-                    assert!(fine, "{isa:?} output {o}[{i}]: {got:?}, expected {want:?}\n{kernel:#?}");
-                }
+                compare(
+                    &scalars(argument.dtype, &copies[o]),
+                    &expected[o],
+                    tolerance,
+                    &format!("{isa:?} output {o} of {kernel:#?}"),
+                );
             }
             assert!(first.get_or_insert_with(|| copies.clone()) == &copies, "{isa:?} with {threads} threads differs");
         }
@@ -350,6 +358,25 @@ fn adamw_in_place_and_dropout() {
     b.store(F, &[], &[0, 1], u);
     let (s, c) = (Extent { offset: 30, valid: 13, block: 15 }, Extent { offset: 34, valid: 33, block: 34 });
     check(&b.kernel, &[vec![s, c]], &[vec![s, c], vec![s, c]], 0.0);
+}
+
+/// The comparison sees a wrong constant.
+#[test]
+#[should_panic(expected = "expected")]
+fn control() {
+    let mut b = Build::new(&["i"]).outer(&[0]);
+    let x = b.input(F, &[0]);
+    let c = b.float(F, 1.01);
+    let y = b.mul(x, c);
+    b.store(F, &[], &[0], y);
+    let nest = |kernel: &Kernel| Nest::bind(kernel, &[vec![whole(9)]], &[vec![whole(9)]]).unwrap();
+    let mut wrong = b.kernel.clone();
+    wrong.exprs[usize::try_from(c.0).unwrap()] = Expr::Const { dtype: F, bits: 1f64.to_bits() };
+    let mut expected = vec![vec![Scalar::Float(0.0); 9]];
+    reference::run(&nest(&b.kernel), &[0; 3], &[vec![Scalar::Float(1.0); 9]], &mut expected);
+    let (input, mut output) = ([1f32; 10].map(f32::to_le_bytes).concat(), vec![0u8; 40]);
+    Jit::new().unwrap().compile(nest(&wrong)).unwrap().run_slices(&Pool::new(1), &[0; 3], &[&input], &mut [&mut output]);
+    compare(&scalars(F, &output)[..9], &expected[0], 1e-6, "control");
 }
 
 /// One random kernel of a few statements over three dims.

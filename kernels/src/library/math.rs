@@ -4,6 +4,8 @@
 //! NaN included. Only fused multiply-add, so that every instruction set gives the same bits. Polynomials of exp, log and tanh follow
 //! Cephes (Moshier), erf in f32 Juffa, in f64 fdlibm (Sun Microsystems).
 
+#![allow(clippy::excessive_precision, reason = "constants stand as their sources print them")]
+
 /// Functions of one real type, inlined into the loops that call them.
 pub trait Real: super::simd::Element + PartialOrd {
     fn exp(self) -> Self;

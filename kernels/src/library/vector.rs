@@ -103,8 +103,8 @@ pub(super) unsafe fn fetch<T: Copy, const SINGLE: bool>(p: *const u8, i: usize, 
             *p.add(i).cast::<[T; LANES]>()
         } else {
             let mut all = [*p.add(i); LANES];
-            for l in 1..count {
-                all[l] = *p.add(i + l);
+            for (l, element) in all.iter_mut().enumerate().take(count) {
+                *element = *p.add(i + l);
             }
             all
         }
