@@ -100,6 +100,13 @@ impl Jit {
                 emitted.scratch_bytes
             ));
         }
+        tracing::debug!(
+            points = plan.points,
+            grain = plan.grain,
+            calls = emitted.calls,
+            scratch_bytes = emitted.scratch_bytes,
+            "compiled a kernel"
+        );
         let name = format!("kernel{}", self.count);
         let function = module.declare_function(&name, Linkage::Local, &signature).map_err(|e| e.to_string())?;
         module.define_function(function, &mut context).map_err(|e| format!("{e:?}"))?;
