@@ -43,7 +43,7 @@ pub use inputs::InputInfo;
 pub use model::Model;
 pub use ops::supported;
 pub use parameters::Parameter;
-pub use tensor::{Tensor, TensorData};
+pub use tensor::{Tensor, TensorData, dtype};
 
 /// What to do about the model's Dropout nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -1,6 +1,7 @@
 //! The dcc compiler: from an ONNX graph to one training program per pipeline stage.
 
 pub mod autodiff;
+pub mod cli;
 pub mod compile;
 pub mod cost;
 pub mod error;
@@ -16,6 +17,8 @@ pub mod optimizer;
 pub mod place;
 pub mod plan;
 pub mod precision;
+
+pub mod report;
 pub mod rewrite;
 pub mod schedule;
 pub mod sources;

@@ -1,3 +1,5 @@
 //! `dcc`: see `cli`.
 
-fn main() {}
+fn main() {
+    std::process::exit(dcc::cli::main());
+}

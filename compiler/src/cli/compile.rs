@@ -1,0 +1,152 @@
+//! `dcc compile MODEL [-o OUT.dcc]`: I/O around the pure compiler, the report, the artifact.
+
+use super::complete::complete;
+use super::data::{DataFlags, Shapes};
+use super::failure::{self, Outcome};
+use super::flags::{self, CompileFlags};
+use super::model::{self, Kind, Source};
+use super::{output, tables};
+use crate::compile::{Compiled, Options, compile};
+use crate::error::Error;
+use crate::graph::Graph;
+use clap::ArgMatches;
+use dcc_program::DType;
+use dcc_program::artifact::{Artifact, Data};
+use std::path::{Component, Path, PathBuf};
+use std::time::Instant;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The ONNX model
+    model: PathBuf,
+    /// The artifact to write (default: MODEL with the extension dcc)
+    #[arg(short, long, value_name = "OUT.dcc")]
+    out: Option<PathBuf>,
+    /// Copy weights into the artifact, so that it can travel alone
+    #[arg(long)]
+    embed_weights: bool,
+    /// Print what a pass made; writes no artifact unless --out says so
+    #[arg(long, value_name = "WHAT", value_parser = ["graph", "placed", "programs"], conflicts_with = "json")]
+    emit: Option<String>,
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    flags: CompileFlags,
+    #[command(flatten)]
+    data: DataFlags,
+}
+
+/// A model and what became of it.
+pub struct Built {
+    pub source: Source,
+    pub compiled: Compiled,
+}
+
+pub fn run(args: &Args, matches: &ArgMatches, words: &[String]) -> Outcome<i32> {
+    let start = Instant::now();
+    if model::kind(&args.model)? == Kind::Artifact {
+        return Err(Error::usage("this is an artifact already")
+            .at(args.model.display())
+            .help("compile the .onnx model")
+            .into());
+    }
+    let DataFlags { data, map, layout, input } = &args.data;
+    let shapes = Shapes::read(data, map, layout, input)?;
+    let mut built = build(&args.model, &args.flags, &shapes, flags::given(matches), words)?;
+    let compiled = &mut built.compiled;
+    let out = args.out.clone().unwrap_or_else(|| args.model.with_extension("dcc"));
+    let bytes = match args.emit.is_none() || args.out.is_some() {
+        true => Some(write(&out, &mut compiled.artifact, &built.source.folder, args.embed_weights)?),
+        false => None,
+    };
+    let report = tables::Report::new(&built);
+    for line in report.lines() {
+        output::talk(&line);
+    }
+    if bytes.is_some() {
+        output::status("Finished", &format!("{} in {:.2} s", out.display(), start.elapsed().as_secs_f64()));
+    }
+    match &args.emit {
+        Some(what) => output::data(&emit(what, &built.compiled))?,
+        None if args.json => output::json(&report.json(&out, bytes))?,
+        None => {}
+    }
+    Ok(0)
+}
+
+/// Compiles the model at `path`. `given`: the compile flags for the artifact; `words`: the command, for errors that complete it.
+pub fn build(path: &Path, flags: &CompileFlags, shapes: &Shapes, given: Vec<String>, words: &[String]) -> Outcome<Built> {
+    let source = model::open(path)?;
+    let mut options = flags.options()?;
+    shapes.apply(&source.model, flags, &mut options);
+    let options = Options { name: source.name.clone(), flags: given, external_bytes: source.external_bytes.clone(), ..options };
+    let compiled = compile(&source.model, &options).map_err(|error| complete(error, &source.model, &options, words))?;
+    if flags.dtype.as_deref() == Some("f32") {
+        check_f32(&compiled)?;
+    }
+    Ok(Built { source, compiled })
+}
+
+/// `--dtype f32` of a model that computes in anything else would be a promise not kept.
+fn check_f32(compiled: &Compiled) -> Outcome<()> {
+    let types = compiled.forward.ids().map(|id| compiled.forward.ty(id).dtype);
+    match types.filter(|dtype| dtype.is_float()).find(|&dtype| dtype != DType::F32) {
+        Some(dtype) => Err(Error::usage(format!("--dtype f32: the model computes in {}", dtype.name()))
+            .help("leave --dtype out, or use --dtype f64")
+            .into()),
+        None => Ok(()),
+    }
+}
+
+/// Writes the artifact; its size. Paths of tensors become relative to its folder, or their bytes part of it.
+fn write(out: &Path, artifact: &mut Artifact, model_folder: &Path, embed: bool) -> Outcome<u64> {
+    let here = |folder: &Path| if folder.as_os_str().is_empty() { PathBuf::from(".") } else { folder.to_owned() };
+    let folder = here(out.parent().unwrap_or(Path::new("")));
+    let absolute = |folder: &Path| folder.canonicalize().map_err(|error| failure::io("find the folder", folder, error));
+    let between = relative(&absolute(&folder)?, &absolute(&here(model_folder))?);
+    for tensor in &mut artifact.tensors {
+        if embed {
+            let bytes = tensor.bytes(model_folder).map_err(|error| failure::artifact(error, out))?;
+            tensor.data = bytes.map_or(Data::Absent, Data::Embedded);
+        } else if let Data::File { path, .. } = &mut tensor.data {
+            *path = format!("{between}{path}");
+        }
+    }
+    output::file(out, |file| artifact.write(file))?;
+    std::fs::metadata(out).map(|file| file.len()).map_err(|error| failure::io("read", out, error))
+}
+
+/// `../models/` from one absolute folder to another, empty where they are the same.
+fn relative(from: &Path, to: &Path) -> String {
+    let parts = |path: &Path| path.components().map(|part: Component| part.as_os_str().to_owned()).collect::<Vec<_>>();
+    let (from, to) = (parts(from), parts(to));
+    let common = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
+    let up = std::iter::repeat_n("../".to_owned(), from.len() - common);
+    up.chain(to[common..].iter().map(|part| format!("{}/", part.to_string_lossy()))).collect()
+}
+
+fn emit(what: &str, compiled: &Compiled) -> String {
+    let print = |graph: &Graph| graph.to_string();
+    match what {
+        "graph" => print(&compiled.training.graph),
+        "placed" => print(&compiled.placed),
+        _ => {
+            let programs = compiled.artifact.train.iter().chain(&compiled.artifact.eval);
+            programs.map(dcc_program::text::print).collect::<Vec<_>>().join("\n")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_are_relative_to_each_other() {
+        let check = |from: &str, to: &str| relative(from.as_ref(), to.as_ref());
+        assert_eq!(check("/a/b", "/a/b"), "");
+        assert_eq!(check("/a/b", "/a/c/d"), "../c/d/");
+        assert_eq!(check("/a", "/a/b"), "b/");
+    }
+}

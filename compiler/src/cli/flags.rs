@@ -1,0 +1,312 @@
+//! The flags that say what to compile, shared by `compile`, `run` and `eval`, and the options that they mean.
+
+use crate::compile::{Options, Precision};
+use crate::error::{Error, Result};
+use crate::import::{self, Dropout};
+use crate::loss::{LossKind, LossOptions};
+use crate::optimizer::{AdamDecay, Decay, Optimizer, OptimizerOptions};
+use crate::plan::{Parallel, Pin, Schedule, batch};
+use crate::train::{Names, Selection, TrainingOptions};
+use clap::ArgMatches;
+use clap::parser::ValueSource;
+use dcc_program::Glob;
+
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct CompileFlags {
+    /// Data-parallel ranks
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Parallelism")]
+    pub dp: u32,
+    /// Tensor-parallel ranks
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Parallelism")]
+    pub tp: u32,
+    /// Pipeline stages
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Parallelism")]
+    pub pp: u32,
+    /// Order of microbatches in the pipeline
+    #[arg(long, default_value = "1f1b", value_parser = ["gpipe", "1f1b"], help_heading = "Parallelism")]
+    pub schedule: String,
+    /// Fix how matching parameters are sharded: GLOB=Shard(DIM)@tp or GLOB=Replicate
+    #[arg(long, value_name = "GLOB=SHARDING", help_heading = "Parallelism")]
+    pub param: Vec<String>,
+    /// Refuse plans that need more on a rank: bytes, or 512MiB, 16GiB
+    #[arg(long, value_name = "SIZE", help_heading = "Parallelism")]
+    pub memory_limit: Option<String>,
+
+    /// Samples of one optimizer step (default: a static export's own batch)
+    #[arg(long, value_name = "B", help_heading = "Batch")]
+    pub global_batch_size: Option<u64>,
+    /// Samples of one microbatch on one data-parallel rank
+    #[arg(long, value_name = "m", help_heading = "Batch")]
+    pub micro_batch_size: Option<u64>,
+    /// Microbatches of one step (default: as many as stages, where that divides)
+    #[arg(long, value_name = "M", help_heading = "Batch")]
+    pub grad_accum: Option<u32>,
+
+    /// Size of a symbolic dim
+    #[arg(long, value_name = "NAME=N", help_heading = "Model")]
+    pub dim: Vec<String>,
+    /// Which dim of an input counts samples (default: dim 0), or none
+    #[arg(long, value_name = "INPUT=D|none", help_heading = "Model")]
+    pub batch_dim: Vec<String>,
+    /// Share that Dropout nodes drop: as-exported, off, or a number
+    #[arg(long, default_value = "as-exported", value_name = "P", help_heading = "Model")]
+    pub dropout: String,
+    /// Floats to compute in (default: as exported)
+    #[arg(long, value_parser = ["f32", "f64"], help_heading = "Model")]
+    pub dtype: Option<String>,
+
+    /// What to minimise
+    #[arg(long, default_value = "auto", help_heading = "Loss",
+          value_parser = ["auto", "cross-entropy", "next-token", "mse", "l1", "bce", "output"])]
+    pub loss: String,
+    /// The model output that the loss is of (default: the first)
+    #[arg(long, value_name = "NAME", help_heading = "Loss")]
+    pub output: Option<String>,
+    /// The dim of that output that counts classes
+    #[arg(long, value_name = "D", help_heading = "Loss")]
+    pub class_dim: Option<usize>,
+    /// Labels of this value do not count
+    #[arg(long, value_name = "LABEL", default_value_t = -100, allow_negative_numbers = true, help_heading = "Loss")]
+    pub ignore_index: i64,
+    #[arg(long, value_name = "S", default_value_t = 0.0, help_heading = "Loss")]
+    pub label_smoothing: f64,
+
+    #[arg(long, default_value = "adamw", value_parser = ["sgd", "adam", "adamw"], help_heading = "Optimizer")]
+    pub optimizer: String,
+    /// Of sgd (default 0)
+    #[arg(long, value_name = "MU", help_heading = "Optimizer")]
+    pub momentum: Option<f64>,
+    /// Of sgd
+    #[arg(long, help_heading = "Optimizer")]
+    pub nesterov: bool,
+    /// Of adam and adamw (default 0.9,0.999)
+    #[arg(long, value_name = "B1,B2", help_heading = "Optimizer")]
+    pub betas: Option<String>,
+    /// Of adam and adamw (default 1e-8)
+    #[arg(long, help_heading = "Optimizer")]
+    pub eps: Option<f64>,
+    /// L2 of sgd and adam, decoupled in adamw
+    #[arg(long, value_name = "W", default_value_t = 0.0, help_heading = "Optimizer")]
+    pub weight_decay: f64,
+    /// Which parameters decay: all, or those with two dims or more
+    #[arg(long, default_value = "all", value_parser = ["all", "matrices"], help_heading = "Optimizer")]
+    pub decay: String,
+    /// These do not decay
+    #[arg(long, value_name = "GLOB", help_heading = "Optimizer")]
+    pub no_decay: Vec<String>,
+    /// Scale gradients down to this global norm
+    #[arg(long, value_name = "NORM", help_heading = "Optimizer")]
+    pub grad_clip: Option<f64>,
+
+    /// Only these parameters train; @FILE has exact names, one a line
+    #[arg(long, value_name = "GLOB|@FILE", help_heading = "Parameters")]
+    pub train: Vec<String>,
+    /// These do not
+    #[arg(long, value_name = "GLOB|@FILE", help_heading = "Parameters")]
+    pub freeze: Vec<String>,
+}
+
+impl CompileFlags {
+    /// The flags as options. Reads the files that `--train @FILE` and `--freeze @FILE` name.
+    pub fn options(&self) -> Result<Options> {
+        Ok(Options {
+            import: import::Options {
+                dims: self.dim.iter().map(|text| dim(text)).collect::<Result<_>>()?,
+                batch_dims: self.batch_dim.iter().map(|text| batch_dim(text)).collect::<Result<_>>()?,
+                dropout: dropout(&self.dropout)?,
+                ..import::Options::default()
+            },
+            batch: batch::Given {
+                global: self.global_batch_size,
+                micro: self.micro_batch_size,
+                accumulate: self.grad_accum,
+                model: None,
+            },
+            precision: if self.dtype.as_deref() == Some("f64") { Precision::F64 } else { Precision::AsExported },
+            training: TrainingOptions { loss: self.loss()?, optimizer: self.optimizer()?, selection: self.selection()? },
+            parallel: self.parallel()?,
+            memory_limit: self.memory_limit.as_deref().map(size).transpose()?,
+            ..Options::default()
+        })
+    }
+
+    fn parallel(&self) -> Result<Parallel> {
+        for (flag, value) in [("--dp", self.dp), ("--tp", self.tp), ("--pp", self.pp)] {
+            if value == 0 {
+                return Err(Error::usage(format!("{flag} 0: an axis has at least one rank")));
+            }
+        }
+        let ranks = [self.dp, self.tp, self.pp].iter().try_fold(1u32, |product, &n| product.checked_mul(n));
+        if ranks.is_none_or(|ranks| ranks > 1 << 24) {
+            let what = format!("--dp {} × --tp {} × --pp {} is more than 16777216 ranks", self.dp, self.tp, self.pp);
+            return Err(Error::usage(what));
+        }
+        Ok(Parallel {
+            dp: self.dp,
+            tp: self.tp,
+            pp: self.pp,
+            schedule: if self.schedule == "gpipe" { Schedule::GPipe } else { Schedule::OneFOneB },
+            pins: self.param.iter().map(|text| Pin::parse(text)).collect::<Result<_>>()?,
+            ..Parallel::default()
+        })
+    }
+
+    fn loss(&self) -> Result<LossOptions> {
+        if !(0.0..=1.0).contains(&self.label_smoothing) {
+            return Err(Error::usage(format!("--label-smoothing {} is not between 0 and 1", self.label_smoothing)));
+        }
+        Ok(LossOptions {
+            kind: LossKind::parse(&self.loss).expect("the parser has the same list"),
+            output: self.output.clone(),
+            class_dim: self.class_dim,
+            ignore_index: self.ignore_index,
+            label_smoothing: self.label_smoothing,
+            ..LossOptions::default()
+        })
+    }
+
+    fn optimizer(&self) -> Result<OptimizerOptions> {
+        let given = [
+            ("--momentum", self.momentum.is_some(), "sgd"),
+            ("--nesterov", self.nesterov, "sgd"),
+            ("--betas", self.betas.is_some(), "adam"),
+            ("--eps", self.eps.is_some(), "adam"),
+        ];
+        for (flag, given, of) in given {
+            if given && !self.optimizer.starts_with(of) {
+                let help = if of == "sgd" { "use --optimizer sgd" } else { "use --optimizer adam or adamw" };
+                return Err(Error::usage(format!("{flag} does not belong to --optimizer {}", self.optimizer)).help(help));
+            }
+        }
+        let adam = |decay| -> Result<Optimizer> {
+            let betas = self.betas.as_deref().map_or(Ok((0.9, 0.999)), betas)?;
+            Ok(Optimizer::Adam { betas, eps: self.eps.unwrap_or(1e-8), decay })
+        };
+        let optimizer = match self.optimizer.as_str() {
+            "sgd" => Optimizer::Sgd { momentum: self.momentum.unwrap_or(0.0), nesterov: self.nesterov },
+            "adam" => adam(AdamDecay::L2)?,
+            _ => adam(AdamDecay::Decoupled)?,
+        };
+        let options = OptimizerOptions {
+            optimizer,
+            weight_decay: self.weight_decay,
+            decay: if self.decay == "matrices" { Decay::Matrices } else { Decay::All },
+            no_decay: self.no_decay.iter().map(|glob| Glob::new(glob)).collect(),
+            grad_clip: self.grad_clip,
+        };
+        options.check()?;
+        Ok(options)
+    }
+
+    fn selection(&self) -> Result<Selection> {
+        let all = |list: &[String], flag: &str| list.iter().map(|text| names(text, flag)).collect::<Result<_>>();
+        Ok(Selection { train: all(&self.train, "--train")?, freeze: all(&self.freeze, "--freeze")? })
+    }
+}
+
+/// The compile flags of a command line, as words, in the order of the help.
+pub fn given(matches: &ArgMatches) -> Vec<String> {
+    let command = <CompileFlags as clap::Args>::augment_args(clap::Command::new("flags"));
+    let mut words = Vec::new();
+    for argument in command.get_arguments() {
+        let (id, long) = (argument.get_id().as_str(), argument.get_long().expect("every compile flag is long"));
+        if matches.value_source(id) != Some(ValueSource::CommandLine) {
+            continue;
+        }
+        if !argument.get_action().takes_values() {
+            words.push(format!("--{long}"));
+            continue;
+        }
+        for value in matches.get_raw(id).into_iter().flatten() {
+            words.extend([format!("--{long}"), value.to_string_lossy().into_owned()]);
+        }
+    }
+    words
+}
+
+fn pair<'a>(text: &'a str, flag: &str, form: &str) -> Result<(&'a str, &'a str)> {
+    text.rsplit_once('=').ok_or_else(|| Error::usage(format!("{flag} {text} has no `=`")).help(format!("write {flag} {form}")))
+}
+
+fn dim(text: &str) -> Result<(String, u64)> {
+    let (name, size) = pair(text, "--dim", "NAME=N")?;
+    let size = size.parse().ok().filter(|&size: &u64| size > 0);
+    let size = size.ok_or_else(|| Error::usage(format!("--dim {text}: the size is no positive number")))?;
+    Ok((name.to_owned(), size))
+}
+
+fn batch_dim(text: &str) -> Result<(String, Option<u8>)> {
+    let (name, dim) = pair(text, "--batch-dim", "INPUT=D or INPUT=none")?;
+    let dim = match dim {
+        "none" => None,
+        dim => Some(dim.parse().map_err(|_| Error::usage(format!("--batch-dim {text}: `{dim}` is no dim and not none")))?),
+    };
+    Ok((name.to_owned(), dim))
+}
+
+fn dropout(text: &str) -> Result<Dropout> {
+    match text {
+        "as-exported" => Ok(Dropout::AsExported),
+        "off" => Ok(Dropout::Off),
+        rate => {
+            let rate = rate.parse().ok().filter(|rate| (0.0..1.0).contains(rate));
+            rate.map(Dropout::Rate)
+                .ok_or_else(|| Error::usage(format!("--dropout {text} is neither as-exported, off, nor a number in [0, 1)")))
+        }
+    }
+}
+
+fn betas(text: &str) -> Result<(f64, f64)> {
+    let two = text.split_once(',').and_then(|(a, b)| Some((a.trim().parse().ok()?, b.trim().parse().ok()?)));
+    two.ok_or_else(|| Error::usage(format!("--betas {text} are not two numbers")).help("write --betas 0.9,0.999"))
+}
+
+/// `1024`, `512KiB`, `64MiB`, `16GiB`, `1.5TiB`.
+fn size(text: &str) -> Result<u64> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" | "b" => Some(0),
+        "k" | "kib" => Some(10),
+        "m" | "mib" => Some(20),
+        "g" | "gib" => Some(30),
+        "t" | "tib" => Some(40),
+        _ => None,
+    };
+    let number = digits.parse::<f64>().ok().filter(|n| n.is_finite() && *n > 0.0);
+    match (number, unit) {
+        (Some(number), Some(shift)) => Ok((number * (1u64 << shift) as f64) as u64),
+        _ => Err(Error::usage(format!("--memory-limit {text} is no size")).help("write bytes, or a number with KiB, MiB, GiB")),
+    }
+}
+
+fn names(text: &str, flag: &str) -> Result<Names> {
+    let Some(path) = text.strip_prefix('@') else { return Ok(Names::Glob(Glob::new(text))) };
+    let lines = std::fs::read_to_string(path)
+        .map_err(|error| Error::usage(format!("{flag} {text}: the file cannot be read: {error}")))?;
+    let names = lines.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();
+    Ok(Names::File { path: path.to_owned(), names })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_parse() {
+        assert_eq!(size("1024"), Ok(1024));
+        assert_eq!(size("1.5GiB"), Ok(3 << 29));
+        assert_eq!(size("64m"), Ok(64 << 20));
+        for bad in ["", "GiB", "-1", "1XB", "nan"] {
+            assert_eq!(size(bad).unwrap_err().code.0, 1, "{bad}");
+        }
+    }
+
+    #[test]
+    fn flags_parse() {
+        assert_eq!(dim("seq=16"), Ok(("seq".to_owned(), 16)));
+        assert_eq!(batch_dim("x=none"), Ok(("x".to_owned(), None)));
+        assert_eq!(dropout("0.1"), Ok(Dropout::Rate(0.1)));
+        assert_eq!(betas("0.9,0.95"), Ok((0.9, 0.95)));
+        assert!(dim("seq").is_err() && dim("seq=0").is_err() && batch_dim("x=y").is_err() && dropout("2").is_err());
+    }
+}

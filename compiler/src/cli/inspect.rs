@@ -1,0 +1,180 @@
+//! `dcc inspect FILE`: what an artifact, a model or a checkpoint holds.
+
+use super::failure::Outcome;
+use super::model::{self, Kind};
+use super::{output, tables, verify};
+use crate::error::Error;
+use crate::import::proto::tensor_shape_proto::dimension::Value as Dim;
+use crate::import::proto::type_proto::Value as Type;
+use crate::import::proto::{TensorProto, ValueInfoProto};
+use crate::import::{self, Model};
+use crate::report;
+use dcc_program::artifact::{Artifact, Data};
+use dcc_runtime::checkpoint::Checkpoint;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// A model, an artifact, or the folder of a checkpoint
+    file: PathBuf,
+    /// Print the program of this stage of an artifact
+    #[arg(long, value_name = "N", conflicts_with = "json")]
+    stage: Option<usize>,
+    /// Its evaluation program, in place of the training program
+    #[arg(long, requires = "stage")]
+    eval: bool,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &Args) -> Outcome<i32> {
+    let kind = model::kind(&args.file)?;
+    if args.stage.is_some() && kind != Kind::Artifact {
+        return Err(Error::usage("--stage: only artifacts have programs").at(args.file.display()).into());
+    }
+    let value = match kind {
+        Kind::Artifact => {
+            let artifact = verify::load(&args.file)?;
+            if let Some(stage) = args.stage {
+                output::data(&program(&artifact, stage, args.eval)?)?;
+                return Ok(0);
+            }
+            of_artifact(&artifact)
+        }
+        Kind::Model => of_model(&model::open(&args.file)?.model)?,
+        Kind::Checkpoint => of_checkpoint(&args.file)?,
+    };
+    match args.json {
+        true => output::json(&value)?,
+        false => output::data(&text(&value))?,
+    }
+    Ok(0)
+}
+
+fn program(artifact: &Artifact, stage: usize, eval: bool) -> Outcome<String> {
+    let programs = if eval { &artifact.eval } else { &artifact.train };
+    match programs.get(stage) {
+        Some(program) => Ok(dcc_program::text::print(program)),
+        None => Err(Error::usage(format!("--stage {stage}: the artifact has {} stages, from 0", programs.len())).into()),
+    }
+}
+
+fn of_artifact(artifact: &Artifact) -> Value {
+    let tensor = |tensor: &dcc_program::artifact::Tensor| {
+        let place = match &tensor.data {
+            Data::Absent => json!(null),
+            Data::Embedded(_) => json!("embedded"),
+            Data::File { path, offset, .. } => json!(format!("{path}@{offset}")),
+        };
+        json!({ "name": tensor.name, "type": ty(tensor.dtype.name(), &tensor.shape), "data": place })
+    };
+    let mesh = artifact.train.first().or(artifact.eval.first()).map(|program| &program.mesh);
+    let axes = mesh.into_iter().flat_map(|mesh| &mesh.axes).map(|axis| (axis.name.clone(), json!(axis.size)));
+    json!({
+        "schema": 1,
+        "kind": "artifact",
+        "hash": artifact.hash().to_hex().to_string(),
+        "options": artifact.options,
+        "mesh": axes.collect::<serde_json::Map<_, _>>(),
+        "train": report::stages(&artifact.train),
+        "eval": report::stages(&artifact.eval),
+        "tensors": artifact.tensors.iter().map(tensor).collect::<Vec<_>>(),
+    })
+}
+
+fn of_model(model: &Model) -> Outcome<Value> {
+    let graph = model.graph();
+    let values = |list: &[ValueInfoProto]| list.iter().map(declared).collect::<Vec<_>>();
+    let mut ops: BTreeMap<&str, u64> = BTreeMap::new();
+    for node in &graph.node {
+        *ops.entry(node.op_type()).or_default() += 1;
+    }
+    let supported = import::supported();
+    let functions = |op: &str| model.proto.functions.iter().any(|function| function.name() == op);
+    let unsupported: Vec<&str> = ops.keys().filter(|op| !supported.contains(op) && !functions(op)).copied().collect();
+    let tensor = |tensor: &TensorProto| {
+        let dims: Vec<u64> = tensor.dims.iter().map(|&dim| dim.max(0) as u64).collect();
+        let dtype = import::dtype(tensor.data_type()).map_or("?", dcc_program::DType::name);
+        json!({ "name": tensor.name(), "type": ty(dtype, &dims) })
+    };
+    let inputs: Vec<&ValueInfoProto> =
+        graph.input.iter().filter(|info| graph.initializer.iter().all(|tensor| tensor.name() != info.name())).collect();
+    Ok(json!({
+        "schema": 1,
+        "kind": "model",
+        "producer": model.proto.producer_name(),
+        "opset": model.opset(),
+        "inputs": inputs.into_iter().map(declared).collect::<Vec<_>>(),
+        "outputs": values(&graph.output),
+        "nodes": graph.node.len(),
+        "ops": ops,
+        "unsupported": unsupported,
+        "external": model.external_locations(),
+        "tensors": graph.initializer.iter().map(tensor).collect::<Vec<_>>(),
+    }))
+}
+
+fn declared(info: &ValueInfoProto) -> Value {
+    let Some(Type::TensorType(tensor)) = info.r#type.as_ref().and_then(|ty| ty.value.as_ref()) else {
+        return json!({ "name": info.name(), "type": null });
+    };
+    let dims = tensor.shape.iter().flat_map(|shape| &shape.dim).map(|dim| match &dim.value {
+        Some(Dim::DimValue(size)) => size.to_string(),
+        Some(Dim::DimParam(symbol)) => symbol.clone(),
+        None => "?".to_owned(),
+    });
+    let dtype = import::dtype(tensor.elem_type()).map_or("?", dcc_program::DType::name);
+    json!({ "name": info.name(), "type": format!("{dtype}[{}]", dims.collect::<Vec<_>>().join(", ")) })
+}
+
+fn of_checkpoint(folder: &Path) -> Outcome<Value> {
+    let mut checkpoint = Checkpoint::open(folder)?;
+    checkpoint.verify()?;
+    let tensors = checkpoint
+        .tensors()
+        .map(|(key, dtype, shape)| json!({ "name": key.name, "state": key.state, "type": ty(dtype.name(), shape) }));
+    let tensors: Vec<Value> = tensors.collect();
+    Ok(json!({ "schema": 1, "kind": "checkpoint", "run": checkpoint.run(), "tensors": tensors }))
+}
+
+fn ty(dtype: &str, dims: &[u64]) -> String {
+    format!("{dtype}{dims:?}")
+}
+
+/// The same for people: a line per entry.
+fn text(value: &Value) -> String {
+    let mut out = String::new();
+    for (key, value) in value.as_object().into_iter().flatten().filter(|(key, _)| *key != "schema") {
+        match value {
+            Value::Array(entries) if entries.iter().any(Value::is_object) => {
+                out += &format!("{key}\n");
+                entries.iter().for_each(|entry| out += &format!("  {}\n", line(entry)));
+            }
+            other => out += &format!("{key} {}\n", line(other)),
+        }
+    }
+    out
+}
+
+fn line(value: &Value) -> String {
+    match value {
+        Value::Object(fields) if fields.contains_key("peak") => {
+            let sizes = fields.iter().map(|(name, bytes)| format!("{name} {}", tables::size(bytes.as_u64().unwrap_or(0))));
+            sizes.collect::<Vec<_>>().join(" ")
+        }
+        Value::Object(fields) => {
+            let text = |(name, value): (&String, &Value)| match (name.as_str(), value) {
+                ("name", Value::String(text)) => text.clone(),
+                ("type", Value::String(text)) => text.clone(),
+                (name, value) => format!("{name} {}", line(value)),
+            };
+            fields.iter().filter(|(_, value)| !value.is_null()).map(text).collect::<Vec<_>>().join("  ")
+        }
+        Value::Array(entries) => entries.iter().map(line).collect::<Vec<_>>().join(", "),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,60 @@
+//! `dcc verify ART.dcc`: hashes, the gate over all programs, and the files that its tensors name.
+
+use super::failure::{self, Outcome};
+use super::model::{self, Kind};
+use super::output;
+use crate::error::Error;
+use dcc_program::artifact::{Artifact, Data};
+use dcc_program::program::Program;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The artifact
+    artifact: PathBuf,
+    /// Print what was checked as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &Args) -> Outcome<i32> {
+    let path = &args.artifact;
+    if model::kind(path)? != Kind::Artifact {
+        return Err(Error::usage("verify takes artifacts: this is none")
+            .at(path.display())
+            .help("compile the model first")
+            .into());
+    }
+    let artifact = load(path)?;
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let mut absent = 0;
+    for tensor in &artifact.tensors {
+        match tensor.bytes(folder).map_err(|error| failure::artifact(error, path))? {
+            Some(_) => {}
+            None => absent += 1,
+        }
+    }
+    let instructions = |programs: &[Program]| programs.iter().flat_map(|p| &p.sections).map(|s| s.body.len()).sum::<usize>();
+    let (train, eval) = (instructions(&artifact.train), instructions(&artifact.eval));
+    let embedded = artifact.tensors.iter().filter(|tensor| matches!(tensor.data, Data::Embedded(_))).count();
+    let (hash, stages, tensors) = (artifact.hash().to_hex().to_string(), artifact.train.len(), artifact.tensors.len());
+    if args.json {
+        output::json(&json!({
+            "schema": 1, "hash": hash, "stages": stages, "train_instructions": train, "eval_instructions": eval,
+            "tensors": tensors, "embedded": embedded, "absent": absent,
+        }))?;
+    } else {
+        output::data(&format!(
+            "{}: types, collectives, deadlock, memory of {stages} stages hold ({train} + {eval} instructions)\n{tensors} tensors: \
+             {embedded} embedded, {absent} without data, the files of the others are there\nhash {hash}\n",
+            path.display()
+        ))?;
+    }
+    Ok(0)
+}
+
+/// Maps an artifact; its hashes and programs are checked.
+pub fn load(path: &Path) -> Outcome<Artifact> {
+    Artifact::load(path).map_err(|error| failure::artifact(error, path))
+}

@@ -1,0 +1,170 @@
+//! What programs cost one rank in one step, counted from the programs alone: memory, products, communication, launches.
+
+mod layers;
+
+use crate::cost::Machine;
+use crate::plan::Schedule;
+use crate::schedule::simulate::{self, Durations};
+use dcc_program::program::{Action, Instr, Library, ParamKind, Place, Program, SectionKind, Transfer};
+use dcc_program::{FactorSpec, Mesh, TensorType};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// One stage; all its ranks do the same.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct StageReport {
+    pub stage: u32,
+    /// The layers whose parameters it has, such as `wte, h.0–5`.
+    pub layers: String,
+    /// Elements of weights on a rank.
+    pub parameters: u64,
+    pub memory: Memory,
+    /// Multiplications and additions of matrix products and attention, per rank and step.
+    pub flops: u64,
+    /// The same of one microbatch.
+    pub forward_flops: u64,
+    pub backward_flops: u64,
+    /// In the program.
+    pub instructions: u64,
+    /// Launches per step of kernels that are compiled for this program.
+    pub jit: u64,
+    /// Launches per step of library kernels.
+    pub library: u64,
+    pub traffic: Vec<Traffic>,
+}
+
+/// Bytes of one rank; all but `peak` add up to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Memory {
+    pub weights: u64,
+    pub optimizer: u64,
+    /// What else lives for the whole step: gradient accumulators, casts, constants.
+    pub accumulators: u64,
+    /// Values that cross sections, all slots.
+    pub activations: u64,
+    pub scratch: u64,
+    pub peak: u64,
+}
+
+/// Transfers of one kind over the same axes, per rank and step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Traffic {
+    pub axes: String,
+    pub kind: &'static str,
+    pub count: u64,
+    /// Of all of them: the larger of operand and result.
+    pub bytes: u64,
+}
+
+/// The stages of one mode.
+pub fn stages(programs: &[Program]) -> Vec<StageReport> {
+    let names = programs.iter().map(|p| p.params.iter().filter(|p| p.kind == ParamKind::Weight).map(|p| &p.name[..]).collect());
+    let layers = layers::texts(&names.collect::<Vec<_>>());
+    programs.iter().zip(layers).map(|(program, layers)| stage(program, layers)).collect()
+}
+
+fn stage(program: &Program, layers: String) -> StageReport {
+    let mut report = StageReport { stage: program.stage, layers, memory: memory(program), ..StageReport::default() };
+    let weights = program.params.iter().filter(|p| p.kind == ParamKind::Weight);
+    report.parameters = weights.map(|p| program.ty(p.buffer).local_shape(&program.mesh).iter().product::<u64>()).sum();
+    let mut traffic: BTreeMap<(String, &'static str), (u64, u64)> = BTreeMap::new();
+    for (index, section) in program.sections.iter().enumerate() {
+        let runs = program.order.iter().filter(|step| step.section as usize == index).count() as u64;
+        report.instructions += section.body.len() as u64;
+        let flops: u64 = section.body.iter().map(|instr| flops(program, instr)).sum();
+        report.flops += runs * flops;
+        match section.kind {
+            SectionKind::Forward => report.forward_flops = report.forward_flops.max(flops),
+            SectionKind::Backward => report.backward_flops = report.backward_flops.max(flops),
+            _ => {}
+        }
+        for instr in &section.body {
+            match &instr.action {
+                Action::Kernel(_) => report.jit += runs,
+                Action::Library(_) => report.library += runs,
+                Action::Wait(_) => {}
+                Action::Start { transfer, .. } => {
+                    let (count, bytes) = traffic.entry(kind(program, transfer)).or_default();
+                    let touched = instr.results.iter().chain(&instr.operands);
+                    *count += runs;
+                    *bytes += runs * touched.map(|&b| program.ty(b).local_bytes(&program.mesh)).max().unwrap_or(0);
+                }
+            }
+        }
+    }
+    report.traffic = traffic.into_iter().map(|((axes, kind), (count, bytes))| Traffic { axes, kind, count, bytes }).collect();
+    report
+}
+
+fn kind(program: &Program, transfer: &Transfer) -> (String, &'static str) {
+    let name = |axis: &dcc_program::AxisId| program.mesh.name(*axis).to_owned();
+    match transfer {
+        Transfer::AllReduce { axes, .. } => (axes.iter().map(name).collect::<Vec<_>>().join("+"), "all_reduce"),
+        Transfer::ReduceScatter { axis, .. } => (name(axis), "reduce_scatter"),
+        Transfer::AllGather { axis, .. } => (name(axis), "all_gather"),
+        Transfer::AllToAll { axis, .. } => (name(axis), "all_to_all"),
+        Transfer::Send { .. } => ("pp".to_owned(), "send"),
+        Transfer::Recv { .. } => ("pp".to_owned(), "recv"),
+        Transfer::StageSum { .. } => ("pp".to_owned(), "stage_sum"),
+    }
+}
+
+fn memory(program: &Program) -> Memory {
+    let bytes = |is: &dyn Fn(&ParamKind) -> bool| {
+        let params = program.params.iter().filter(|p| is(&p.kind) && program.buffer(p.buffer).place == Place::Persistent);
+        params.map(|p| program.ty(p.buffer).local_bytes(&program.mesh)).sum::<u64>()
+    };
+    let weights = bytes(&|kind| *kind == ParamKind::Weight);
+    let optimizer = bytes(&|kind| *kind != ParamKind::Weight);
+    let accumulators = program.persistent_bytes.saturating_sub(weights + optimizer);
+    let activations = program.areas.iter().map(|area| area.bytes * u64::from(area.slots)).sum();
+    let scratch = program.scratch_bytes;
+    let peak = weights + optimizer + accumulators + activations + scratch;
+    Memory { weights, optimizer, accumulators, activations, scratch, peak }
+}
+
+/// Of one launch on one rank.
+fn flops(program: &Program, instr: &Instr) -> u64 {
+    let ty = |index: usize| program.ty(instr.operands[index]);
+    let mesh = &program.mesh;
+    match &instr.action {
+        Action::Library(Library::Dot { spec, .. }) => 2 * volume(spec, &[ty(0), ty(1)], program.ty(instr.results[0]), mesh, ""),
+        Action::Library(Library::Attention(attention)) => {
+            let operands: Vec<&TensorType> = (0..attention.spec.operands.len()).map(ty).collect();
+            let result = program.ty(instr.results[0]);
+            let scores = volume(&attention.spec, &operands, result, mesh, "f");
+            let values = volume(&attention.spec, &operands, result, mesh, "e");
+            2 * (scores + values) / if attention.causal { 2 } else { 1 }
+        }
+        Action::Library(Library::AttentionGrad(attention)) => {
+            let mut operands: Vec<&TensorType> = (1..4).map(ty).collect();
+            operands.extend((6..instr.operands.len()).map(ty));
+            // Scores again, dQ and dK; dP and dV.
+            let scores = volume(&attention.spec, &operands, ty(0), mesh, "f");
+            let values = volume(&attention.spec, &operands, ty(0), mesh, "e");
+            2 * (3 * scores + 2 * values) / if attention.causal { 2 } else { 1 }
+        }
+        _ => 0,
+    }
+}
+
+/// The product of the sizes on one rank of all factors but `without`.
+fn volume(spec: &FactorSpec, operands: &[&TensorType], result: &TensorType, mesh: &Mesh, without: &str) -> u64 {
+    let local = |ty: &TensorType| TensorType::new(ty.dtype, ty.local_shape(mesh));
+    let operands: Vec<TensorType> = operands.iter().map(|ty| local(ty)).collect();
+    let Ok(sizes) = spec.sizes(&operands.iter().collect::<Vec<_>>(), &local(result)) else { return 0 };
+    let counted = spec.names.iter().zip(sizes).filter(|(name, _)| *name != without);
+    counted.map(|(_, size)| size).product()
+}
+
+/// The part of a step in which the slowest stage waits, by products alone.
+pub fn bubble(stages: &[StageReport], schedule: Schedule, microbatches: u32) -> f64 {
+    let machine = Machine::default();
+    let seconds = |flops: u64| (flops as f64 / machine.flops).max(1e-9);
+    let durations = Durations {
+        forward: stages.iter().map(|s| seconds(s.forward_flops)).collect(),
+        backward: stages.iter().map(|s| seconds(s.backward_flops)).collect(),
+        transfer: 0.0,
+    };
+    simulate::run(schedule, &durations, microbatches).bubble
+}
