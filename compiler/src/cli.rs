@@ -12,6 +12,8 @@ mod flags;
 mod inspect;
 mod model;
 mod output;
+#[cfg(target_os = "linux")]
+mod run;
 mod tables;
 mod verify;
 
@@ -37,6 +39,9 @@ struct Cli {
 enum Command {
     /// Compile a model into training programs, one per pipeline stage
     Compile(Box<compile::Args>),
+    /// Train: compiles a model where needed and starts one process per rank
+    #[cfg(target_os = "linux")]
+    Run(Box<run::Args>),
     /// Show what a model, an artifact or a checkpoint holds
     Inspect(inspect::Args),
     /// Check an artifact: its bytes, its programs, the files it names
@@ -48,6 +53,10 @@ enum Command {
 /// The whole program; the process exit code.
 pub fn main() -> i32 {
     report_panics();
+    #[cfg(target_os = "linux")]
+    if let Some(code) = dcc_runtime::run::worker() {
+        return code;
+    }
     run(std::env::args_os().collect())
 }
 
@@ -78,6 +87,8 @@ fn execute(arguments: Vec<OsString>) -> Outcome<i32> {
     let words: Vec<String> = arguments.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
     match cli.command {
         Command::Compile(args) => compile::run(&args, &matches, &words),
+        #[cfg(target_os = "linux")]
+        Command::Run(args) => run::run(&args, &matches, &words),
         Command::Inspect(args) => inspect::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Explain(args) => explain::run(&args),

@@ -83,9 +83,12 @@ fn stage(program: &Program, layers: String) -> StageReport {
                 Action::Kernel(_) => report.jit += runs,
                 Action::Library(_) => report.library += runs,
                 Action::Wait(_) => {}
-                Action::Start { transfer, .. } => {
+                Action::Start { token, transfer } => {
                     let (count, bytes) = traffic.entry(kind(program, transfer)).or_default();
-                    let touched = instr.results.iter().chain(&instr.operands);
+                    // What a receive writes stands at its wait.
+                    let wait = section.body.iter().find(|other| other.action == Action::Wait(*token));
+                    let received = wait.into_iter().flat_map(|wait| &wait.results);
+                    let touched = instr.results.iter().chain(&instr.operands).chain(received);
                     *count += runs;
                     *bytes += runs * touched.map(|&b| program.ty(b).local_bytes(&program.mesh)).max().unwrap_or(0);
                 }

@@ -38,6 +38,9 @@ fn arguments(text: &str) -> String {
     let mut out = format!("error[DCC0001]: {}", lines.next().unwrap_or_default());
     for line in lines {
         let line = line.trim();
+        if line.contains("as a value, use '-- ") {
+            continue;
+        }
         let line = line.strip_prefix("tip: ").map_or_else(|| format!("note {line}"), |tip| format!("help {tip}"));
         if line.starts_with("note For more information") {
             continue;

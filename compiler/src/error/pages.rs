@@ -132,6 +132,25 @@ pub const PAGES: &[Page] = &[
          key head, to divide into a divisor of the key heads and a divisor of the query heads for each. Other dims may be \
          split unevenly. A model without any matrix product, attention or lookup has nothing to split.",
     ),
+    entry(
+        401,
+        "the plan needs more memory than allowed",
+        "All memory is planned while compiling: weights, optimizer state, gradients, activations, scratch. --memory-limit \
+         refuses a plan whose fullest rank needs more. More stages (--pp), tensor-parallel ranks (--tp) or smaller \
+         microbatches (--micro-batch-size) make it smaller.",
+    ),
+    entry(
+        1001,
+        "bug in dcc: an invariant does not hold",
+        "A pass of the compiler made something that the next one refuses. This is a bug in dcc, whatever the model. Please \
+         report it with the model (without its weights) and the command.",
+    ),
+    entry(
+        1002,
+        "bug in dcc: a panic",
+        "dcc stopped at a condition that it takes for impossible. This is a bug in dcc, whatever the input. Please report it \
+         with the command and the model; RUST_BACKTRACE=1 shows where it happened.",
+    ),
 ];
 
 #[cfg(test)]

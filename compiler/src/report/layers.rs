@@ -34,7 +34,8 @@ fn common_prefix<'a>(layers: impl Iterator<Item = &'a Vec<&'a str>> + Clone) -> 
     let Some(first) = layers.clone().next() else { return 0 };
     let shared = |layer: &Vec<&str>| {
         let same = layer.iter().zip(first).take_while(|(a, b)| a == b && number(a).is_none()).count();
-        same.min(layer.len() - 1)
+        let stem = if number(layer[layer.len() - 1]).is_some() { 2 } else { 1 };
+        same.min(layer.len().saturating_sub(stem))
     };
     layers.map(shared).min().unwrap_or(0)
 }
@@ -68,6 +69,7 @@ mod tests {
         let first: Vec<&str> = std::iter::once("t.wte.weight").chain(first.iter().map(String::as_str)).collect();
         let second: Vec<&str> = second.iter().map(String::as_str).chain(["t.ln_f.weight", "t.ln_f.bias"]).collect();
         assert_eq!(texts(&[first, second]), ["wte, h.0–2", "h.3, ln_f"]);
+        assert_eq!(texts(&[vec!["fc.0.weight", "fc.1.weight"]]), ["fc.0–1"]);
         assert_eq!(texts(&[vec!["fc1.weight", "fc1.bias"], vec!["W"], vec![]]), ["fc1", "W", ""]);
     }
 }

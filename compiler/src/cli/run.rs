@@ -1,0 +1,63 @@
+//! `dcc run {MODEL.onnx|ART.dcc} --data …`: compiles in memory where it must, then starts the ranks by executing itself again.
+
+use super::data::Shapes;
+use super::failure::Outcome;
+use super::flags::{self, CompileFlags};
+use super::model::{self, Kind};
+use super::{compile, output, tables};
+use crate::error::Error;
+use clap::ArgMatches;
+use dcc_runtime::run::{Flags, Source, launch};
+use dcc_runtime::signal::StopSignals;
+use std::path::{Path, PathBuf};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The ONNX model, or the artifact that `dcc compile` made of it
+    #[arg(value_name = "MODEL.onnx|ART.dcc")]
+    source: PathBuf,
+    #[command(flatten)]
+    run: Flags,
+    #[command(flatten)]
+    compile: CompileFlags,
+    /// Print a summary as JSON at the end
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+}
+
+pub fn run(args: &Args, matches: &ArgMatches, words: &[String]) -> Outcome<i32> {
+    // Before any thread is started.
+    let stop = StopSignals::block()?;
+    let given = flags::given(matches);
+    let summary = match model::kind(&args.source)? {
+        Kind::Artifact => {
+            if let Some(flag) = given.first() {
+                return Err(Error::usage(format!("{flag} belongs to `dcc compile`: an artifact is compiled already"))
+                    .at(args.source.display())
+                    .help("drop the flag, or give the .onnx model")
+                    .into());
+            }
+            launch(Source::File(&args.source), &args.run, &stop)?
+        }
+        Kind::Model => {
+            let Flags { data, map, layout, input, .. } = &args.run;
+            let shapes = Shapes::read(data, map, layout, input)?;
+            let built = compile::build(&args.source, &args.compile, &shapes, given, words)?;
+            for line in tables::Report::new(&built).head() {
+                output::talk(&line);
+            }
+            let folder = args.source.parent().unwrap_or(Path::new(""));
+            launch(Source::Built { artifact: &built.compiled.artifact, folder }, &args.run, &stop)?
+        }
+        Kind::Checkpoint => {
+            return Err(Error::usage("run takes a model or an artifact: this is a folder")
+                .at(args.source.display())
+                .help("continue from a checkpoint with --resume")
+                .into());
+        }
+    };
+    if args.json {
+        output::json(&summary)?;
+    }
+    Ok(summary.exit())
+}
