@@ -2,9 +2,6 @@
 
 mod layers;
 
-use crate::cost::Machine;
-use crate::plan::Schedule;
-use crate::schedule::simulate::{self, Durations};
 use dcc_program::program::{Action, Instr, Library, ParamKind, Place, Program, SectionKind, Transfer};
 use dcc_program::{FactorSpec, Mesh, TensorType};
 use serde::Serialize;
@@ -158,16 +155,4 @@ fn volume(spec: &FactorSpec, operands: &[&TensorType], result: &TensorType, mesh
     let Ok(sizes) = spec.sizes(&operands.iter().collect::<Vec<_>>(), &local(result)) else { return 0 };
     let counted = spec.names.iter().zip(sizes).filter(|(name, _)| *name != without);
     counted.map(|(_, size)| size).product()
-}
-
-/// The part of a step in which the slowest stage waits, by products alone.
-pub fn bubble(stages: &[StageReport], schedule: Schedule, microbatches: u32) -> f64 {
-    let machine = Machine::default();
-    let seconds = |flops: u64| (flops as f64 / machine.flops).max(1e-9);
-    let durations = Durations {
-        forward: stages.iter().map(|s| seconds(s.forward_flops)).collect(),
-        backward: stages.iter().map(|s| seconds(s.backward_flops)).collect(),
-        transfer: 0.0,
-    };
-    simulate::run(schedule, &durations, microbatches).bubble
 }

@@ -2,8 +2,10 @@
 
 use super::compile::Built;
 use crate::compile::Compiled;
+use crate::cost::Machine;
 use crate::graph::Graph;
 use crate::import::Parameter;
+use crate::plan;
 use crate::report::{self, StageReport, Traffic};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -14,15 +16,16 @@ const SCHEMA: u32 = 1;
 pub struct Report<'a> {
     built: &'a Built,
     stages: Vec<StageReport>,
-    bubble: f64,
+    /// The planner's estimates.
+    plan: plan::Report,
 }
 
 impl<'a> Report<'a> {
     pub fn new(built: &'a Built) -> Report<'a> {
         let compiled = &built.compiled;
         let stages = report::stages(&compiled.artifact.train);
-        let bubble = report::bubble(&stages, compiled.plan.schedule, compiled.plan.microbatches());
-        Report { built, stages, bubble }
+        let plan = plan::Report::of(&compiled.training.graph, &compiled.plan, &compiled.placed, &Machine::default());
+        Report { built, stages, plan }
     }
 
     /// What was read and what was chosen.
@@ -63,10 +66,10 @@ impl<'a> Report<'a> {
     /// The whole report.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = self.head();
-        lines.extend(stage_table(&self.stages));
+        lines.extend(stage_table(&self.stages, &self.plan.stages));
         lines.extend(memory_table(&self.stages));
         let traffic = traffic(&self.stages);
-        let bubble = format!("bubble {:.1} %", self.bubble * 100.0);
+        let bubble = format!("bubble {:.1} %", self.plan.bubble * 100.0);
         lines.push(match traffic.is_empty() {
             true => format!("  communication per step   none   {bubble}"),
             false => format!("  communication per step   {}   {bubble}", traffic.join("   ")),
@@ -94,8 +97,9 @@ impl<'a> Report<'a> {
             "batch": { "global": batch.global, "micro": batch.micro, "accumulate": batch.accumulate },
             "mesh": axes.collect::<serde_json::Map<_, _>>(),
             "schedule": plan.schedule.name(),
-            "bubble": self.bubble,
+            "bubble": self.plan.bubble,
             "stages": self.stages,
+            "balance": self.plan.stages.iter().map(|stage| stage.balance).collect::<Vec<_>>(),
             "artifact": out.display().to_string(),
             "artifact_bytes": bytes,
         })
@@ -122,17 +126,16 @@ fn listed(names: &[String]) -> String {
     format!("{}: {}{more}", plural(names.len() as u64, "tensor", "s"), some.join(", "))
 }
 
-fn stage_table(stages: &[StageReport]) -> Vec<String> {
-    let slowest = stages.iter().map(|stage| stage.flops).max().unwrap_or(0).max(1);
+fn stage_table(stages: &[StageReport], plans: &[plan::StageReport]) -> Vec<String> {
     let width = stages.iter().map(|stage| stage.layers.chars().count()).max().unwrap_or(0).clamp(6, 48);
     let head = format!("  stage  {:<width$}  {:>11}  {:>15}  {:>7}", "layers", "params/rank", "flops/rank/step", "balance");
-    let row = |stage: &StageReport| {
-        let balance = stage.flops as f64 / slowest as f64 * 100.0;
+    let row = |(stage, plan): (&StageReport, &plan::StageReport)| {
+        let balance = plan.balance * 100.0;
         let (parameters, flops) = (count(stage.parameters), count(stage.flops));
         let layers = shortened(&stage.layers, width);
         format!("  {:>5}  {layers:<width$}  {parameters:>11}  {flops:>15}  {balance:>5.0} %", stage.stage)
     };
-    std::iter::once(head).chain(stages.iter().map(row)).collect()
+    std::iter::once(head).chain(stages.iter().zip(plans).map(row)).collect()
 }
 
 fn memory_table(stages: &[StageReport]) -> Vec<String> {
