@@ -1,4 +1,7 @@
 //! suite
+// Counts what the global allocator does.
+#[allow(unsafe_code)]
+mod alloc;
 mod bad_models;
 mod compile;
 mod import;
@@ -7,4 +10,5 @@ mod onnx_model;
 mod onnx_nodes;
 mod ops;
 mod plans;
+mod ranks;
 mod steps;

@@ -1,15 +1,18 @@
 //! What parameters begin with: tensor data of the artifact, `--weights`, `--init`. Each rank reads its own part only.
 
 use super::Job;
+use crate::checkpoint::{self, Checkpoint};
 use crate::cpu::Memory;
 use crate::data::{Array, Convert, Files};
 use crate::error::{Error, Result};
 use crate::exec::Parameter;
+use crate::exec::whole::{self, Parameters};
 use crate::init::{Initial, Rule};
+use crate::slice::Slice;
 use bytes::Bytes;
 use dcc_program::artifact::{Data, Tensor};
 use dcc_program::manifest;
-use dcc_program::program::ParamKind;
+use dcc_program::program::{ParamKind, Program};
 use dcc_program::{DType, Glob};
 use std::collections::BTreeMap;
 
@@ -71,21 +74,31 @@ impl<'a> Weights<'a> {
             memory.zero(parameter.range.clone());
             return Ok(());
         }
-        let tensor = self.job.artifact.tensor(&parameter.name);
-        let tensor = tensor.ok_or_else(|| Error::artifact(format!("no initial values for `{}`", parameter.name)))?;
-        if let Some(array) = self.given.get(&parameter.name) {
-            return copy(parameter, tensor, (array.dtype, &array.bytes), memory);
+        let slice = parameter.slice(self.job.whole_shape(parameter));
+        memory.with(parameter.range.clone(), |local| self.fill(&parameter.name, &slice, parameter.dtype, local))
+    }
+
+    /// Writes the values of `slice` of tensor `name`, as `dtype`, into a buffer of the slice's local shape.
+    pub fn fill(&mut self, name: &str, slice: &Slice, dtype: DType, local: &mut [u8]) -> Result<()> {
+        let job = self.job;
+        let tensor = job.artifact.tensor(name);
+        let tensor = tensor.ok_or_else(|| Error::artifact(format!("no initial values for `{name}`")))?;
+        if tensor.shape[..] != slice.global[..] {
+            return Err(Error::artifact(format!("`{name}` is {:?}, the program needs {:?}", tensor.shape, slice.global)));
+        }
+        if let Some(array) = self.given.get(name) {
+            return convert((array.dtype, &array.bytes), slice, dtype, local);
         }
         match (&tensor.data, self.seed) {
-            (_, Some(seed)) if self.all && tensor.dtype.is_float() => self.initialise(parameter, tensor, seed, memory),
-            (Data::Absent, Some(seed)) => self.initialise(parameter, tensor, seed, memory),
-            (Data::Absent, None) => Err(Error::data_option(format!("`{}` has no data", tensor.name))
-                .help("give --init SEED for random weights, or --weights F.safetensors")),
-            _ => {
-                let bytes = self.bytes(tensor)?;
-                copy(parameter, tensor, (tensor.dtype, &bytes), memory)
+            (_, Some(seed)) if self.all && tensor.dtype.is_float() => self.initialise(tensor, seed, slice, dtype, local),
+            (Data::Absent, Some(seed)) => self.initialise(tensor, seed, slice, dtype, local),
+            (Data::Absent, None) => {
+                return Err(Error::data_option(format!("`{name}` has no data"))
+                    .help("give --init SEED for random weights, or --weights F.safetensors"));
             }
+            _ => return convert((tensor.dtype, &self.bytes(tensor)?), slice, dtype, local),
         }
+        Ok(())
     }
 
     fn bytes(&mut self, tensor: &Tensor) -> Result<Bytes> {
@@ -98,13 +111,10 @@ impl<'a> Weights<'a> {
         Ok(bytes)
     }
 
-    fn initialise(&self, parameter: &Parameter, tensor: &Tensor, seed: u64, memory: &mut Memory) -> Result<()> {
+    fn initialise(&self, tensor: &Tensor, seed: u64, slice: &Slice, dtype: DType, local: &mut [u8]) {
         let given = self.rules.iter().find(|(glob, _)| glob.matches(&tensor.name)).map(|(_, rule)| *rule);
         let rule = given.unwrap_or_else(|| self.default_rule(tensor));
-        let initial = Initial { name: &tensor.name, seed, rule, stored: tensor.dtype };
-        let slice = parameter.slice(&tensor.shape);
-        memory.with(parameter.range.clone(), |local| initial.fill(&slice, parameter.dtype, local));
-        Ok(())
+        Initial { name: &tensor.name, seed, rule, stored: tensor.dtype }.fill(slice, dtype, local);
     }
 
     fn default_rule(&self, tensor: &Tensor) -> Rule {
@@ -117,19 +127,52 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// Converts the rank's part of `tensor`, given whole, into its place.
-fn copy(parameter: &Parameter, tensor: &Tensor, (dtype, bytes): (DType, &[u8]), memory: &mut Memory) -> Result<()> {
-    let slice = parameter.slice(&tensor.shape);
-    let (from, to) = (dtype.bytes() as usize, parameter.dtype.bytes() as usize);
-    if bytes.len() as u64 != tensor.shape.iter().product::<u64>() * dtype.bytes() {
-        return Err(Error::artifact(format!("`{}` has {} bytes", tensor.name, bytes.len())));
+/// Copies `slice` of a whole tensor's elements into its place, as `dtype`.
+fn convert((source, bytes): (DType, &[u8]), slice: &Slice, dtype: DType, local: &mut [u8]) -> Result<()> {
+    let (from, to) = (source.bytes() as usize, dtype.bytes() as usize);
+    if bytes.len() as u64 != slice.global.iter().product::<u64>() * source.bytes() {
+        return Err(Error::artifact(format!("{} bytes of {} for {:?}", bytes.len(), source.name(), slice.global)));
     }
-    let convert = Convert::new(dtype, parameter.dtype);
-    memory.with(parameter.range.clone(), |local| {
-        slice.for_each_run(|run| {
-            let (global, at, len) = (run.global as usize, run.local as usize, run.len as usize);
-            convert.run(&bytes[global * from..(global + len) * from], &mut local[at * to..(at + len) * to]);
-        });
+    let convert = Convert::new(source, dtype);
+    slice.for_each_run(|run| {
+        let (global, at, len) = (run.global as usize, run.local as usize, run.len as usize);
+        convert.run(&bytes[global * from..(global + len) * from], &mut local[at * to..(at + len) * to]);
     });
     Ok(())
+}
+
+/// Initial weights of `programs`, whole: what a run of `job` begins with.
+pub fn initial_weights(job: &Job, programs: &[Program]) -> Result<Parameters> {
+    let mut weights = Weights::new(job)?;
+    let mut found = Parameters::new();
+    let params = programs.iter().flat_map(|p| p.params.iter().map(move |param| (param, p.ty(param.buffer).dtype)));
+    for (param, dtype) in params.filter(|(param, _)| param.kind == ParamKind::Weight) {
+        let key = (param.name.clone(), ParamKind::Weight);
+        if found.contains_key(&key) {
+            continue;
+        }
+        let shape = job.artifact.tensor(&param.name).map(|tensor| tensor.shape.to_vec()).unwrap_or_default();
+        let mut bytes = vec![0; (shape.iter().product::<u64>() * dtype.bytes()) as usize];
+        weights.fill(&param.name, &Slice::whole(&shape), dtype, &mut bytes)?;
+        found.insert(key, whole::Tensor { dtype, shape, bytes });
+    }
+    Ok(found)
+}
+
+/// Weights of `programs`, whole, from a checkpoint.
+pub fn saved_weights(checkpoint: &mut Checkpoint, programs: &[Program]) -> Result<Parameters> {
+    let mut found = Parameters::new();
+    let params = programs.iter().flat_map(|p| p.params.iter().map(move |param| (param, p.ty(param.buffer).dtype)));
+    for (param, dtype) in params.filter(|(param, _)| param.kind == ParamKind::Weight) {
+        let key = checkpoint::Key { name: param.name.clone(), state: None };
+        let shape = checkpoint.tensors().find(|(other, ..)| **other == key).map(|(_, _, shape)| shape.to_vec());
+        let shape = shape.unwrap_or_default();
+        let mut bytes = vec![0; (shape.iter().product::<u64>() * dtype.bytes()) as usize];
+        checkpoint.read(&key, dtype, &Slice::whole(&shape), &mut |at, from| {
+            bytes[at as usize..at as usize + from.len()].copy_from_slice(from);
+            Ok(())
+        })?;
+        found.insert((param.name.clone(), ParamKind::Weight), whole::Tensor { dtype, shape, bytes });
+    }
+    Ok(found)
 }
