@@ -65,7 +65,7 @@ impl Known {
 
     /// `self` is bool; all have the same shape.
     pub fn select(&self, yes: &Known, no: &Known) -> Option<Known> {
-        let stored: Shape = (0..self.rank()).map(|d| self.stored(d).max(yes.stored(d)).max(no.stored(d))).collect();
+        let stored: Shape = (0..self.rank()).map(|d| joint([self.stored(d), yes.stored(d), no.stored(d)])).collect();
         let pick = |at: &[u64]| if self.bits_at(at) != 0 { yes.bits_at(at) } else { no.bits_at(at) };
         Known::build(yes.dtype, &self.shape, &stored, pick).map(Known::compressed)
     }
@@ -119,7 +119,7 @@ impl Known {
     pub fn concatenate(parts: &[&Known], dim: usize) -> Option<Known> {
         let mut shape = parts[0].shape.clone();
         shape[dim] = parts.iter().map(|part| part.shape[dim]).sum();
-        let widest = |d: usize| parts.iter().map(|part| part.stored(d)).max().unwrap_or(1);
+        let widest = |d: usize| joint(parts.iter().map(|part| part.stored(d)));
         let stored: Shape = (0..shape.len()).map(|d| if d == dim { shape[d] } else { widest(d) }).collect();
         let known = Known::build(parts[0].dtype, &shape, &stored, |at| {
             let mut source = at.to_vec();
@@ -229,7 +229,7 @@ impl Known {
     }
 
     fn zip(&self, other: &Known, dtype: DType, f: impl Fn(u64, u64) -> u64) -> Option<Known> {
-        let stored: Shape = (0..self.rank()).map(|dim| self.stored(dim).max(other.stored(dim))).collect();
+        let stored: Shape = (0..self.rank()).map(|dim| joint([self.stored(dim), other.stored(dim)])).collect();
         Known::build(dtype, &self.shape, &stored, |at| f(self.bits_at(at), other.bits_at(at))).map(Known::compressed)
     }
 }
@@ -250,6 +250,11 @@ const FOLDED: &[UnaryOp] = &[
     UnaryOp::IsNan,
     UnaryOp::IsInf,
 ];
+
+/// How many elements to store along a dim where the operands store these: none if one of them is empty.
+fn joint(stored: impl IntoIterator<Item = u64>) -> u64 {
+    stored.into_iter().reduce(|a, b| if a == 0 || b == 0 { 0 } else { a.max(b) }).unwrap_or(1)
+}
 
 /// Negative indices count from the end; what lies outside is clamped, for the caller has checked.
 fn wrap_index(index: i64, size: u64) -> u64 {
@@ -330,5 +335,48 @@ fn int_binary(op: BinaryOp, a: i64, b: i64) -> i64 {
         BinaryOp::And => a & b,
         BinaryOp::Or => a | b,
         BinaryOp::Xor => a ^ b,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ints(values: &[i64], shape: &[u64]) -> Known {
+        Known::ints(values.iter().copied()).reshape(shape).expect("fits")
+    }
+
+    #[test]
+    fn a_repeated_dim_is_stored_once() {
+        let rows = ints(&[0, 1, 2, 3], &[1, 4]).broadcast(&[1 << 40, 4]);
+        assert_eq!(rows.varying(), [1]);
+        let sum = rows.binary(BinaryOp::Add, &rows).expect("four elements");
+        assert_eq!((sum.shape.as_slice(), sum.affine()), (&[1 << 40, 4][..], Some((0.0, vec![2.0]))));
+        assert_eq!(rows.cumsum(1, false, false).expect("small").line(), Some(vec![0.0, 1.0, 3.0, 6.0]));
+    }
+
+    #[test]
+    fn positions_of_two_dims_stay_affine() {
+        let (rows, columns) = (ints(&[0, 8, 16], &[3, 1]).broadcast(&[3, 8]), Known::range(DType::I64, 0.0, 1.0, 8));
+        let columns = columns.expect("small").broadcast(&[3, 8]);
+        let flat = rows.binary(BinaryOp::Add, &columns).expect("small");
+        assert_eq!(flat.affine(), Some((0.0, vec![8.0, 1.0])));
+        assert_eq!(flat.consecutive(), Some((0, 24)));
+    }
+
+    #[test]
+    fn nothing_with_something_is_nothing() {
+        let (empty, one) = (ints(&[], &[0]), Known::int(DType::I64, 1).broadcast(&[0]));
+        assert_eq!(empty.binary(BinaryOp::Add, &one).expect("empty").numbers().count(), 0);
+        assert_eq!(one.select(&empty, &one).expect("empty").numbers().count(), 0);
+    }
+
+    #[test]
+    fn movement_of_known_tensors() {
+        let x = ints(&[0, 1, 2, 3, 4, 5], &[2, 3]);
+        assert_eq!(x.transpose(&[1, 0]).expect("small").numbers().collect::<Vec<_>>(), [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]);
+        assert_eq!(x.slice(&[1, 2], &[1, -1], &[1, 3]).expect("small").numbers().collect::<Vec<_>>(), [5.0, 4.0, 3.0]);
+        assert_eq!(x.gather(1, &Known::ints([-1])).expect("small").numbers().collect::<Vec<_>>(), [2.0, 5.0]);
+        assert_eq!(x.reduce(Reduce::Max, &[0]).expect("small").numbers().collect::<Vec<_>>(), [3.0, 4.0, 5.0]);
     }
 }

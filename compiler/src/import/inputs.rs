@@ -58,6 +58,9 @@ pub(super) fn bind(flat: &Flat, options: &Options) -> Result<Bound> {
             );
         }
     }
+    if options.global_batch == Some(0) {
+        return Err(Error::usage("the global batch size is 0"));
+    }
     let symbol = choose_batch(&mut declared, options)?;
     let baked = match &symbol {
         Some(_) => None,

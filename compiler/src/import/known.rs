@@ -10,7 +10,7 @@ use super::tensor::Tensor;
 use crate::error::{Error, Result};
 
 /// Stored elements beyond which nothing is computed while compiling.
-pub const BUDGET: u64 = 1 << 24;
+pub const BUDGET: u64 = 1 << 23;
 
 /// A tensor of known elements.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -138,14 +138,14 @@ fn gather_nd(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
         let part = build.reshape(&part, &index_shape[..outer])?;
         parts.push(build.indices_from_front(&part, size)?);
     }
+    let joined: Vec<u64> = index_shape[..outer].iter().chain(&shape[depth..]).copied().collect();
+    if let Some(value) = grid(build, data, &parts, &joined)? {
+        return Ok(vec![value]);
+    }
     if let (Some(data), Some(indices)) = (data.known(), indices.known())
         && let Some(known) = data.gather_nd(indices)
     {
         return Ok(vec![known.into()]);
-    }
-    let joined: Vec<u64> = index_shape[..outer].iter().chain(&shape[depth..]).copied().collect();
-    if let Some(value) = grid(build, data, &parts, &joined)? {
-        return Ok(vec![value]);
     }
     let mut offset: Option<Value> = None;
     for (part, &size) in parts.iter().zip(&shape) {
