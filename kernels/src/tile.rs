@@ -10,6 +10,7 @@ mod simplify;
 
 pub use access::Typing;
 pub(crate) use access::{Access, bit, bits as dims_of, children, computed, over_of, reachable, slope, value_of};
+pub(crate) use choose::SINGLE;
 pub use choose::{Plan, Tiling};
 
 use dcc_program::kernel::{DimId, Expr, Index, Kernel, Stmt};

@@ -360,6 +360,29 @@ fn adamw_in_place_and_dropout() {
     check(&b.kernel, &[vec![s, c]], &[vec![s, c], vec![s, c]], 0.0);
 }
 
+#[test]
+fn more_values_than_long_tiles_hold() {
+    let (mut b, n) = (Build::new(&["i", "j"]).outer(&[0]), 3000);
+    let x = b.input(F, &[0, 1]);
+    // All of these live until the last statement uses them again.
+    let values: Vec<ExprId> = (0..150)
+        .map(|k| {
+            let c = b.float(F, 0.01 * f64::from(k));
+            b.mul(x, c)
+        })
+        .collect();
+    let mut total = b.reduce(Reduce::Max, &[1], x);
+    for pass in 0..2 {
+        for value in &values {
+            let scaled = b.bin([BinaryOp::Max, BinaryOp::Min][pass], total, *value);
+            total = scaled;
+        }
+    }
+    b.store(F, &[1], &[0, 1], total);
+    let dims = vec![whole(2), whole(n)];
+    check(&b.kernel, std::slice::from_ref(&dims), std::slice::from_ref(&dims), 1e-6);
+}
+
 /// The comparison sees a wrong constant.
 #[test]
 #[should_panic(expected = "expected")]

@@ -11,9 +11,9 @@ use crate::cpu::isa::Isa;
 use crate::library::vector::{Primitive, Shape, Ty, arithmetic, memory as tiles, reduce};
 use crate::tile::{Nest, Plan, Tiling, Typing, dims_of, over_of, value_of};
 use cranelift_codegen::ir::condcodes::IntCC;
-use cranelift_codegen::ir::{InstBuilder, MemFlagsData, SigRef, Value, types};
+use cranelift_codegen::ir::{AbiParam, Function, InstBuilder, MemFlagsData, SigRef, Signature, Value, types};
 use cranelift_codegen::isa::TargetFrontendConfig;
-use cranelift_frontend::FunctionBuilder;
+use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
 use dcc_program::kernel::{BinaryOp, DimId, Expr, ExprId, Stmt, StoreMode, VarId};
 use dcc_program::types::Reduce;
 use std::collections::BTreeMap;
@@ -97,9 +97,13 @@ pub(super) struct Source<'a> {
 }
 
 /// Emits the whole function: (arguments, scratch, first point, end).
-pub(super) fn emit(builder: FunctionBuilder<'_>, signature: SigRef, source: &Source<'_>) -> Emitted {
+pub(super) fn emit(function: &mut Function, source: &Source<'_>) -> Emitted {
     let Source { nest, typing, plan, isa, .. } = *source;
-    let mut builder = builder;
+    let mut context = FunctionBuilderContext::new();
+    let mut primitive = Signature::new(function.signature.call_conv);
+    primitive.params.extend([AbiParam::new(types::I64); 5]);
+    let mut builder = FunctionBuilder::new(function, &mut context);
+    let signature = builder.import_signature(primitive);
     let entry = builder.create_block();
     builder.append_block_params_for_function_params(entry);
     builder.switch_to_block(entry);

@@ -3,10 +3,9 @@
 use super::emit::{Source, emit};
 use super::isa::Isa;
 use super::pool::{Pool, WORKER_BYTES};
-use crate::tile::{Nest, Plan, Typing};
+use crate::tile::{Nest, Plan, SINGLE, Typing};
 use cranelift_codegen::ir::{AbiParam, Signature, UserFuncName, types};
 use cranelift_codegen::settings::{self, Configurable};
-use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
 use cranelift_jit::{JITBuilder, JITModule};
 use cranelift_module::{Linkage, Module, default_libcall_names};
 use std::collections::BTreeMap;
@@ -80,26 +79,30 @@ impl Jit {
     fn build(&mut self, original: &Nest) -> Result<Compiled, String> {
         let nest = original.clone().simplified();
         let typing = Typing::new(&nest.kernel);
-        let plan = Plan::new(&nest, &typing);
         let module = self.module.as_mut().expect("the module lives as long as the compiler");
         let mut signature = Signature::new(module.isa().default_call_conv());
         signature.params.extend([AbiParam::new(types::I64); 4]);
         let mut context = module.make_context();
-        context.func.signature = signature.clone();
-        context.func.name = UserFuncName::user(0, self.count as u32);
-        let mut functions = FunctionBuilderContext::new();
-        let frontend = module.isa().frontend_config();
-        let mut builder = FunctionBuilder::new(&mut context.func, &mut functions);
-        let mut primitive = Signature::new(module.isa().default_call_conv());
-        primitive.params.extend([AbiParam::new(types::I64); 5]);
-        let primitive = builder.import_signature(primitive);
-        let emitted = emit(builder, primitive, &Source { nest: &nest, typing: &typing, plan: &plan, isa: self.isa, frontend });
-        if emitted.scratch_bytes > WORKER_BYTES {
-            return Err(format!(
-                "a kernel needs {} bytes of scratch per thread, more than {WORKER_BYTES}",
-                emitted.scratch_bytes
-            ));
-        }
+        let mut longest = SINGLE;
+        let (plan, emitted) = loop {
+            module.clear_context(&mut context);
+            context.func.signature = signature.clone();
+            context.func.name = UserFuncName::user(0, self.count as u32);
+            let plan = Plan::new(&nest, &typing, longest);
+            let frontend = module.isa().frontend_config();
+            let emitted =
+                emit(&mut context.func, &Source { nest: &nest, typing: &typing, plan: &plan, isa: self.isa, frontend });
+            if emitted.scratch_bytes <= WORKER_BYTES {
+                break (plan, emitted);
+            }
+            if longest < 64 {
+                return Err(format!(
+                    "a kernel needs {} bytes of scratch per thread, more than {WORKER_BYTES}",
+                    emitted.scratch_bytes
+                ));
+            }
+            longest /= 4;
+        };
         tracing::debug!(
             points = plan.points,
             grain = plan.grain,

@@ -8,7 +8,7 @@ use dcc_program::kernel::{BinaryOp, DimId, Expr, ExprId, Outside, Stmt, UnaryOp}
 /// Elements of a tile: the temporaries of a usual kernel stay in the first-level cache.
 const TILE: usize = 1024;
 /// A statement's own dim of up to so many points is one tile, so that its values serve later statements of the point.
-const SINGLE: usize = 4096;
+pub const SINGLE: usize = 4096;
 /// Tile length where an operand is read or written across its memory order: its cache lines are used again by the next points.
 const BLOCK: usize = 64;
 /// Nanoseconds of a chunk, about.
@@ -38,7 +38,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    pub fn new(nest: &Nest, typing: &Typing) -> Plan {
+    /// With no tile longer than `longest`: kernels of very many values need shorter ones.
+    pub fn new(nest: &Nest, typing: &Typing, longest: usize) -> Plan {
         let estimate = Estimate::new(nest, typing);
         let body = &nest.kernel.body;
         let best_own = |i: usize| {
@@ -52,12 +53,12 @@ impl Plan {
         let columns =
             nest.kernel.outer.iter().map(|dim| ((0..body.len()).map(|i| estimate.statement(i, Some(*dim))).sum::<f64>(), *dim));
         match columns.min_by(|x, y| x.0.total_cmp(&y.0)).filter(|column| column.0 < row_cost) {
-            Some((cost, dim)) => Plan::with_column(nest, &estimate, dim, cost),
+            Some((cost, dim)) => Plan::with_column(nest, &estimate, dim, cost, longest),
             None => {
                 let tiling = |(_, dim): &(f64, Option<DimId>)| {
                     dim.map(|dim| {
                         let extent = nest.extents[usize::from(dim.0)];
-                        Tiling { dim, length: if extent <= SINGLE { extent.max(1) } else { TILE } }
+                        Tiling { dim, length: if extent <= SINGLE.min(longest) { extent.max(1) } else { TILE.min(longest) } }
                     })
                 };
                 let order = nest.kernel.outer.clone();
@@ -66,12 +67,12 @@ impl Plan {
         }
     }
 
-    fn with_column(nest: &Nest, estimate: &Estimate, dim: DimId, cost: f64) -> Plan {
+    fn with_column(nest: &Nest, estimate: &Estimate, dim: DimId, cost: f64, longest: usize) -> Plan {
         let extent = nest.extents[usize::from(dim.0)];
         let mut order: Vec<DimId> = nest.kernel.outer.iter().copied().filter(|d| *d != dim).collect();
         let across = estimate.across(dim).filter(|d| order.contains(d));
         let others: usize = order.iter().map(|d| nest.extents[usize::from(d.0)]).product();
-        let mut length = if across.is_some() { BLOCK } else { TILE };
+        let mut length = if across.is_some() { BLOCK } else { TILE }.min(longest);
         if cost > 2.0 * CHUNK_NS && others < 16 {
             // Few points otherwise: shorter tiles for enough chunks.
             length = length.min(extent.div_ceil(16usize.div_ceil(others.max(1))).next_multiple_of(32).max(64));
