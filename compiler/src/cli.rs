@@ -7,6 +7,7 @@ mod compile;
 mod complete;
 mod data;
 mod explain;
+mod export;
 mod failure;
 mod flags;
 mod inspect;
@@ -46,6 +47,8 @@ enum Command {
     Inspect(inspect::Args),
     /// Check an artifact: its bytes, its programs, the files it names
     Verify(verify::Args),
+    /// Write trained weights as .safetensors or into the ONNX model
+    Export(export::Args),
     /// Explain an error code
     Explain(explain::Args),
 }
@@ -91,6 +94,7 @@ fn execute(arguments: Vec<OsString>) -> Outcome<i32> {
         Command::Run(args) => run::run(&args, &matches, &words),
         Command::Inspect(args) => inspect::run(&args),
         Command::Verify(args) => verify::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Explain(args) => explain::run(&args),
     }
 }

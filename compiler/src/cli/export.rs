@@ -1,0 +1,181 @@
+//! `dcc export CHECKPOINT`: trained weights as .safetensors, or back in the user's own ONNX graph.
+//!
+//! With a model, every initializer is there under its name, in its shape and dtype: what the checkpoint has from there, the rest
+//! (what no output depends on, what was folded) from the model. A weight in a Constant node has the name of the node's output.
+
+mod onnx;
+
+use super::failure::{self, Outcome};
+use super::model::{self, Source};
+use super::output;
+use crate::error::Error;
+use crate::import::{Tensor, TensorData};
+use bytes::Bytes;
+use dcc_program::{DType, Shape};
+use dcc_runtime::checkpoint::{self, Checkpoint, Key};
+use dcc_runtime::data::Convert;
+use dcc_runtime::error::Error as RuntimeError;
+use dcc_runtime::slice::Slice;
+use safetensors::{Dtype, View};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+#[derive(clap::Args)]
+#[command(group = clap::ArgGroup::new("form").required(true).multiple(true))]
+pub struct Args {
+    /// The folder of a checkpoint, or of several: then the newest
+    checkpoint: PathBuf,
+    /// The model that was trained; without it, --safetensors has the checkpoint's own tensors and dtypes
+    #[arg(long, value_name = "MODEL.onnx")]
+    model: Option<PathBuf>,
+    /// Write the model with the trained weights in it
+    #[arg(long, value_name = "F.onnx", requires = "model", group = "form")]
+    onnx: Option<PathBuf>,
+    /// Write the weights alone
+    #[arg(long, value_name = "F.safetensors", group = "form")]
+    safetensors: Option<PathBuf>,
+}
+
+/// A tensor to export.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Weight {
+    pub dtype: DType,
+    pub shape: Shape,
+    pub bytes: Bytes,
+}
+
+pub fn run(args: &Args) -> Outcome<i32> {
+    let trained = weights(&args.checkpoint)?;
+    let (mut source, weights) = match &args.model {
+        Some(path) => {
+            let source = model::open(path)?;
+            let weights = into_model(&source, trained, path)?;
+            (Some(source), weights)
+        }
+        None => (None, trained),
+    };
+    if let Some(path) = &args.safetensors {
+        let views = weights.iter().map(|(name, weight)| (name.as_str(), Stored::of(weight)));
+        let bytes = safetensors::serialize(views, None).map_err(|error| failure::io("write", path, error))?;
+        output::file(path, |file| std::io::Write::write_all(file, &bytes))?;
+    }
+    if let (Some(path), Some(source)) = (&args.onnx, &mut source) {
+        onnx::write(&mut source.model.proto, &weights, path)?;
+    }
+    for path in args.safetensors.iter().chain(&args.onnx) {
+        output::status("Exported", &format!("{} tensors to {}", weights.len(), path.display()));
+    }
+    Ok(0)
+}
+
+/// The weights of a checkpoint, by name; every byte verified.
+fn weights(folder: &Path) -> Outcome<BTreeMap<String, Weight>> {
+    let newest = match checkpoint::steps(folder) {
+        Ok(mut steps) => steps.pop().map(|(_, path)| path),
+        Err(_) => None,
+    };
+    let mut checkpoint = Checkpoint::open(newest.as_deref().unwrap_or(folder))?;
+    let found = checkpoint.tensors().filter(|(key, ..)| key.state.is_none());
+    let found: Vec<(Key, DType, Vec<u64>)> = found.map(|(key, dtype, shape)| (key.clone(), dtype, shape.to_vec())).collect();
+    let mut weights = BTreeMap::new();
+    for (key, dtype, shape) in found {
+        let slice = Slice::whole(&shape);
+        let mut bytes = vec![0; (slice.elements() * dtype.bytes()) as usize];
+        checkpoint.read(&key, dtype, &slice, &mut |at, run| {
+            bytes[at as usize..at as usize + run.len()].copy_from_slice(run);
+            Ok(())
+        })?;
+        weights.insert(key.name, Weight { dtype, shape: Shape::from_slice(&shape), bytes: bytes.into() });
+    }
+    Ok(weights)
+}
+
+/// All tensors of the model, trained ones with the checkpoint's values in the model's dtype.
+fn into_model(source: &Source, mut trained: BTreeMap<String, Weight>, path: &Path) -> Outcome<BTreeMap<String, Weight>> {
+    let mut weights = BTreeMap::new();
+    for (name, proto, is_initializer) in onnx::tensors(&source.model.proto) {
+        let tensor = Tensor::new(&source.model, name, proto)?;
+        let weight = match trained.remove(name) {
+            Some(weight) if weight.shape != tensor.shape => {
+                let (checkpoint, model) = (weight.shape.as_slice(), tensor.shape.as_slice());
+                let what = format!("`{name}` has shape {checkpoint:?} in the checkpoint, {model:?} in the model");
+                return Err(RuntimeError::foreign_checkpoint(what).at(path.display()).into());
+            }
+            Some(weight) => converted(&weight, tensor.dtype),
+            None if !is_initializer => continue,
+            None => untouched(source, &tensor)?,
+        };
+        weights.insert(name.to_owned(), weight);
+    }
+    match trained.keys().next() {
+        Some(name) => Err(RuntimeError::foreign_checkpoint(format!("the model has no `{name}`, which the checkpoint has"))
+            .at(path.display())
+            .help("give --model the file that was trained")
+            .into()),
+        None => Ok(weights),
+    }
+}
+
+fn untouched(source: &Source, tensor: &Tensor) -> Outcome<Weight> {
+    if let TensorData::External { location, .. } = &tensor.data
+        && source.model.file(location).is_none()
+    {
+        let what = format!("`{}` is not in the checkpoint, and `{location}`, which has it, is missing", tensor.name);
+        return Err(Error::external(what).help("put the file beside the model").into());
+    }
+    Ok(Weight { dtype: tensor.dtype, shape: tensor.shape.clone(), bytes: tensor.bytes(&source.model)? })
+}
+
+fn converted(weight: &Weight, dtype: DType) -> Weight {
+    let elements = weight.bytes.len() / weight.dtype.bytes() as usize;
+    let mut bytes = vec![0; elements * dtype.bytes() as usize];
+    Convert::new(weight.dtype, dtype).run(&weight.bytes, &mut bytes);
+    Weight { dtype, shape: weight.shape.clone(), bytes: bytes.into() }
+}
+
+/// A weight as `safetensors` wants it.
+struct Stored<'a> {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: &'a [u8],
+}
+
+impl Stored<'_> {
+    fn of(weight: &Weight) -> Stored<'_> {
+        let dtype = match weight.dtype {
+            DType::Bool => Dtype::BOOL,
+            DType::U8 => Dtype::U8,
+            DType::I8 => Dtype::I8,
+            DType::U16 => Dtype::U16,
+            DType::I16 => Dtype::I16,
+            DType::U32 => Dtype::U32,
+            DType::I32 => Dtype::I32,
+            DType::U64 => Dtype::U64,
+            DType::I64 => Dtype::I64,
+            DType::F16 => Dtype::F16,
+            DType::BF16 => Dtype::BF16,
+            DType::F32 => Dtype::F32,
+            DType::F64 => Dtype::F64,
+        };
+        Stored { dtype, shape: weight.shape.iter().map(|&dim| dim as usize).collect(), bytes: &weight.bytes }
+    }
+}
+
+impl View for Stored<'_> {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(self.bytes)
+    }
+
+    fn data_len(&self) -> usize {
+        self.bytes.len()
+    }
+}
