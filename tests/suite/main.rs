@@ -1,14 +1,19 @@
-//! suite
+//! The tests of the whole: compiler, programs, ranks and tree.
+
 // Counts what the global allocator does.
 #[allow(unsafe_code)]
 mod alloc;
 mod bad_models;
 mod compile;
+mod golden;
 mod import;
 mod meshes;
 mod onnx_model;
 mod onnx_nodes;
 mod ops;
 mod plans;
+mod properties;
 mod ranks;
+mod readme;
 mod steps;
+mod tidy;

@@ -92,8 +92,3 @@ fn operators_compute_what_onnx_says() {
     }
     expect_file!["../golden/import/nodes_refused.txt"].assert_eq(&refused);
 }
-
-#[test]
-fn the_list_of_operators() {
-    expect_file!["../golden/import/operators.txt"].assert_eq(&(dcc::import::supported().join("\n") + "\n"));
-}

@@ -3,7 +3,7 @@
 //! Checked in so that building needs no protoc. To regenerate after replacing `onnx.proto` (the wheel's `onnx-ml.proto`), run
 //! in a scratch crate with protox 0.9 and prost-build 0.14, put this header back and run `cargo fmt`:
 //!
-//! ```ignore
+//! ```text
 //! let set = protox::compile(["onnx.proto"], ["."])?;
 //! prost_build::Config::new().bytes(["."]).disable_comments(["."]).out_dir("out").compile_fds(set)?;
 //! ```
