@@ -178,7 +178,7 @@ impl Attending {
         unsafe {
             let read = |i: usize| memory.elements::<E>(self.operands[i], bases);
             let write = |i: usize| memory.elements_mut::<E>(self.results[i], bases);
-            let words = workspace.len() * size_of::<u64>() / size_of::<E>();
+            let words = size_of_val(workspace) / size_of::<E>();
             let workspace = std::slice::from_raw_parts_mut(workspace.as_mut_ptr().cast::<E>(), words);
             let last = self.operands.len() - 1;
             let mask = match self.mask {

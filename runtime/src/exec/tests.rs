@@ -21,7 +21,7 @@ fn tensor(ty: &dcc_program::TensorType, seed: u64) -> Tensor {
     let encode = |i: u64| match ty.dtype {
         DType::F32 => (value(i) as f32).to_ne_bytes().to_vec(),
         DType::F64 => f64::from(value(i) as f32).to_ne_bytes().to_vec(),
-        DType::Bool => vec![u8::from(i % 3 != 0)],
+        DType::Bool => vec![u8::from(!i.is_multiple_of(3))],
         _ => (i as i64 % 7).to_ne_bytes()[..ty.dtype.bytes() as usize].to_vec(),
     };
     Tensor { dtype: ty.dtype, shape: ty.shape.to_vec(), bytes: (0..ty.elements()).flat_map(encode).collect() }

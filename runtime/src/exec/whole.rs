@@ -127,7 +127,10 @@ impl Run<'_> {
             }
             rank.cpu.memory_mut().with(parameter.range.clone(), |local| match value {
                 Some(value) => fits(value, parameter).map(|()| value.cut(&parameter.slice(&value.shape), local)),
-                None => Ok(local.fill(0)),
+                None => {
+                    local.fill(0);
+                    Ok(())
+                }
             })?;
         }
         let lock = || joined.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
