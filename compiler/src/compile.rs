@@ -7,7 +7,7 @@ use crate::ops::Op;
 use crate::plan::batch::{self, Batch, Given};
 use crate::plan::{self, Parallel, Plan};
 use crate::train::{Trainable, Training, TrainingOptions, train_step};
-use crate::{loss, lower, place, precision, schedule, sources};
+use crate::{loss, lower, place, precision, rewrite, schedule, sources};
 use dcc_program::artifact::{Artifact, Data, Tensor};
 use dcc_program::check;
 use dcc_program::manifest::{self, Manifest};
@@ -117,7 +117,7 @@ fn trainable(parameter: &import::Parameter) -> Trainable {
 
 fn simplify(graph: &Graph, options: &Options) -> Result<Graph> {
     match options.rewriting {
-        Rewriting::On => Ok(graph.clone()),
+        Rewriting::On => rewrite::simplify(graph),
         Rewriting::Off => Ok(graph.clone()),
     }
 }
@@ -125,10 +125,6 @@ fn simplify(graph: &Graph, options: &Options) -> Result<Graph> {
 /// Placing, lowering and the gate.
 fn programs(graph: &Graph, plan: &Plan, options: &Options, mode: Mode) -> Result<(Graph, Vec<Program>)> {
     let placed = place::place(graph, plan)?;
-    let placed = match options.rewriting {
-        Rewriting::On => placed,
-        Rewriting::Off => placed,
-    };
     let name = options.name.trim_end_matches(".onnx");
     let programs = lower::programs(&placed, plan, name, mode, |stage| schedule::order(plan, stage))?;
     check::programs(&programs).map_err(Error::gate)?;

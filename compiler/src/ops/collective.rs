@@ -82,6 +82,14 @@ pub struct StageSum {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Transfer {}
 
+impl super::Op {
+    /// Whether ranks exchange data.
+    pub fn is_communication(&self) -> bool {
+        use super::Op::{AllGather, AllReduce, AllToAll, ReduceScatter, StageSum, Transfer};
+        matches!(self, AllReduce(_) | ReduceScatter(_) | AllGather(_) | AllToAll(_) | Transfer(_) | StageSum(_))
+    }
+}
+
 macro_rules! unchanged {
     ($($op:ident = $name:literal, $example:expr;)+) => {
         $(impl OpDef for $op {

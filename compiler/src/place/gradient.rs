@@ -61,6 +61,10 @@ impl Placer<'_> {
             let sum = self.sum_of(id, &members, stage, phase);
             sums.push(sum);
         }
+        if let ([sum], true) = (&sums[..], self.is_gradient_of_stageless(id)) {
+            // Laid out as the parameter by the update, once for all microbatches.
+            return Ok(*sum);
+        }
         let all = |p: &Pending, out: &Graph| sums.iter().all(|&s| out.ty(s).sharding.pending.contains(p));
         let used: Vec<AxisId> = dims.iter().flatten().copied().collect();
         let common: Vec<Pending> =

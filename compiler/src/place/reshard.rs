@@ -7,7 +7,7 @@ use super::Placer;
 use crate::error::Result;
 use crate::graph::{NodeId, Phase};
 use crate::ops::{
-    AllGather, AllReduce, AllToAll, DropMicrobatch, KeepFirst, Op, ReduceScatter, ResolveMicrobatches, SliceAxis,
+    AllGather, AllReduce, AllToAll, DropMicrobatch, GradSum, KeepFirst, Op, ReduceScatter, ResolveMicrobatches, SliceAxis,
 };
 use dcc_program::{Reduce, Sharding};
 
@@ -75,11 +75,22 @@ impl Placer<'_> {
         }
         if phase == Phase::Update {
             let sharding = drop(here);
+            let value = self.accumulated(value);
             return Ok(self.step_in(ResolveMicrobatches {}, value, sharding, Phase::Update));
         }
         let counted = self.count_clone(value)?;
         let sharding = drop(&self.out.ty(counted).sharding);
         Ok(self.step_in(ResolveMicrobatches {}, counted, sharding, Phase::Ready))
+    }
+
+    /// `value` as a kernel makes it: only kernels add to an accumulator.
+    fn accumulated(&mut self, value: NodeId) -> NodeId {
+        if !self.out[value].op.is_communication() {
+            return value;
+        }
+        let (node, of) = (&self.out[value], value.0);
+        let (ty, section, stage) = (node.ty.clone(), node.phase, node.stage.expect("placed nodes have a stage"));
+        self.make(GradSum { of }, &[value], ty, stage, section)
     }
 
     /// A copy of `value` and what it depends on in section `count`.
