@@ -2,6 +2,8 @@
 
 pub mod checkpoint;
 pub mod comm;
+#[cfg(target_os = "linux")]
+pub mod command;
 // Hands kernels raw memory of the arena.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]

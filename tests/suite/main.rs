@@ -4,6 +4,7 @@
 #[allow(unsafe_code)]
 mod alloc;
 mod bad_models;
+mod command;
 mod compile;
 mod golden;
 mod import;
