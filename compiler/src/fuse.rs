@@ -12,6 +12,10 @@ use dcc_program::kernel::{BinaryOp, DimId, Index};
 use dcc_program::{AxisList, Sharding};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+/// A cluster of more operands than this takes no further members: it would gain nothing, and a kernel has a bounded number of
+/// arguments.
+const MAX_READS: usize = 64;
+
 /// Index into `Fusion::clusters`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClusterId(pub u32);
@@ -267,6 +271,9 @@ impl Fuser<'_> {
         if a.phase != b.phase || !same_dims || !inner_fits || b.members.is_empty() || !row_only(a) || !row_only(b) {
             return;
         }
+        if a.reads.union(&b.reads).count() > MAX_READS {
+            return;
+        }
         let through = |reads: &BTreeSet<Unit>, target: ClusterId| {
             reads.iter().any(|&u| u != Unit::Cluster(target) && self.depends(u, target))
         };
@@ -320,7 +327,7 @@ impl Fuser<'_> {
     /// and nothing else that it reads depends on the cluster.
     fn placement(&self, id: ClusterId, node: NodeId) -> Option<Vec<Index>> {
         let cluster = &self.fusion.clusters[id.0 as usize];
-        if cluster.phase != self.graph[node].phase {
+        if cluster.phase != self.graph[node].phase || cluster.reads.len() > MAX_READS {
             return None;
         }
         let all: Vec<Index> = (0..cluster.dims.len() as u8).map(|d| Index::Dim(DimId(d))).collect();

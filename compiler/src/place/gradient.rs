@@ -7,6 +7,9 @@ use crate::ops::{Const, GradSum, Op, StageSum};
 use dcc_program::{AxisId, AxisList, Reduce, Sharding};
 use std::collections::BTreeMap;
 
+/// Terms of one addition: a kernel has a bounded number of arguments.
+const MAX_TERMS: usize = 64;
+
 /// A value that exists on each of several stages.
 pub(super) type PlacedSum = BTreeMap<u32, NodeId>;
 
@@ -80,6 +83,10 @@ impl Placer<'_> {
     fn sum_of(&mut self, id: NodeId, values: &[NodeId], stage: u32, phase: Phase) -> NodeId {
         if let [one] = values {
             return *one;
+        }
+        if values.len() > MAX_TERMS {
+            let parts: Vec<NodeId> = values.chunks(MAX_TERMS).map(|part| self.sum_of(id, part, stage, phase)).collect();
+            return self.sum_of(id, &parts, stage, phase);
         }
         let ty = self.out.ty(values[0]).clone();
         let section = self.section(phase, values, &ty);
