@@ -1,6 +1,7 @@
 //! Training steps of real models, evaluated by `interp` in f64, against PyTorch float64: import, loss, gradients and optimizer as
 //! one, before anything is partitioned. All 20 steps run in the compiled programs' tests; three show a wrong gradient here.
 
+use crate::tolerance::Row;
 use bytes::Bytes;
 use dcc::import::{Imported, Model, Options, Parameter, TensorData, onnx};
 use dcc::interp::{Bindings, Precision, Tensor, evaluate};
@@ -14,8 +15,6 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Relative: the `--dtype f64` row of the tolerance table.
-const TOLERANCE: f64 = 1e-9;
 const STEPS: usize = 3;
 
 fn root() -> PathBuf {
@@ -182,7 +181,7 @@ fn check(run: &Run) -> Result<(), String> {
         let values = evaluate(graph, &wanted, &bindings, Precision::Exact).map_err(|e| e.to_string())?;
         for (key, value) in ["loss", "grad_norm"].into_iter().zip(&values) {
             let (got, expected) = (value.f64s()[0], run.expected(key, step));
-            if (got - expected).abs() > TOLERANCE * expected.abs() {
+            if (got - expected).abs() > Row::F64.allowed(expected.abs(), 0.0) {
                 return Err(format!("{key} of step {}: {got}, PyTorch {expected}", step + 1));
             }
         }

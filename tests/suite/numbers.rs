@@ -1,0 +1,249 @@
+//! Whole training runs against PyTorch: every file of `tests/golden/numbers`, as processes, in f32 and f64, by the one table of
+//! tolerances. Losses, gradient norms, learning rates and final parameters; runs with one setting off by 1 % must fall outside.
+
+use crate::command::{Folder, Output, dcc};
+use crate::tidy::root;
+use crate::tolerance::{Row, Series, numbers, tensor_distance, units};
+use dcc_program::DType;
+use dcc_runtime::data::{Convert, Files};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How much of a golden the tests run, in which rows, on which mesh. `tests/long.sh` has the rest.
+struct Case {
+    name: &'static str,
+    /// `None`: all.
+    steps: Option<usize>,
+    rows: &'static [Row],
+    mesh: &'static str,
+    /// Whether its controls are trained too, or only their recorded losses compared.
+    controls: bool,
+}
+
+const ALL: Case = Case { name: "", steps: None, rows: &Row::ALL, mesh: "", controls: false };
+
+const CASES: [Case; 26] = [
+    Case { name: "mlp_momentum", controls: true, ..ALL },
+    Case { name: "mlp_nesterov", controls: true, ..ALL },
+    Case { name: "mlp_adamw", controls: true, ..ALL },
+    Case { name: "mlp_adam", controls: true, ..ALL },
+    Case { name: "mlp_legacy", ..ALL },
+    Case { name: "mlp_smoothing", ..ALL },
+    Case { name: "mlp_sce", ..ALL },
+    Case { name: "mlp_sce_legacy", ..ALL },
+    Case { name: "mlp_nll", ..ALL },
+    Case { name: "sample_mlp_momentum", ..ALL },
+    Case { name: "sample_mlp_adamw", ..ALL },
+    Case { name: "two_inputs_mse", ..ALL },
+    Case { name: "two_inputs_l1", ..ALL },
+    Case { name: "two_inputs_bce", controls: true, ..ALL },
+    Case { name: "two_inputs_steps", ..ALL },
+    Case { name: "gpt2_tiny", controls: true, ..ALL },
+    Case { name: "gpt2_tiny_opset20", ..ALL },
+    Case { name: "gpt2_tiny_mask", ..ALL },
+    Case { name: "gpt2_tiny_legacy", ..ALL },
+    Case { name: "gpt2_tiny_next", ..ALL },
+    Case { name: "gpt2_tiny_tokens", ..ALL },
+    Case { name: "gpt2_50257", rows: &[Row::F32], ..ALL },
+    Case { name: "static_gpt", ..ALL },
+    Case { name: "llama_tiny", ..ALL },
+    Case { name: "bert_tiny", ..ALL },
+    Case { name: "sample_gpt", steps: Some(3), rows: &[Row::F32], mesh: "--tp 2 --pp 2", ..ALL },
+];
+
+/// What a run gave.
+struct Run {
+    lines: Vec<Value>,
+    /// Final parameters, where they were saved.
+    parameters: BTreeMap<String, Vec<f64>>,
+}
+
+impl Run {
+    fn column(&self, key: &str) -> Vec<f64> {
+        self.lines.iter().map(|line| line[key].as_f64().unwrap_or_else(|| panic!("{key} in {line}"))).collect()
+    }
+}
+
+impl Case {
+    fn golden(&self) -> Value {
+        let path = root().join("tests/golden/numbers").join(format!("{}.json", self.name));
+        serde_json::from_str(&std::fs::read_to_string(path).expect("a golden")).expect("JSON")
+    }
+
+    fn is_whole(&self) -> bool {
+        self.steps.is_none()
+    }
+
+    /// Trains with the golden's flags and `changed`, which replace those of the same names.
+    fn run(&self, golden: &Value, row: Row, changed: &[String]) -> Run {
+        let folder = Folder::new();
+        let texts = |value: &Value| -> Vec<String> { serde_json::from_value(value.clone()).expect("flags") };
+        let mut flags = texts(&golden["flags"]);
+        for pair in changed.chunks(2) {
+            match flags.iter().position(|flag| *flag == pair[0]) {
+                Some(at) => flags[at + 1].clone_from(&pair[1]),
+                None => flags.extend_from_slice(pair),
+            }
+        }
+        // The schedule is of the whole run: what is cut off is cut off by the rates.
+        let (metrics, saved) = (folder.at("metrics.jsonl"), folder.at("saved"));
+        if let Some(steps) = self.steps {
+            let rates: Vec<String> = numbers(&golden["lr"])[..steps].iter().map(f64::to_string).collect();
+            std::fs::write(folder.at("rates"), rates.join("\n")).expect("a file");
+            replace(&mut flags, "--steps", &steps.to_string());
+            replace(&mut flags, "--lr-schedule", &format!("@{}", folder.at("rates")));
+            ["--warmup", "--min-lr"].iter().for_each(|flag| remove(&mut flags, flag));
+        }
+        let mut words = vec!["run".to_owned()];
+        words.extend(flags);
+        words.extend(self.mesh.split_whitespace().map(str::to_owned));
+        words.extend(["--metrics-file", &metrics, "--json"].map(str::to_owned));
+        if row == Row::F64 {
+            words.extend(["--dtype", "f64"].map(str::to_owned));
+        }
+        if self.is_whole() {
+            words.extend(["--save-dir", &saved].map(str::to_owned));
+        }
+        let output = dcc(&words).ok();
+        nothing_is_interpreted(self.name, &output);
+        let lines = folder.lines("metrics.jsonl");
+        let parameters = if self.is_whole() { exported(&folder, &saved) } else { BTreeMap::new() };
+        Run { lines, parameters }
+    }
+}
+
+fn replace(flags: &mut [String], name: &str, value: &str) {
+    let at = flags.iter().position(|flag| flag == name).expect("a flag of the golden");
+    value.clone_into(&mut flags[at + 1]);
+}
+
+fn remove(flags: &mut Vec<String>, name: &str) {
+    if let Some(at) = flags.iter().position(|flag| flag == name) {
+        flags.drain(at..at + 2);
+    }
+}
+
+/// Every operation of every rank is a generated kernel or one of the library.
+fn nothing_is_interpreted(name: &str, output: &Output) {
+    let summary = output.json();
+    let ranks = summary["ranks"].as_array().expect("ranks");
+    assert!(!ranks.is_empty(), "{name}: {summary}");
+    for rank in ranks {
+        let count = |key: &str| rank[key].as_u64().unwrap_or_else(|| panic!("{name}: {key} in {rank}"));
+        assert!(count("interp") == 0 && count("jit") > 0 && count("library") > 0, "{name}: {rank}");
+    }
+}
+
+/// All weights of a checkpoint by name.
+fn exported(folder: &Folder, saved: &str) -> BTreeMap<String, Vec<f64>> {
+    let path = folder.at("weights.safetensors");
+    dcc(["export", saved, "--safetensors", &path]).ok();
+    let files = Files::open(&[path.into()], &[]).expect("safetensors");
+    let wide = |array: &dcc_runtime::data::Array| {
+        let mut bytes = vec![0; array.bytes.len() / array.dtype.bytes() as usize * 8];
+        Convert::new(array.dtype, DType::F64).run(&array.bytes, &mut bytes);
+        let values = bytes.chunks_exact(8).map(|b| f64::from_ne_bytes(b.try_into().expect("eight bytes"))).collect();
+        (array.name.clone(), values)
+    };
+    files.arrays.iter().map(wide).collect()
+}
+
+/// The largest distance of a run from the golden, with what it is of, in units of what the row allows.
+fn distance(golden: &Value, row: Row, run: &Run) -> (f64, String) {
+    let mut worst = (0.0, "nothing".to_owned());
+    let mut note = |found: f64, what: String| {
+        if found > worst.0 {
+            worst = (found, what);
+        }
+    };
+    for key in ["loss", "grad_norm"] {
+        note(Series::of(golden, key).distance(row, &run.column(key)), key.to_owned());
+    }
+    for (found, exact) in run.column("lr").iter().zip(numbers(&golden["lr"])) {
+        note(units((found - exact).abs(), Row::F64.allowed(exact, 0.0)), "lr".to_owned());
+    }
+    for (name, summary) in golden["parameters"].as_object().expect("parameters") {
+        let values = run.parameters.get(name);
+        match values {
+            Some(values) => note(tensor_distance(row, summary, values), name.clone()),
+            None => assert!(run.parameters.is_empty() || summary["trained"] == false, "no final `{name}`"),
+        }
+    }
+    worst
+}
+
+fn check(name: &str) {
+    let case = CASES.iter().find(|case| case.name == name).expect("a case");
+    let golden = case.golden();
+    for &row in case.rows {
+        let run = case.run(&golden, row, &[]);
+        let steps = case.steps.unwrap_or(numbers(&golden["lr"]).len());
+        assert_eq!(run.lines.len(), steps, "{name}");
+        let (found, what) = distance(&golden, row, &run);
+        println!("{name} {} {steps} steps: {found:.1e} of what is allowed, in {what}", row.name());
+        assert!(found <= 1.0, "{name} {}: {found:.3e} times what is allowed, in {what}", row.name());
+    }
+    for control in golden["controls"].as_array().expect("controls") {
+        let what = &control["changed"];
+        let recorded = Series::of(&golden, "loss").distance(Row::F64, &numbers(&control["f64"]["loss"]));
+        assert!(recorded > 1.0, "{name}: {what} would be accepted: {recorded:.1e}");
+        let changed: Vec<String> = serde_json::from_value(control["flags"].clone()).expect("flags");
+        if case.controls && !changed.is_empty() {
+            let run = case.run(&golden, Row::F64, &changed);
+            let (found, _) = distance(&golden, Row::F64, &run);
+            assert!(found > 1.0, "{name}: {what} is accepted");
+            let own = series_of(control).distance(Row::F64, &run.column("loss"));
+            assert!(own <= 1.0, "{name}: {what} is not what PyTorch makes of it: {own:.1e}");
+        }
+    }
+}
+
+/// A control's losses as a series of their own.
+fn series_of(control: &Value) -> Series {
+    let both = serde_json::json!({ "f32": control["f64"], "f64": control["f64"] });
+    Series::of(&both, "loss")
+}
+
+#[test]
+fn every_golden_has_a_case() {
+    let folder = std::fs::read_dir(root().join("tests/golden/numbers")).expect("a folder");
+    let names: BTreeSet<String> =
+        folder.map(|entry| entry.expect("an entry").file_name().to_string_lossy().replace(".json", "")).collect();
+    let cases: BTreeSet<String> = CASES.iter().map(|case| case.name.to_owned()).collect();
+    assert_eq!(names, cases);
+}
+
+#[test]
+fn mlps_train_as_in_torch() {
+    CASES.iter().filter(|case| case.name.contains("mlp")).for_each(|case| check(case.name));
+}
+
+#[test]
+fn two_inputs_train_as_in_torch() {
+    CASES.iter().filter(|case| case.name.starts_with("two_inputs")).for_each(|case| check(case.name));
+}
+
+#[test]
+fn gpt2_trains_as_in_torch() {
+    ["gpt2_tiny", "gpt2_tiny_mask", "gpt2_tiny_next", "static_gpt"].into_iter().for_each(check);
+}
+
+#[test]
+fn gpt2_of_other_exporters_trains_as_in_torch() {
+    ["gpt2_tiny_legacy", "gpt2_tiny_opset20", "gpt2_tiny_tokens"].into_iter().for_each(check);
+}
+
+#[test]
+fn llama_and_bert_train_as_in_torch() {
+    ["llama_tiny", "bert_tiny"].into_iter().for_each(check);
+}
+
+#[test]
+fn gpt2_with_50257_words_trains_as_in_torch() {
+    check("gpt2_50257");
+}
+
+#[test]
+fn the_sample_on_four_ranks_trains_as_in_torch() {
+    check("sample_gpt");
+}
