@@ -74,23 +74,27 @@ impl Placer<'_> {
             return Ok(self.step_in(ResolveMicrobatches {}, value, sharding, section));
         }
         if phase == Phase::Update {
-            let sharding = drop(here);
-            let value = self.accumulated(value);
-            return Ok(self.step_in(ResolveMicrobatches {}, value, sharding, Phase::Update));
+            return Ok(self.resolve_accumulated(value));
         }
         let counted = self.count_clone(value)?;
         let sharding = drop(&self.out.ty(counted).sharding);
         Ok(self.step_in(ResolveMicrobatches {}, counted, sharding, Phase::Ready))
     }
 
-    /// `value` as a kernel makes it: only kernels add to an accumulator.
-    fn accumulated(&mut self, value: NodeId) -> NodeId {
-        if !self.out[value].op.is_communication() {
-            return value;
+    /// `+mb` resolved by the update. Kernels add to accumulators: a view is taken of the sum, not summed, and what no kernel makes
+    /// is first copied by one.
+    fn resolve_accumulated(&mut self, value: NodeId) -> NodeId {
+        let node = self.out[value].clone();
+        let (stage, mb) = (node.stage.expect("placed nodes have a stage"), self.mb());
+        let resolved = node.ty.sharding.with_pending(node.ty.sharding.pending.iter().copied().filter(|p| p.0 != mb));
+        if matches!(node.op, Op::Reshape(_)) {
+            let sum = self.resolve_accumulated(node.operands[0]);
+            return self.make(node.op, &[sum], node.ty.with_sharding(resolved), stage, Phase::Update);
         }
-        let (node, of) = (&self.out[value], value.0);
-        let (ty, section, stage) = (node.ty.clone(), node.phase, node.stage.expect("placed nodes have a stage"));
-        self.make(GradSum { of }, &[value], ty, stage, section)
+        let no_kernel =
+            node.op.is_communication() || matches!(node.op, Op::Cumsum(_) | Op::Attention(_) | Op::AttentionGrad(_));
+        let value = if no_kernel { self.make(GradSum { of: value.0 }, &[value], node.ty, stage, node.phase) } else { value };
+        self.step_in(ResolveMicrobatches {}, value, resolved, Phase::Update)
     }
 
     /// A copy of `value` and what it depends on in section `count`.
