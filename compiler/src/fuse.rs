@@ -134,6 +134,23 @@ fn cost_of(op: &Op) -> u32 {
     }
 }
 
+/// Where the members of `from` lie in the loops of `into`: at the same ones, or, if they have no inner ones, at the outer ones.
+/// `None` where the loops are neither.
+fn moved_loops(into: &Cluster, from: &Cluster) -> Option<HashMap<NodeId, Vec<Index>>> {
+    let alike = |x: &LoopDim, y: &LoopDim| x.size == y.size && x.axes == y.axes;
+    let same = into.dims.len() == from.dims.len() && into.dims.iter().zip(&from.dims).all(|(x, y)| alike(x, y));
+    if same && (into.inner == from.inner || into.inner.is_empty() || from.inner.is_empty()) {
+        return Some(from.index.clone());
+    }
+    let outer: Vec<usize> = (0..into.dims.len()).filter(|&d| !into.inner.contains(&DimId(d as u8))).collect();
+    let rows = outer.len() == from.dims.len() && outer.iter().zip(&from.dims).all(|(&d, y)| alike(&into.dims[d], y));
+    if !rows || into.inner.is_empty() || !from.inner.is_empty() {
+        return None;
+    }
+    let to_outer = |i: &Index| Index::Dim(DimId(outer[refs::dim_of(i).0 as usize] as u8));
+    Some(from.index.iter().map(|(&node, index)| (node, index.iter().map(to_outer).collect())).collect())
+}
+
 /// A reshape that only adds or drops dims of size 1.
 pub fn is_unit_reshape(from: &[u64], to: &[u64]) -> bool {
     from.iter().filter(|&&d| d != 1).eq(to.iter().filter(|&&d| d != 1))
@@ -249,6 +266,7 @@ impl Fuser<'_> {
         for (i, &cluster) in candidates.iter().enumerate() {
             for &other in &candidates[i + 1..] {
                 self.merge(cluster, other);
+                self.merge(other, cluster);
             }
             if let Some(index) = self.placement(cluster, id) {
                 self.join(cluster, id, index);
@@ -261,46 +279,45 @@ impl Fuser<'_> {
         cluster
     }
 
-    /// Moves the members of `from` into `into` where both run over the same loops and neither needs the other through a third.
+    /// Moves the members of `from` into `into` where both run over the same loops, or `from` over the outer ones of `into`, and
+    /// neither needs the other through a third.
     fn merge(&mut self, into: ClusterId, from: ClusterId) {
         let (a, b) = (&self.fusion.clusters[into.0 as usize], &self.fusion.clusters[from.0 as usize]);
-        let same_dims =
-            a.dims.len() == b.dims.len() && a.dims.iter().zip(&b.dims).all(|(x, y)| x.size == y.size && x.axes == y.axes);
         let row_only = |c: &Cluster| c.members.iter().all(|m| c.index[m].len() == c.dims.len() || !c.inner.is_empty());
-        let inner_fits = a.inner == b.inner || (a.inner.is_empty() || b.inner.is_empty());
-        if a.phase != b.phase || !same_dims || !inner_fits || b.members.is_empty() || !row_only(a) || !row_only(b) {
+        if a.phase != b.phase || a.members.is_empty() || b.members.is_empty() || !row_only(a) || !row_only(b) {
             return;
         }
         if a.reads.union(&b.reads).count() > MAX_READS {
             return;
         }
+        let Some(moved) = moved_loops(a, b) else { return };
         let through = |reads: &BTreeSet<Unit>, target: ClusterId| {
             reads.iter().any(|&u| u != Unit::Cluster(target) && self.depends(u, target))
         };
         if through(&a.reads, from)
             || through(&b.reads, into)
-            || self.reads_elsewhere(into, from)
-            || self.reads_elsewhere(from, into)
+            || self.reads_elsewhere(&a.index, &moved)
+            || self.reads_elsewhere(&moved, &a.index)
         {
             return;
         }
         let empty = Cluster::empty(b.phase);
-        let moved = std::mem::replace(&mut self.fusion.clusters[from.0 as usize], empty);
-        for &member in &moved.members {
+        let gone = std::mem::replace(&mut self.fusion.clusters[from.0 as usize], empty);
+        for &member in &gone.members {
             self.fusion.roles[member.0 as usize] = Role::Member(into);
         }
         let cluster = &mut self.fusion.clusters[into.0 as usize];
-        cluster.members.extend(moved.members);
+        cluster.members.extend(gone.members);
         cluster.members.sort_unstable();
-        cluster.index.extend(moved.index);
-        cluster.reads.extend(moved.reads);
+        cluster.index.extend(moved);
+        cluster.reads.extend(gone.reads);
         cluster.reads.remove(&Unit::Cluster(into));
         cluster.reads.remove(&Unit::Cluster(from));
         if cluster.inner.is_empty() {
-            cluster.inner = moved.inner;
+            cluster.inner = gone.inner;
         }
-        cluster.first = cluster.first.min(moved.first);
-        cluster.last = cluster.last.max(moved.last);
+        cluster.first = cluster.first.min(gone.first);
+        cluster.last = cluster.last.max(gone.last);
         // Readers of the emptied cluster now read this one.
         for other in &mut self.fusion.clusters {
             if other.reads.remove(&Unit::Cluster(from)) {
@@ -309,13 +326,12 @@ impl Fuser<'_> {
         }
     }
 
-    /// Whether a member of `reader` reads a member of `read` at another index than the one at which that lies.
-    fn reads_elsewhere(&self, reader: ClusterId, read: ClusterId) -> bool {
-        let (reader, read) = (&self.fusion.clusters[reader.0 as usize], &self.fusion.clusters[read.0 as usize]);
+    /// Whether a node of `readers` reads one of `read` at another index than the one at which that lies.
+    fn reads_elsewhere(&self, readers: &HashMap<NodeId, Vec<Index>>, read: &HashMap<NodeId, Vec<Index>>) -> bool {
         let mut elsewhere = false;
-        for (&member, index) in &reader.index {
+        for (&member, index) in readers {
             refs::visit(self.graph, &self.fusion, member, index, &mut |operand, at| {
-                if let Some(own) = read.index.get(&operand) {
+                if let Some(own) = read.get(&operand) {
                     elsewhere |= at.is_none_or(|at| at != own.as_slice());
                 }
             });
@@ -327,7 +343,7 @@ impl Fuser<'_> {
     /// and nothing else that it reads depends on the cluster.
     fn placement(&self, id: ClusterId, node: NodeId) -> Option<Vec<Index>> {
         let cluster = &self.fusion.clusters[id.0 as usize];
-        if cluster.phase != self.graph[node].phase || cluster.reads.len() > MAX_READS {
+        if cluster.phase != self.graph[node].phase || cluster.reads.len() > MAX_READS || cluster.members.is_empty() {
             return None;
         }
         let all: Vec<Index> = (0..cluster.dims.len() as u8).map(|d| Index::Dim(DimId(d))).collect();
