@@ -12,6 +12,7 @@ mod movement;
 mod pattern;
 mod region;
 mod rules;
+mod slices;
 mod solve;
 mod term;
 

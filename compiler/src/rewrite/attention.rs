@@ -229,6 +229,66 @@ fn arranged(x: Expr, from: &[&'static str], to: &[&'static str]) -> Expr {
     transposed(x, &perm)
 }
 
+/// Keys and values that repeat over groups of heads, or over all of them, are read without the repetition.
+pub fn grouped_operands(egraph: &Graph, _: Id, term: &Term) -> Vec<Expr> {
+    let Some(Op::Attention(op)) = term.op() else { return Vec::new() };
+    let spec = &op.attributes.spec;
+    let heads = spec.ids().find(|f| spec.names[usize::from(f.0)] == "h");
+    let at = |dims: &[DimFactors]| dims.iter().position(|d| heads.is_some_and(|h| d[..] == [h]));
+    let masked = spec.operands.get(3).is_some_and(|dims| at(dims).is_some());
+    let [q, k, v] = [0, 1, 2].map(|i| at(&spec.operands[i]));
+    let (Some(q), Some(k), Some(v), Some(o)) = (q, k, v, at(&spec.result)) else { return Vec::new() };
+    if op.out != 0 || masked || spec.names.iter().any(|n| n == "g") {
+        return Vec::new();
+    }
+    let at = HeadDims { q, k, v, o };
+    at.one(egraph, term, op).into_iter().chain(at.several(egraph, term, op)).collect()
+}
+
+/// Which dim is heads, of each operand and the result.
+struct HeadDims {
+    q: usize,
+    k: usize,
+    v: usize,
+    o: usize,
+}
+
+impl HeadDims {
+    /// One head of keys for all queries: these are one group.
+    fn one(&self, egraph: &Graph, term: &Term, op: &Attention) -> Option<Expr> {
+        let keys = mask::unrepeated(egraph, term.args[1], self.k)?;
+        let values = mask::unrepeated(egraph, term.args[2], self.v)?;
+        let mut op = op.clone();
+        let spec = &mut op.attributes.spec;
+        let heads = spec.operands[1].remove(self.k)[0];
+        spec.operands[2].remove(self.v);
+        spec.names[usize::from(heads.0)] = "g".to_owned();
+        op.attributes.spec = canonical(spec);
+        let masks = term.args.iter().skip(3).map(|&id| Expr::Class(id));
+        Some(Expr::node(op, [Expr::Class(term.args[0]), keys, values].into_iter().chain(masks)))
+    }
+
+    /// The heads of the queries become heads of keys times groups.
+    fn several(&self, egraph: &Graph, term: &Term, op: &Attention) -> Option<Expr> {
+        let (groups, keys) = mask::ungrouped(egraph, term.args[1], self.k)?;
+        let (_, values) = mask::ungrouped(egraph, term.args[2], self.v).filter(|found| found.0 == groups)?;
+        let mut op = op.clone();
+        let spec = &mut op.attributes.spec;
+        let group = DimFactors::from_slice(&[FactorId(spec.names.len() as u8)]);
+        spec.names.push("g".to_owned());
+        spec.operands[0].insert(self.q + 1, group.clone());
+        spec.result.insert(self.o + 1, group);
+        op.attributes.spec = canonical(spec);
+        let mut shape = ty(egraph, term.args[0]).shape.clone();
+        shape[self.q] /= groups;
+        shape.insert(self.q + 1, groups);
+        let queries = Expr::node(Reshape { shape }, [Expr::Class(term.args[0])]);
+        let masks = term.args.iter().skip(3).map(|&id| Expr::Class(id));
+        let product = Expr::node(op, [queries, keys, values].into_iter().chain(masks));
+        Some(Expr::node(Reshape { shape: term.ty.shape.clone() }, [product]))
+    }
+}
+
 /// A transposed operand is read in place, as long as its channels stay last: kernels read these as rows.
 pub fn transposed_operand(egraph: &Graph, _: Id, term: &Term) -> Vec<Expr> {
     let Some(Op::Attention(op)) = term.op() else { return Vec::new() };

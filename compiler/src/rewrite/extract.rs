@@ -4,7 +4,7 @@
 
 use super::solve::{Local, Problem, Solution};
 use super::term::{Graph, Head, Term};
-use crate::ops::Op;
+use crate::ops::{Binary, Op};
 use dcc_program::factors::DimFactors;
 use dcc_program::kernel::{BinaryOp, UnaryOp};
 use dcc_program::{FactorId, FactorSpec, TensorType};
@@ -25,6 +25,7 @@ fn cost(egraph: &Graph, term: &Term) -> u64 {
         Op::Reshape(_) => 2,
         Op::BroadcastInDim(_) => 2 + elements / 64,
         Op::Unary(op) => 4 + elements * unary_weight(op.op),
+        Op::Binary(_) if scales_product(egraph, term) => 4 + 16 * elements,
         Op::Binary(op) => 4 + elements * binary_weight(op.op),
         Op::Compare(_) | Op::Select(_) | Op::Cast(_) => 4 + elements,
         Op::Transpose(_) | Op::Slice(_) | Op::Pad(_) | Op::Concatenate(_) | Op::Reverse(_) => 64 + 8 * elements,
@@ -50,6 +51,14 @@ fn loops(spec: &FactorSpec) -> u64 {
     };
     let merged = spec.ids().filter(|&b| spec.ids().any(|a| a != b && follows(a, b))).count();
     (spec.names.len() - merged) as u64
+}
+
+/// A number times a contraction: no part of the kernel that makes the operands, and in the backward pass a gradient of its own
+/// that is written out for the two contractions that read it.
+fn scales_product(egraph: &Graph, term: &Term) -> bool {
+    let Some(Op::Binary(Binary { op: BinaryOp::Mul })) = term.op() else { return false };
+    let is_dot = |&id: &Id| egraph[id].nodes.iter().any(|t| matches!(t.op(), Some(Op::DotGeneral(_))));
+    term.args.iter().any(is_dot) && term.args.iter().any(|&id| egraph[id].data.splat.is_some())
 }
 
 fn unary_weight(op: UnaryOp) -> u64 {

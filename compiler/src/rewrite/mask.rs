@@ -232,13 +232,17 @@ pub fn ungrouped(egraph: &Graph, id: Id, dim: usize) -> Option<(u64, Expr)> {
             && from[..dim] == to[..dim]
             && from[dim] * from[dim + 1] == to[dim]
             && from[dim + 2..] == to[dim + 1..];
-        let source = fits.then(|| unrepeated(egraph, t.args[0], dim + 1, DEPTH))??;
+        let source = fits.then(|| unrepeated(egraph, t.args[0], dim + 1))??;
         Some((from[dim + 1], source))
     })
 }
 
 /// A class that repeats along `dim`, without that dim.
-fn unrepeated(egraph: &Graph, id: Id, dim: usize, depth: u32) -> Option<Expr> {
+pub fn unrepeated(egraph: &Graph, id: Id, dim: usize) -> Option<Expr> {
+    unrepeated_within(egraph, id, dim, DEPTH)
+}
+
+fn unrepeated_within(egraph: &Graph, id: Id, dim: usize, depth: u32) -> Option<Expr> {
     let depth = depth.checked_sub(1)?;
     egraph[id].nodes.iter().find_map(|t| match t.op()? {
         Op::BroadcastInDim(op) if !op.dims.contains(&(dim as u8)) => {
@@ -250,7 +254,7 @@ fn unrepeated(egraph: &Graph, id: Id, dim: usize, depth: u32) -> Option<Expr> {
         }
         Op::Transpose(op) => {
             let gone = op.perm[dim];
-            let source = unrepeated(egraph, t.args[0], usize::from(gone), depth)?;
+            let source = unrepeated_within(egraph, t.args[0], usize::from(gone), depth)?;
             let kept = op.perm.iter().enumerate().filter(|&(i, _)| i != dim);
             let perm: Dims = kept.map(|(_, &p)| p - u8::from(p > gone)).collect();
             Some(transposed(source, &perm))

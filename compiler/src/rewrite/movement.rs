@@ -2,7 +2,7 @@
 
 use super::term::{Expr, Graph, Term};
 use crate::ops::movement::Dims;
-use crate::ops::{Binary, BroadcastInDim, Cast, Compare, Const, Op, Reduce, Reshape, Slice, Transpose, Unary};
+use crate::ops::{Binary, BroadcastInDim, Cast, Compare, Const, Op, Reduce, Reshape, Transpose, Unary};
 use dcc_program::kernel::{BinaryOp, CompareOp, UnaryOp};
 use dcc_program::{DType, Reduce as Reduction, Shape, TensorType};
 use egg::Id;
@@ -231,32 +231,33 @@ fn is_pointwise(op: &Op) -> bool {
 }
 
 /// The operands of a pointwise op under a common movement, of which `inner` finds the source of a term: that source, or a
-/// number with the source's shape. At least one operand is moved.
+/// number with the source's shape. What is no source may be `other`wise equal to something moved. At least one operand is moved.
 fn common<K: PartialEq>(
     egraph: &Graph,
     term: &Term,
     inner: impl Fn(&Term) -> Option<(K, Shape)>,
+    other: impl Fn(&Term, &K, &Shape) -> Option<Expr>,
 ) -> Vec<(K, Shape, Vec<Expr>)> {
     if !term.op().is_some_and(is_pointwise) {
         return Vec::new();
     }
     let mut found: Vec<(K, Shape, Vec<Expr>)> = Vec::new();
     let numbers = |i: usize| egraph[term.args[i]].data.splat.clone();
-    // All operands have to be moved alike, so that the first one that is no number decides.
-    let Some(first) = (0..term.args.len()).find(|&i| numbers(i).is_none()) else { return found };
-    for t in operand(egraph, term, first) {
-        let Some((key, shape)) = inner(t) else { continue };
+    let movable = (0..term.args.len()).filter(|&i| numbers(i).is_none());
+    for (key, shape) in movable.flat_map(|i| operand(egraph, term, i)).filter_map(&inner) {
+        if found.iter().any(|(k, s, _)| *k == key && *s == shape) {
+            continue;
+        }
         let source = |i: usize| {
             if let Some(value) = numbers(i) {
                 return Some(Expr::Splat(value, ty(egraph, term.args[i]).with_shape(&shape)));
             }
             let same = |t: &&Term| inner(t).is_some_and(|(k, s)| k == key && s == shape);
-            operand(egraph, term, i).find(same).map(|t| Expr::Class(t.args[0]))
+            let moved = operand(egraph, term, i).find(same).map(|t| Expr::Class(t.args[0]));
+            moved.or_else(|| operand(egraph, term, i).find_map(|t| other(t, &key, &shape)))
         };
         let args: Option<Vec<Expr>> = (0..term.args.len()).map(source).collect();
-        if let Some(args) = args.filter(|_| !found.iter().any(|(k, s, _)| *k == key && *s == shape)) {
-            found.push((key, shape, args));
-        }
+        found.extend(args.map(|args| (key, shape, args)));
     }
     found
 }
@@ -279,9 +280,10 @@ pub fn pointwise_of_broadcasts(egraph: &Graph, _: Id, term: &Term) -> Vec<Expr> 
     };
     let op = || term.op().expect("a pointwise op").clone();
     let wide = |(dims, _, args)| Expr::node(BroadcastInDim { shape: term.ty.shape.clone(), dims }, [Expr::Node(op(), args)]);
-    common(egraph, term, inner).into_iter().map(wide).collect()
+    common(egraph, term, inner, |_, _, _| None).into_iter().map(wide).collect()
 }
 
+/// A broadcast is the transpose of another one, where its dims stay ascending.
 pub fn pointwise_of_transposes(egraph: &Graph, _: Id, term: &Term) -> Vec<Expr> {
     let inner = |t: &Term| match t.op() {
         Some(Op::Transpose(op)) => Some((op.perm.clone(), ty(egraph, t.args[0]).shape.clone())),
@@ -289,7 +291,13 @@ pub fn pointwise_of_transposes(egraph: &Graph, _: Id, term: &Term) -> Vec<Expr> 
     };
     let op = || term.op().expect("a pointwise op").clone();
     let turned = |(perm, _, args)| Expr::node(Transpose { perm }, [Expr::Node(op(), args)]);
-    common(egraph, term, inner).into_iter().map(turned).collect()
+    let broadcast = |t: &Term, perm: &Dims, shape: &Shape| {
+        let Some(Op::BroadcastInDim(op)) = t.op() else { return None };
+        let dims: Dims = op.dims.iter().map(|&d| perm[usize::from(d)]).collect();
+        let ascending = dims.windows(2).all(|w| w[0] < w[1]);
+        ascending.then(|| Expr::node(BroadcastInDim { shape: shape.clone(), dims }, [Expr::Class(t.args[0])]))
+    };
+    common(egraph, term, inner, broadcast).into_iter().map(turned).collect()
 }
 
 pub fn pointwise_of_reshapes(egraph: &Graph, _: Id, term: &Term) -> Vec<Expr> {
@@ -299,7 +307,7 @@ pub fn pointwise_of_reshapes(egraph: &Graph, _: Id, term: &Term) -> Vec<Expr> {
     };
     let op = || term.op().expect("a pointwise op").clone();
     let reshaped = |((), _, args)| Expr::node(Reshape { shape: term.ty.shape.clone() }, [Expr::Node(op(), args)]);
-    common(egraph, term, inner).into_iter().map(reshaped).collect()
+    common(egraph, term, inner, |_, _, _| None).into_iter().map(reshaped).collect()
 }
 
 /// `x / broadcast(y)`: one reciprocal for all that y is repeated over.
@@ -388,76 +396,4 @@ pub fn reduce_reduce(egraph: &Graph, _: Id, term: &Term) -> Vec<Expr> {
         (inner.op == outer.op).then(|| Expr::node(Reduce { op: outer.op, dims }, [Expr::Class(t.args[0])]))
     };
     operand(egraph, term, 0).filter_map(merged).collect()
-}
-
-pub fn slice_slice(egraph: &Graph, _: Id, term: &Term) -> Vec<Expr> {
-    let Some(Op::Slice(outer)) = term.op() else { return Vec::new() };
-    if ty(egraph, term.args[0]).shape == term.ty.shape {
-        return vec![Expr::Class(term.args[0])];
-    }
-    let merged = |t: &Term| {
-        let Some(Op::Slice(inner)) = t.op() else { return None };
-        let each = |f: &dyn Fn(usize) -> u64| -> Shape { (0..term.ty.rank()).map(f).collect() };
-        let start = each(&|d| inner.start[d] + outer.start[d] * inner.stride[d]);
-        let stride = each(&|d| inner.stride[d] * outer.stride[d]);
-        let limit = each(&|d| match term.ty.shape[d] {
-            0 => start[d],
-            size => start[d] + (size - 1) * stride[d] + 1,
-        });
-        Some(Expr::node(Slice { start: start.clone(), limit, stride: stride.clone() }, [Expr::Class(t.args[0])]))
-    };
-    operand(egraph, term, 0).filter_map(merged).collect()
-}
-
-/// A slice that stays within one operand of a concatenation.
-pub fn slice_concatenate(egraph: &Graph, _: Id, term: &Term) -> Vec<Expr> {
-    let Some(Op::Slice(slice)) = term.op() else { return Vec::new() };
-    let mut found = Vec::new();
-    for t in operand(egraph, term, 0) {
-        let Some(Op::Concatenate(op)) = t.op() else { continue };
-        let dim = usize::from(op.dim);
-        let mut begin = 0;
-        for &part in &t.args {
-            let end = begin + ty(egraph, part).shape[dim];
-            if slice.start[dim] >= begin && slice.limit[dim] <= end {
-                let mut inner = slice.clone();
-                (inner.start[dim], inner.limit[dim]) = (slice.start[dim] - begin, slice.limit[dim] - begin);
-                found.push(Expr::node(inner, [Expr::Class(part)]));
-            }
-            begin = end;
-        }
-    }
-    found
-}
-
-/// Neighbouring slices of one value, put together again.
-pub fn concatenate_slices(egraph: &Graph, _: Id, term: &Term) -> Vec<Expr> {
-    let Some(Op::Concatenate(op)) = term.op() else { return Vec::new() };
-    let dim = usize::from(op.dim);
-    if let [only] = term.args[..] {
-        return vec![Expr::Class(only)];
-    }
-    let mut whole = Vec::new();
-    for first in operand(egraph, term, 0) {
-        let Some(Op::Slice(start)) = first.op() else { continue };
-        let (source, mut at) = (egraph.find(first.args[0]), start.limit[dim]);
-        let continues = |i: usize, at: u64| {
-            operand(egraph, term, i).find_map(|t| match t.op() {
-                Some(Op::Slice(s)) if egraph.find(t.args[0]) == source && s.start[dim] == at => {
-                    let alike = (0..s.start.len()).all(|d| {
-                        s.stride[d] == 1 && (d == dim || (s.start[d], s.limit[d]) == (start.start[d], start.limit[d]))
-                    });
-                    alike.then_some(s.limit[dim])
-                }
-                _ => None,
-            })
-        };
-        let complete = (1..term.args.len()).all(|i| continues(i, at).map(|end| at = end).is_some());
-        if complete && start.stride.iter().all(|&s| s == 1) {
-            let mut joined: Slice = start.clone();
-            joined.limit[dim] = at;
-            whole.push(Expr::node(joined, [Expr::Class(source)]));
-        }
-    }
-    whole
 }

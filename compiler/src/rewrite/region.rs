@@ -78,8 +78,10 @@ pub fn cut(graph: &Graph, kinds: &[Kind], phase: Phase, stage: Option<u32>) -> V
     let passing = passing(graph, &nodes);
     let mut regions: Vec<Vec<NodeId>> = Vec::new();
     for (begin, end) in runs(&passing, 0, nodes.len(), 1) {
+        // What only turns a result around belongs to what makes it.
+        let turns = nodes[begin..end].iter().all(|id| matches!(graph[*id].op, Op::Transpose(_) | Op::Reshape(_)));
         match regions.last_mut() {
-            Some(last) if last.len() < FEWEST && last.len() + end - begin <= MOST => last.extend(&nodes[begin..end]),
+            Some(last) if (last.len() < FEWEST || turns) && last.len() + end - begin <= MOST => last.extend(&nodes[begin..end]),
             _ => regions.push(nodes[begin..end].to_vec()),
         }
     }

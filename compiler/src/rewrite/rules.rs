@@ -3,7 +3,7 @@
 //! Equal means to rounding: a rule may round once more or less, but never cancels digits, and keeps what overflows or is NaN.
 
 use super::term::{Expr, Graph, Term};
-use super::{attention, contract, movement, pattern::Pattern};
+use super::{attention, contract, movement, pattern::Pattern, slices};
 use dcc_program::DType;
 use egg::Id;
 
@@ -113,15 +113,18 @@ const CODE: &[(&str, Scope, Find)] = &[
     ("reduce-broadcast", Scope::Forward, movement::reduce_broadcast),
     ("reduce-scale", Scope::Forward, movement::reduce_scale),
     ("reduce-reduce", Scope::Forward, movement::reduce_reduce),
-    ("slice-slice", Scope::Forward, movement::slice_slice),
-    ("slice-concatenate", Scope::Forward, movement::slice_concatenate),
-    ("concatenate-slices", Scope::Forward, movement::concatenate_slices),
+    ("slice-transpose", Scope::Forward, slices::slice_transpose),
+    ("concatenate-transposes", Scope::Forward, slices::concatenate_transposes),
+    ("slice-slice", Scope::Forward, slices::slice_slice),
+    ("slice-concatenate", Scope::Forward, slices::slice_concatenate),
+    ("concatenate-slices", Scope::Forward, slices::concatenate_slices),
     ("dot-transpose", Scope::Forward, contract::dot_transpose),
     ("transpose-dot", Scope::Forward, contract::transpose_dot),
     ("dot-scale", Scope::Forward, contract::dot_scale),
     ("dot-broadcast", Scope::Forward, contract::dot_broadcast),
     ("dot-reshape", Scope::Forward, contract::dot_reshape),
     ("attention", Scope::Forward, attention::find),
+    ("attention-groups", Scope::Forward, attention::grouped_operands),
     ("attention-transpose", Scope::Forward, attention::transposed_operand),
     ("transpose-attention", Scope::Forward, attention::transposed_result),
 ];

@@ -6,7 +6,7 @@ use dcc_program::kernel::{BinaryOp, CompareOp, UnaryOp};
 use dcc_program::program::{Attention as Attributes, MaskKind};
 use dcc_program::{DType, FactorSpec, Reduce, Shape};
 
-fn input(g: &mut Graph, name: &str, shape: &[u64]) -> NodeId {
+pub fn input(g: &mut Graph, name: &str, shape: &[u64]) -> NodeId {
     let op = Input { name: name.into(), dtype: DType::F64, shape: Shape::from_slice(shape), batch_dim: None };
     g.add(op, &[]).unwrap()
 }
@@ -23,7 +23,7 @@ fn concatenate(g: &mut Graph, parts: &[NodeId], dim: u8) -> NodeId {
 }
 
 /// `softmax(s)` along the last dim.
-fn softmax(g: &mut Graph, s: NodeId) -> NodeId {
+pub fn softmax(g: &mut Graph, s: NodeId) -> NodeId {
     let shape = g.ty(s).shape.clone();
     let kept: Vec<usize> = (0..shape.len() - 1).collect();
     let max = g.reduce(Reduce::Max, s, &[shape.len() - 1]).unwrap();
@@ -104,6 +104,27 @@ fn grouped(g: &mut Graph) {
     let scores = g.dot("b h t e, b h e s -> b h t s", q, k).unwrap();
     let p = softmax(g, scores);
     g.dot("b h t s, b h s f -> b t h f", p, v).unwrap();
+}
+
+/// The op itself on keys and values that repeat: `heads` of them for six of queries.
+fn repeated(g: &mut Graph, heads: u64) {
+    let q = input(g, "q", &[2, 6, 4, 5]);
+    let (k, v) = (input(g, "k", &[2, heads, 4, 5]), input(g, "v", &[2, heads, 4, 7]));
+    let mask = input(g, "mask", &[2, 4]);
+    let mut repeat = |x: NodeId, e: u64| match heads {
+        1 => {
+            let x = g.reshape(x, &[2, 4, e]).unwrap();
+            g.broadcast(x, &[2, 6, 4, e], &[0, 2, 3]).unwrap()
+        }
+        _ => {
+            let wide = g.broadcast(x, &[2, heads, 6 / heads, 4, e], &[0, 1, 3, 4]).unwrap();
+            g.reshape(wide, &[2, 6, 4, e]).unwrap()
+        }
+    };
+    let (k, v) = (repeat(k, 5), repeat(v, 7));
+    let spec = FactorSpec::parse("b h t e, b h s e, b h s f, b s -> b h t f").unwrap();
+    let attributes = Attributes { spec, causal: false, mask: MaskKind::Additive, scale: 0.3f64.to_bits() };
+    g.add(Attention { attributes, out: 0 }, &[q, k, v, mask]).unwrap();
 }
 
 fn attention(g: &mut Graph) {
@@ -190,6 +211,9 @@ const EXAMPLES: &[(&str, Build)] = &[
         let (x, y) = (g.transpose(x, &[1, 0]).unwrap(), g.transpose(y, &[1, 0]).unwrap());
         g.binary(BinaryOp::Sub, x, y).unwrap();
         g.scale(x, 2.0).unwrap();
+        let table = input(g, "table", &[2]);
+        let table = g.broadcast(table, &[3, 2], &[1]).unwrap();
+        g.binary(BinaryOp::Div, table, x).unwrap();
     }),
     ("pointwise-of-reshapes", |g| {
         let (x, y) = (input(g, "x", &[2, 3]), input(g, "y", &[2, 3]));
@@ -218,6 +242,17 @@ const EXAMPLES: &[(&str, Build)] = &[
         let x = input(g, "x", &[2, 3, 4]);
         let x = g.sum(x, &[1]).unwrap();
         g.sum(x, &[1]).unwrap();
+    }),
+    ("slice-transpose", |g| {
+        let x = input(g, "x", &[2, 5, 7]);
+        let x = g.transpose(x, &[1, 2, 0]).unwrap();
+        slice(g, x, 1, 1, 6, 2);
+        slice(g, x, 2, 1, 2, 1);
+    }),
+    ("concatenate-transposes", |g| {
+        let (x, y) = (input(g, "x", &[2, 3, 4]), input(g, "y", &[2, 3, 5]));
+        let (x, y) = (g.transpose(x, &[2, 0, 1]).unwrap(), g.transpose(y, &[2, 0, 1]).unwrap());
+        concatenate(g, &[x, y], 0);
     }),
     ("slice-slice", |g| {
         let x = input(g, "x", &[2, 12]);
@@ -268,6 +303,8 @@ const EXAMPLES: &[(&str, Build)] = &[
     ("attention", |g| decomposed(g, Masked::Added, false)),
     ("attention", |g| decomposed(g, Masked::Input, true)),
     ("attention", grouped),
+    ("attention-groups", |g| repeated(g, 3)),
+    ("attention-groups", |g| repeated(g, 1)),
     ("attention-transpose", attention),
     ("transpose-attention", attention),
 ];
