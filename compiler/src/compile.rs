@@ -11,7 +11,7 @@ use crate::{loss, lower, place, precision, rewrite, schedule, sources};
 use dcc_program::artifact::{Artifact, Data, Tensor};
 use dcc_program::check;
 use dcc_program::manifest::{self, Manifest};
-use dcc_program::program::{Mode, Program};
+use dcc_program::program::{Action, Library, Mode, Program, Section};
 use std::collections::BTreeMap;
 
 /// Everything that a compilation depends on, beside the model.
@@ -216,8 +216,20 @@ fn inputs(train: &Graph, eval: &Graph, options: &Options) -> BTreeMap<String, ma
     found
 }
 
-/// Kernels that a stage's program launches in one step, and bytes that it keeps for one: what rewriting is measured by.
+/// Kernels that all stages launch in one step, and bytes that they keep for it: what rewriting is measured by.
 pub fn cost_of(programs: &[Program]) -> (usize, u64) {
-    let launches = programs.iter().flat_map(|p| &p.sections).map(|s| s.body.len()).sum();
-    (launches, programs.iter().map(planned_bytes).sum())
+    let launches = |program: &Program| {
+        let of = |section: &Section| section.body.iter().filter(|instr| is_launch(&instr.action)).count();
+        program.order.iter().map(|step| of(&program.sections[step.section as usize])).sum::<usize>()
+    };
+    (programs.iter().map(launches).sum(), programs.iter().map(planned_bytes).sum())
+}
+
+/// Whether an instruction computes: transfers, and views of what is there, do not.
+fn is_launch(action: &Action) -> bool {
+    match action {
+        Action::Kernel(_) => true,
+        Action::Library(library) => !matches!(library, Library::Reshape { .. } | Library::ResolveMicrobatches),
+        Action::Start { .. } | Action::Wait(_) => false,
+    }
 }

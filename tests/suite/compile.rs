@@ -1,8 +1,10 @@
-//! The whole compiler on the graphs of `tests/models`: every mesh gives programs that pass the gate.
+//! The whole compiler on the graphs of `tests/models`: every mesh gives programs that pass the gate; every pass prints and parses.
 
 use dcc::compile::{Options, compile};
+use dcc::graph::Graph;
 use dcc::import::{self, Model};
 use dcc::plan::{Parallel, batch};
+use dcc_program::text;
 
 /// The compilation of a model at batch 8.
 pub fn compiled(model: &str, parallel: Parallel, microbatches: u32) -> dcc::Result<dcc::Compiled> {
@@ -20,6 +22,16 @@ fn check(model: &str) {
     for (dp, tp, pp, microbatches) in [(1, 1, 1, 1), (2, 1, 1, 2), (1, 2, 1, 1), (1, 1, 2, 4), (2, 2, 2, 2)] {
         let parallel = Parallel { dp, tp, pp, ..Parallel::default() };
         let compiled = compiled(model, parallel, microbatches).unwrap_or_else(|e| panic!("{model} {dp} {tp} {pp}: {e}"));
+        for graph in [&compiled.forward, &compiled.training.graph, &compiled.training.eval, &compiled.placed] {
+            let text = graph.to_string();
+            let parsed = Graph::parse(&text).unwrap_or_else(|e| panic!("{model} {dp} {tp} {pp}: {e}"));
+            assert!(parsed.to_string() == text, "{model} {dp} {tp} {pp}: the text of a pass is not what it was");
+        }
+        for program in compiled.artifact.train.iter().chain(&compiled.artifact.eval) {
+            let text = text::print(program);
+            let parsed = text::parse(&text).unwrap_or_else(|e| panic!("{model} {dp} {tp} {pp}: {e}"));
+            assert!(text::print(&parsed) == text, "{model} {dp} {tp} {pp}: the text of a program is not what it was");
+        }
         assert_eq!(compiled.artifact.train.len(), pp as usize);
         assert_eq!(compiled.artifact.eval.len(), pp as usize);
     }

@@ -10,7 +10,7 @@ use dcc::ops::Op;
 use dcc::optimizer::{Optimizer, OptimizerOptions};
 use dcc::plan::{Parallel, Schedule};
 use dcc::train::{Trainable, TrainingOptions, train_step};
-use dcc::{lower, place, plan, schedule, sources};
+use dcc::{lower, place, plan, rewrite, schedule, sources};
 use dcc_program::program::{Mode, ParamKind};
 use dcc_program::{check, text};
 use expect_test::expect_file;
@@ -75,13 +75,18 @@ impl Case {
         TrainingOptions { loss: LossOptions { kind, ..LossOptions::default() }, optimizer, ..TrainingOptions::default() }
     }
 
-    /// All passes up to `pass`, and the text of what that one gives.
+    /// All passes up to `pass`, in the order of `dcc::compile`, and the text of what that one gives.
     fn run(&self, pass: &str) -> dcc::Result<String> {
-        let forward = sources::split(&self.graph)?;
+        let forward = rewrite::simplify(&self.graph)?;
+        if pass == "rewrite" {
+            return Ok(forward.to_string());
+        }
+        let forward = sources::split(&forward)?;
         if pass == "sources" {
             return Ok(forward.to_string());
         }
-        let training = train_step(&forward, &trainable(&forward), &self.training())?.graph;
+        let forward = rewrite::simplify(&forward)?;
+        let training = rewrite::simplify(&train_step(&forward, &trainable(&forward), &self.training())?.graph)?;
         if pass == "train" {
             return Ok(shown(&training.to_string(), self.text("show")));
         }
@@ -186,7 +191,7 @@ macro_rules! passes {
     };
 }
 
-passes! { sources, train, plan, place, lower }
+passes! { rewrite, sources, train, plan, place, lower }
 
 #[test]
 fn every_input_is_read() {

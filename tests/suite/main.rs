@@ -17,6 +17,7 @@ mod plans;
 mod properties;
 mod ranks;
 mod readme;
+mod rewriting;
 mod steps;
 mod tidy;
 mod tolerance;

@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Large counts and wall-clock time, a section each; prints what it measured and fails where a bar is missed.
+# `tests/long.sh` runs all sections, `tests/long.sh NAME…` those. DCC names the binary (default: built here, in release).
+# Needs GNU time at /usr/bin/time for resident sets. Tests that are long in themselves run under DCC_LONG=1.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+failed=0
+
+miss() {
+    echo "MISSED: $*"
+    failed=1
+}
+
+# Seconds and KiB of a command, which may print what it likes.
+measured() {
+    /usr/bin/time -f '%e %U %M' -o "$scratch/time" "$@" >"$scratch/out" 2>&1 || {
+        cat "$scratch/out"
+        miss "$*"
+        echo '999 999 99999999' >"$scratch/time"
+    }
+    tail -n 1 "$scratch/time"
+}
+
+# NAME, most seconds, most MiB, flags of `dcc compile`: the best of three.
+compile_within() {
+    local name=$1 seconds=$2 mib=$3 best='' line
+    shift 3
+    for _ in 1 2 3; do
+        line=$(measured "$DCC" compile "$@" -o "$scratch/out.dcc")
+        best=$(printf '%s\n%s\n' "$best" "$line" | grep . | sort -n | head -n 1)
+    done
+    read -r elapsed user kib <<<"$best"
+    printf '%-44s %6.2f s (%5.2f s of CPU, bar %s s)  %5d MiB (bar %s)\n' "$name" "$elapsed" "$user" "$seconds" $((kib / 1024)) "$mib"
+    awk -v e="$elapsed" -v s="$seconds" 'BEGIN { exit !(e < s) }' || miss "$name: $elapsed s"
+    [ $((kib / 1024)) -lt "$mib" ] || miss "$name: $((kib / 1024)) MiB"
+}
+
+section_compile_time() {
+    compile_within 'GPT-2 124M, 12 layers' 2 1024 tests/models/gpt2_124m.onnx --global-batch-size 8
+    compile_within 'GPT-2 124M, tp 2 × pp 2' 2 1024 tests/models/gpt2_124m.onnx --global-batch-size 8 --tp 2 --pp 2
+    compile_within 'GPT-3 175B, tp 8 × pp 16 × dp 64' 10 1024 \
+        tests/models/gpt3_175b.onnx --tp 8 --pp 16 --dp 64 --global-batch-size 1024
+}
+
+section_rewriting() {
+    cargo test --release -q -p dcc-tests --test suite rewriting -- --nocapture 2>&1 | grep -E '%|test result' || miss rewriting
+}
+
+sections=$(declare -F | sed -n 's/^declare -f section_//p')
+if [ -z "${DCC:-}" ]; then
+    cargo build --release --locked --bin dcc
+    DCC=${CARGO_TARGET_DIR:-target}/release/dcc
+fi
+for name in ${*:-$sections}; do
+    printf '\n== %s\n' "$name"
+    "section_$name"
+done
+exit $failed
