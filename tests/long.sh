@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Large counts and wall-clock time, a section each; prints what it measured and fails where a bar is missed.
 # `tests/long.sh` runs all sections, `tests/long.sh NAME…` those. DCC names the binary (default: built here, in release).
-# Needs GNU time at /usr/bin/time for resident sets. Tests that are long in themselves run under DCC_LONG=1.
+# Needs GNU time at /usr/bin/time for resident sets.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scratch=$(mktemp -d)
