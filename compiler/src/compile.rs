@@ -1,13 +1,14 @@
 //! The passes in order: from an ONNX model to an artifact, with everything between for `--emit` and reports.
 
+mod inputs;
+
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::import::{self, Imported, Model, TensorData};
-use crate::ops::Op;
 use crate::plan::batch::{self, Batch, Given};
 use crate::plan::{self, Parallel, Plan};
 use crate::train::{Trainable, Training, TrainingOptions, train_step};
-use crate::{loss, lower, place, precision, rewrite, schedule, sources};
+use crate::{lower, place, precision, rewrite, schedule, sources};
 use dcc_program::artifact::{Artifact, Data, Tensor};
 use dcc_program::check;
 use dcc_program::manifest::{self, Manifest};
@@ -65,21 +66,27 @@ pub struct Compiled {
 /// ONNX to everything the ranks need. Pure: no files, no clock, no environment.
 pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
     let (imported, batch) = import(model, options)?;
+    log("imported", &imported.graph);
     let forward = simplify(&imported.graph, options)?;
     let forward = sources::split(&forward)?;
     let forward = simplify(&forward, options)?;
+    log("forward graph simplified", &forward);
     let mut training_options = options.training.clone();
     training_options.loss.loss_outputs = imported.outputs.iter().filter(|o| o.is_loss).map(|o| o.name.clone()).collect();
     let trainable: Vec<Trainable> = imported.parameters.iter().map(trainable).collect();
     let mut training = train_step(&forward, &trainable, &training_options)?;
     training.graph = simplify(&training.graph, options)?;
     training.eval = simplify(&training.eval, options)?;
+    log("training step built", &training.graph);
     let parallel = Parallel { microbatches: batch.accumulate, ..options.parallel.clone() };
     let plan = plan::choose(&training.graph, &parallel)?;
     let (placed, train) = programs(&training.graph, &plan, options, Mode::Train)?;
     let eval_plan = plan::follow(&training.eval, &plan, &training.graph);
     let (_, eval) = programs(&training.eval, &eval_plan, options, Mode::Eval)?;
+    log("placed", &placed);
     check_memory(&train, options)?;
+    let instructions: usize = train.iter().flat_map(|p| &p.sections).map(|s| s.body.len()).sum();
+    tracing::info!(stages = train.len(), instructions, "lowered and checked");
     let artifact = Artifact {
         train,
         eval,
@@ -87,6 +94,11 @@ pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
         options: manifest(model, &imported, &training, batch, options).to_options(),
     };
     Ok(Compiled { imported, forward, training, batch, plan, placed, artifact })
+}
+
+/// For `-v`.
+fn log(pass: &str, graph: &Graph) {
+    tracing::info!(nodes = graph.nodes.len(), "{pass}");
 }
 
 /// The forward graph at the global batch. The batch may come from the model itself.
@@ -184,36 +196,9 @@ fn manifest(model: &Model, imported: &Imported, training: &Training, batch: Batc
         batch: batch.global,
         loss: training.loss.clone(),
         parameters: parameters.collect(),
-        inputs: inputs(&training.graph, &training.eval, options),
+        inputs: inputs::of(training, options.training.loss.ignore_index),
         flags: options.flags.clone(),
     }
-}
-
-/// Inputs of both graphs, and the table that integer ones index.
-fn inputs(train: &Graph, eval: &Graph, options: &Options) -> BTreeMap<String, manifest::Input> {
-    let mut found: BTreeMap<String, manifest::Input> = BTreeMap::new();
-    for graph in [train, eval] {
-        for id in graph.ids() {
-            if let Op::Input(input) = &graph[id].op {
-                let entry = found.entry(input.name.clone()).or_default();
-                entry.batch_dim = input.batch_dim;
-                if input.name == loss::LABELS {
-                    entry.ignore_index = Some(options.training.loss.ignore_index);
-                }
-            }
-            if let Op::Gather(gather) = &graph[id].op {
-                let (table, indices) = (graph[id].operands[0], graph[id].operands[1]);
-                if let Op::Input(input) = &graph[indices].op {
-                    let indexed = gather.indexed();
-                    let dim = gather.spec.operands[0].iter().position(|d| d.contains(&indexed));
-                    let size = dim.map(|d| graph.ty(table).shape[d]);
-                    let entry = found.entry(input.name.clone()).or_default();
-                    entry.vocabulary = entry.vocabulary.into_iter().chain(size).min();
-                }
-            }
-        }
-    }
-    found
 }
 
 /// Kernels that all stages launch in one step, and bytes that they keep for it: what rewriting is measured by.

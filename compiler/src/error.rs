@@ -6,6 +6,7 @@
 
 mod pages;
 
+use crate::report::size;
 use dcc_program::check::CheckError;
 use std::fmt;
 
@@ -193,8 +194,7 @@ impl Error {
 
     /// No rank has `limit` bytes enough for a plan of `peak`.
     pub fn memory(peak: u64, limit: u64) -> Error {
-        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-        Error::new(401, format!("the plan needs {:.1} MiB on a rank, {:.1} MiB are allowed", mib(peak), mib(limit)))
+        Error::new(401, format!("the plan needs {} on a rank, {} are allowed", size(peak), size(limit)))
             .help("use more stages or ranks, or smaller microbatches: --pp, --tp, --micro-batch-size")
     }
 
@@ -207,7 +207,8 @@ impl Error {
 
     /// The gate refused programs that dcc just made.
     pub fn gate(error: CheckError) -> Error {
-        Error::internal(format!("the compiled programs do not pass the gate: {}", error.message)).at(error.at)
+        let fault = Code(error.code.number());
+        Error::internal(format!("the compiled programs do not pass the gate: {} ({fault})", error.message)).at(error.at)
     }
 }
 

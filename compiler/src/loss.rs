@@ -85,6 +85,8 @@ pub struct Loss {
     pub count: NodeId,
     /// Fraction of those whose largest logit is the label's, for cross-entropy.
     pub accuracy: Option<NodeId>,
+    /// The input that holds labels, and the number of classes that they are below.
+    pub classes: Option<(String, u64)>,
     /// What was chosen, for the report.
     pub report: String,
 }
@@ -194,7 +196,13 @@ fn choose(graph: &Graph, options: &LossOptions) -> Result<(LossKind, String, Nod
         (2, Labels::Given(_) | Labels::Unknown) => LossKind::CrossEntropy,
         _ => {
             let what = format!("the loss of output `{name}` of shape {:?} is not clear", ty.shape.as_slice());
-            return Err(Error::unbound(what).help("say --loss cross-entropy, next-token, mse, l1, bce or output"));
+            let error = match options.labels {
+                Labels::Absent => {
+                    Error::unbound(what).note("the data have no key `labels`, nor an array that `--map KEY=labels` renames")
+                }
+                _ => Error::unbound(what),
+            };
+            return Err(error.help("say --loss cross-entropy, next-token, mse, l1, bce or output"));
         }
     };
     Ok((kind, name, id))

@@ -1,8 +1,11 @@
 //! What programs cost one rank in one step, counted from the programs alone: memory, products, communication, launches.
 
 mod layers;
+mod units;
 
-use dcc_program::program::{Action, Instr, Library, ParamKind, Place, Program, SectionKind, Transfer};
+pub use units::{count, size};
+
+use dcc_program::program::{Action, BufferId, Instr, Library, ParamKind, Place, Program, SectionKind, Transfer};
 use dcc_program::{FactorSpec, Mesh, TensorType};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -55,9 +58,20 @@ pub struct Traffic {
 
 /// The stages of one mode.
 pub fn stages(programs: &[Program]) -> Vec<StageReport> {
-    let names = programs.iter().map(|p| p.params.iter().filter(|p| p.kind == ParamKind::Weight).map(|p| &p.name[..]).collect());
-    let layers = layers::texts(&names.collect::<Vec<_>>());
+    let layers = layers::texts(&programs.iter().map(weights).collect::<Vec<_>>());
     programs.iter().zip(layers).map(|(program, layers)| stage(program, layers)).collect()
+}
+
+/// Names of weights in the order in which the stage first reads them.
+fn weights(program: &Program) -> Vec<&str> {
+    let order = program.order.iter().flat_map(|step| &program.sections[step.section as usize].body);
+    let mut first: BTreeMap<BufferId, usize> = BTreeMap::new();
+    for (at, operand) in order.flat_map(|instr| &instr.operands).enumerate() {
+        first.entry(*operand).or_insert(at);
+    }
+    let mut weights: Vec<_> = program.params.iter().filter(|param| param.kind == ParamKind::Weight).collect();
+    weights.sort_by_key(|param| first.get(&param.buffer).copied().unwrap_or(usize::MAX));
+    weights.into_iter().map(|param| &param.name[..]).collect()
 }
 
 fn stage(program: &Program, layers: String) -> StageReport {

@@ -63,6 +63,8 @@ pub struct Training {
     pub eval: Graph,
     /// The loss that was chosen, for the report.
     pub loss: String,
+    /// The input that holds labels, and the number of classes that they are below.
+    pub classes: Option<(String, u64)>,
     /// Names of the parameters that train, sorted: selected, and the loss depends on them.
     pub trained: Vec<String>,
     /// The other parameters, sorted.
@@ -165,6 +167,7 @@ pub fn train_step(forward: &Graph, trainable: &[Trainable], options: &TrainingOp
         eval: eval_step(forward, &options.loss)?,
         graph: live(&graph)?,
         loss: loss.report,
+        classes: loss.classes,
         trained: trained.into_iter().collect(),
         frozen: frozen.into_iter().collect(),
     })

@@ -92,6 +92,9 @@ impl Resume {
                 Some((_, newest)) => Ok(Some(newest)),
                 None => Err(Error::data_option("--resume: no checkpoint there").at(path.display())),
             },
+            Resume::Auto if save_dir.is_none() => {
+                Err(Error::data_option("--resume auto looks into --save-dir, which is not given").help("add --save-dir DIR"))
+            }
             Resume::Auto => Ok(save_dir.map(steps).transpose()?.and_then(|mut steps| steps.pop()).map(|(_, path)| path)),
         }
     }
@@ -101,6 +104,15 @@ impl Resume {
 /// that has a parameter would hold it; of a tied one the first stage writes, which the caller knows.
 pub fn is_writer(ty: &TensorType, mesh: &Mesh, at: &Coordinates) -> bool {
     mesh.space().filter(|&axis| mesh.name(axis) != "pp" && !ty.sharding.uses(axis)).all(|axis| at.get(axis) == 0)
+}
+
+impl Options {
+    /// Makes the folder. Errors: nothing can be written there, which had better be known before hours of training.
+    pub fn check_writable(&self) -> Result<()> {
+        let probe = self.dir.join(format!(".probe-{}.partial", std::process::id()));
+        let made = std::fs::create_dir_all(&self.dir).and_then(|()| std::fs::File::create(&probe));
+        made.and_then(|_| std::fs::remove_file(&probe)).map_err(|error| Error::io("save checkpoints", &self.dir, error))
+    }
 }
 
 /// Complete checkpoints in `dir`, oldest first.

@@ -279,6 +279,8 @@ impl std::fmt::Display for Place {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.label.text() {
             label if label.is_empty() => write!(f, "step {}", self.step),
+            // Loading and compiling come before any step.
+            label if self.step == 0 => write!(f, "{label}, before step 1"),
             label => write!(f, "step {}, microbatch {}, {label}", self.step, self.microbatch),
         }
     }

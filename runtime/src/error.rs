@@ -4,6 +4,7 @@
 
 mod pages;
 
+use dcc_program::artifact::ArtifactError;
 use std::fmt;
 use std::path::Path;
 
@@ -122,6 +123,22 @@ impl Error {
         Error::Artifact(report(501, what))
     }
 
+    /// An artifact that cannot be read, is damaged, or does not pass the gate: then with the fault's own code.
+    pub fn of_artifact(error: ArtifactError) -> Error {
+        match error {
+            ArtifactError::Io { path, source } => Error::io("read", path.as_ref(), source),
+            ArtifactError::Unsound { part, error } => {
+                let what = format!("the artifact's {part} do not pass the gate: {}; {}", error.message, error.at);
+                Error::Artifact(report(error.code.number(), what)).help("compile the model again")
+            }
+            ArtifactError::Version { .. } => Error::artifact(error.to_string()).help("compile the model again with this dcc"),
+            ArtifactError::Tensor { .. } => {
+                Error::artifact(error.to_string()).help("put the model's files back, or compile again")
+            }
+            other => Error::artifact(other.to_string()).help("copy it again, or compile the model again"),
+        }
+    }
+
     /// A checkpoint file that is missing or whose bytes are not what its writer wrote.
     pub fn checkpoint(what: impl Into<String>) -> Error {
         Error::Artifact(report(510, what))
@@ -171,7 +188,10 @@ impl Error {
     }
 
     pub fn io(action: &str, path: &Path, error: impl fmt::Display) -> Error {
-        Error::Io(report(801, format!("cannot {action}: {error}"))).at(path.display())
+        let what = format!("cannot {action}: {error}");
+        let help = ADVICE.iter().find(|(number, _)| what.ends_with(&format!("(os error {number})")));
+        let failed = Error::Io(report(801, what)).at(path.display());
+        help.map_or(failed.clone(), |(_, help)| failed.help(*help))
     }
 
     /// A system call that needs no path: memory, processes, signals.
@@ -187,6 +207,16 @@ impl Error {
         Error::Numerical(report(901, what))
     }
 }
+
+/// What to do about errors of the system, by their numbers.
+const ADVICE: [(i32, &str); 6] = [
+    (libc::ENOENT, "check the path: it starts at the current folder, and its folders must exist"),
+    (libc::EACCES, "check who may read and write there"),
+    (libc::EISDIR, "name a file: this is a folder"),
+    (libc::ENOTDIR, "check the path: a part of it is no folder"),
+    (libc::ENOSPC, "free some space, or write elsewhere"),
+    (libc::EROFS, "write elsewhere: nothing can be written there"),
+];
 
 fn report(code: u16, what: impl Into<String>) -> Report {
     Report { code, what: what.into(), at: None, help: None }

@@ -110,13 +110,13 @@ pub struct Context {
     pub steps: u64,
     /// Fraction of the measured peak.
     pub mfu: Option<f64>,
-    /// Bytes in use and planned, of the fullest rank.
+    /// Bytes in use besides those of the idle program, and bytes planned, of the fullest rank.
     pub memory: Option<(u64, u64)>,
     /// Until the last step, at the present rate.
     pub eta: Option<Duration>,
 }
 
-/// `step  120/5000  loss 2.4131  gnorm 0.81  lr 5.9e-4  2,167 tok/s  7.56 s/step  mfu 62.1%  mem 61/64 MiB  eta 10h14m`
+/// `step  120/5000  loss 2.4131  gnorm 0.81  lr 5.9e-4  2,167 tok/s  7.56 s/step  mfu 62.1%  mem 61 MiB (plan 64)  eta 10h14m`
 pub fn log_line(record: &StepRecord, context: &Context) -> String {
     let digits = context.steps.to_string().len();
     let mut line = format!("step {:>digits$}/{}  loss {:.4}", record.step, context.steps, record.loss);
@@ -137,7 +137,7 @@ pub fn log_line(record: &StepRecord, context: &Context) -> String {
         line += &format!("  mfu {:.1}%", mfu * 100.0);
     }
     if let Some((used, planned)) = context.memory {
-        line += &format!("  mem {}/{} MiB", used >> 20, planned.div_ceil(1 << 20));
+        line += &format!("  mem {} MiB (plan {})", used >> 20, planned.div_ceil(1 << 20));
     }
     if let Some(eta) = context.eta {
         line += &format!("  eta {}", duration(eta));
@@ -148,7 +148,7 @@ pub fn log_line(record: &StepRecord, context: &Context) -> String {
 /// Two significant digits: `5.9e-4`, `0.1`.
 fn short(rate: f64) -> String {
     match rate {
-        rate if rate == 0.0 || rate >= 0.01 => format!("{}", (rate * 1e4).round() / 1e4),
+        rate if rate == 0.0 || (0.01..1e4).contains(&rate) => format!("{}", (rate * 1e4).round() / 1e4),
         rate => {
             let text = format!("{rate:.1e}");
             text.replace(".0e", "e")
@@ -201,7 +201,7 @@ impl Display {
         let seconds = record.step_ms / 1000.0;
         let rate = *self.rate.insert(self.rate.map_or(seconds, |rate| 0.9 * rate + 0.1 * seconds));
         let left = self.steps.saturating_sub(record.step) as f64 * rate;
-        let eta = Duration::try_from_secs_f64(left).ok();
+        let eta = Duration::try_from_secs_f64(left).ok().filter(|_| record.step < self.steps);
         let line = || log_line(record, &Context { steps: self.steps, eta, ..*context });
         match &self.bar {
             Some(bar) => {
@@ -244,9 +244,10 @@ mod tests {
         let context = Context { steps: 5000, mfu: Some(0.621), memory: Some((61 << 20, 64 << 20)), eta };
         assert_eq!(
             log_line(&record(), &context),
-            "step  120/5000  loss 2.4131  gnorm 0.81  lr 5.9e-4  2,167 tok/s  7.56 s/step  mfu 62.1%  mem 61/64 MiB  eta 10h14m"
+            "step  120/5000  loss 2.4131  gnorm 0.81  lr 5.9e-4  2,167 tok/s  7.56 s/step  mfu 62.1%  mem 61 MiB (plan 64)  eta 10h14m"
         );
         let bare = StepRecord { grad_norm: None, tokens: None, step_ms: 12.34, lr: 0.1, ..record() };
+        assert_eq!([1e30, 2.5e5, 12.0].map(short), ["1e30", "2.5e5", "12"]);
         assert_eq!(
             log_line(&bare, &Context { steps: 200, ..Context::default() }),
             "step 120/200  loss 2.4131  lr 0.1  5,186 samples/s  12.3 ms/step"

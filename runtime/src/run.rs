@@ -29,13 +29,12 @@ pub use weights::{initial_weights, saved_weights};
 
 use crate::comm::{Comm, Patience, Stop};
 use crate::cpu::{Cpu, Memory};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::exec::ranks::{Rank, local_ranks};
 use crate::exec::{Tally, World};
 use crate::launch::{self, Launch, Message, Outcome, Worker};
 use crate::metrics::{Context, Display, EvalRecord, MetricsFile, StepRecord, trace};
 use crate::signal::StopSignals;
-use dcc_program::artifact::ArtifactError;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use trainer::{Outside, Settings, Trainer};
@@ -92,6 +91,12 @@ pub fn launch(source: Source<'_>, flags: &Flags, stop: &StopSignals) -> Result<S
     let timeout = flags.timeout()?;
     let mut desk = Desk::new(flags, &settings, &world)?;
     drop(settings);
+    if let Some(options) = flags.checkpoints() {
+        options.check_writable()?;
+    }
+    if let Some(path) = &flags.trace {
+        trace::check_writable(path)?;
+    }
     let (arguments, file) = job.hand_over(&source)?;
     let mut launch = Launch::of_this_process(world.layout().clone(), timeout)?;
     launch.arguments = arguments;
@@ -173,7 +178,7 @@ impl Desk {
         let open = |path: &PathBuf| MetricsFile::open(path, settings.first_step());
         let metrics = flags.metrics_file.as_ref().map(open).transpose()?;
         let planned_bytes = (0..world.ranks()).map(|rank| world.planned_bytes(rank) as u64).max().unwrap_or(0);
-        let display = Display::new(settings.steps, flags.log_every);
+        let display = Display::new(settings.steps, flags.log_every.unwrap_or(if settings.steps <= 20 { 1 } else { 10 }));
         Ok(Desk {
             metrics,
             display,
@@ -217,14 +222,6 @@ impl Desk {
         self.summary.outcome = if outcome == Outcome::Stopped { "stopped" } else { "finished" }.to_owned();
         self.summary.ranks.sort_by_key(|report| report.rank);
         self.summary
-    }
-}
-
-/// An artifact that cannot be used, in the runtime's terms.
-pub(crate) fn artifact_error(error: ArtifactError) -> Error {
-    match error {
-        ArtifactError::Io { path, source } => Error::io("read", path.as_ref(), source),
-        other => Error::artifact(other.to_string()),
     }
 }
 

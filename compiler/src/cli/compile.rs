@@ -45,11 +45,14 @@ pub struct Built {
 
 pub fn run(args: &Args, matches: &ArgMatches, words: &[String]) -> Outcome<i32> {
     let start = Instant::now();
-    if model::kind(&args.model)? == Kind::Artifact {
-        return Err(Error::usage("this is an artifact already")
-            .at(args.model.display())
-            .help("compile the .onnx model")
-            .into());
+    let instead = match model::kind(&args.model)? {
+        Kind::Model => None,
+        Kind::Artifact => Some("an artifact, which is compiled already"),
+        Kind::Checkpoint => Some("a folder"),
+    };
+    if let Some(what) = instead {
+        let error = Error::usage(format!("compile takes a model: this is {what}"));
+        return Err(error.at(args.model.display()).help("name the .onnx file").into());
     }
     let DataFlags { data, map, layout, input } = &args.data;
     let shapes = Shapes::read(data, map, layout, input)?;
@@ -81,7 +84,8 @@ pub fn build(path: &Path, flags: &CompileFlags, shapes: &Shapes, given: Vec<Stri
     let mut options = flags.options()?;
     shapes.apply(&source.model, flags, &mut options);
     let options = Options { name: source.name.clone(), flags: given, external_bytes: source.external_bytes.clone(), ..options };
-    let compiled = compile(&source.model, &options).map_err(|error| complete(error, &source.model, &options, words))?;
+    let compiled =
+        compile(&source.model, &options).map_err(|error| shapes.explain(complete(error, &source.model, &options, words)))?;
     if flags.dtype.as_deref() == Some("f32") {
         check_f32(&compiled)?;
     }

@@ -25,8 +25,11 @@ pub fn complete(error: Error, model: &Model, options: &Options, words: &[String]
     if let Err(second) = attempt(model, &trial)
         && second.code.0 == 2
     {
-        flags.extend(missing(&second));
-        completed = completed.note(second.what);
+        // The same question again says nothing new.
+        if second.what != completed.what {
+            flags.extend(missing(&second));
+            completed = completed.note(second.what);
+        }
     }
     let command: Vec<String> = words.iter().map(|word| quoted(word)).chain(flags).collect();
     completed.help(format!("dcc {}", command.join(" ")))

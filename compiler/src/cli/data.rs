@@ -3,6 +3,7 @@
 use super::failure::Outcome;
 use super::flags::CompileFlags;
 use crate::compile::Options;
+use crate::error::Error;
 use crate::import::Model;
 use crate::import::proto::tensor_shape_proto::dimension::Value as Dim;
 use crate::import::proto::type_proto::Value as Type;
@@ -81,6 +82,15 @@ impl Shapes {
         let product = product.map(|(micro, count)| micro.saturating_mul(u64::from(count) * u64::from(flags.dp)));
         let batch = flags.global_batch_size.or(product).or(options.batch.model).or_else(own);
         options.training.loss.labels = self.labels(&inputs, options, batch.unwrap_or(1));
+    }
+
+    /// A question that the data leave open, with what they have.
+    pub fn explain(&self, error: Error) -> Error {
+        let keys: Vec<String> = self.arrays.iter().map(|(name, _)| format!("`{name}`")).collect();
+        match error.code.0 {
+            2 if !keys.is_empty() => error.note(format!("the data have {}", keys.join(", "))),
+            _ => error,
+        }
     }
 
     fn batch_dim(&self, input: &Input, options: &Options) -> Option<usize> {

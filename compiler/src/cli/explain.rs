@@ -2,7 +2,8 @@
 
 use super::failure::Outcome;
 use super::output;
-use crate::error::{self, Error};
+use crate::error::{self, Code, Error};
+use dcc_program::check::Fault;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -10,10 +11,15 @@ pub struct Args {
     code: Option<String>,
 }
 
-/// Code, title and text of every page, the compiler's and the runtime's, by code.
-fn pages() -> Vec<(u16, &'static str, &'static str)> {
-    let compiler = error::PAGES.iter().map(|page| (page.code.0, page.title, page.text));
-    let mut all: Vec<_> = compiler.chain(dcc_runtime::error::PAGES.iter().copied()).collect();
+/// Code, title and text of every page, the compiler's, the runtime's and the gate's, by code.
+fn pages() -> Vec<(u16, &'static str, String)> {
+    let compiler = error::PAGES.iter().map(|page| (page.code.0, page.title, page.text.to_owned()));
+    let runtime = dcc_runtime::error::PAGES.iter().map(|&(code, title, text)| (code, title, text.to_owned()));
+    let gate = Fault::ALL.iter().map(|fault| {
+        let (title, text) = fault.page();
+        (fault.number(), title, format!("{text} {}", Fault::HELP))
+    });
+    let mut all: Vec<_> = compiler.chain(runtime).chain(gate).collect();
     all.sort_unstable_by_key(|page| page.0);
     all
 }
@@ -29,7 +35,8 @@ pub fn run(args: &Args) -> Outcome<i32> {
     let page = number.and_then(|number| pages().into_iter().find(|page| page.0 == number));
     let (code, title, text) =
         page.ok_or_else(|| Error::usage(format!("`{code}` is no error code of dcc")).help("`dcc explain` lists them"))?;
-    output::data(&format!("DCC{code:04}: {title}\n\n{}", wrap(text, 100)))?;
+    let exit = format!("A command that ends with it has exit code {}.", Code(code).exit());
+    output::data(&format!("DCC{code:04}: {title}\n\n{}\n{exit}\n", wrap(&text, 100)))?;
     Ok(0)
 }
 
@@ -52,25 +59,51 @@ fn wrap(text: &str, width: usize) -> String {
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
+    use std::path::Path;
 
-    /// The numbers that follow `call` in a source text.
-    fn numbers(source: &str, call: &str) -> BTreeSet<u16> {
-        let after = source.split(call).skip(1);
-        after.filter_map(|rest| rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()).collect()
+    /// All codes that the sources of compiler and runtime can make: by the constructors of both error types, and in texts.
+    fn made() -> BTreeSet<u16> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let mut folders = vec![root.join("src"), root.join("../runtime/src")];
+        let mut codes = BTreeSet::new();
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                match path.extension() {
+                    None if path.is_dir() => folders.push(path),
+                    Some(extension) if extension == "rs" => codes.extend(codes_of(&std::fs::read_to_string(path).unwrap())),
+                    _ => {}
+                }
+            }
+        }
+        codes.extend(Fault::ALL.iter().map(|fault| fault.number()));
+        codes
+    }
+
+    /// The numbers that follow a constructor in a source text, its tests left out.
+    fn codes_of(source: &str) -> BTreeSet<u16> {
+        let code = source.split("#[cfg(test)]").next().unwrap_or_default();
+        let numbers = |call: &str| {
+            let after = code.split(call).skip(1);
+            after.filter_map(|rest| rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()).collect::<Vec<u16>>()
+        };
+        ["Error::new(", "(report(", "error[DCC"].into_iter().flat_map(numbers).collect()
     }
 
     #[test]
     fn every_code_has_one_page() {
-        let mut made = numbers(include_str!("../error.rs"), "Error::new(");
-        made.extend(numbers(include_str!("../../../runtime/src/error.rs"), "(report("));
-        made.extend(numbers(include_str!("../cli.rs"), "error[DCC"));
-        let all = pages();
+        let (made, all) = (made(), pages());
+        assert!(made.len() > 50, "{made:?}");
         let codes: BTreeSet<u16> = all.iter().map(|page| page.0).collect();
         let missing: Vec<_> = made.difference(&codes).collect();
         assert!(missing.is_empty(), "codes without a page: {missing:?}");
         let unused: Vec<_> = codes.difference(&made).collect();
         assert!(unused.is_empty(), "pages of codes that nothing makes: {unused:?}");
         assert_eq!(codes.len(), all.len(), "a code has one page");
+        for (code, title, text) in all {
+            assert!(!title.is_empty() && text.len() > 120 && text.ends_with('.'), "DCC{code:04} says too little: {text}");
+            assert!((1..=9).contains(&Code(code).exit()), "DCC{code:04}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What ends a command: an error of the compiler, of the runtime, or of the arguments, with its text and exit code.
 
-use crate::error::Error;
+use crate::error::{Code, Error};
 use dcc_program::artifact::ArtifactError;
 use dcc_runtime::error::Error as RuntimeError;
 use std::path::Path;
@@ -24,10 +24,21 @@ impl Failure {
 
     pub fn text(&self) -> String {
         match self {
-            Failure::Compiler(error) => error.to_string(),
-            Failure::Runtime(error) => error.to_string(),
+            Failure::Compiler(error) => helped(error.to_string(), error.help.as_ref(), error.code),
+            Failure::Runtime(error) => {
+                let report = error.report();
+                helped(error.to_string(), report.help.as_ref(), Code(report.code))
+            }
             Failure::Arguments(error) => arguments(&error.render().to_string()),
         }
+    }
+}
+
+/// An error that does not say itself what to do points to its page.
+fn helped(text: String, help: Option<&String>, code: Code) -> String {
+    match help {
+        Some(_) => text,
+        None => format!("{text}\n  help `dcc explain {code}` says more"),
     }
 }
 
@@ -69,8 +80,5 @@ pub fn io(action: &str, path: &Path, error: impl std::fmt::Display) -> Failure {
 
 /// An artifact that cannot be used.
 pub fn artifact(error: ArtifactError, path: &Path) -> Failure {
-    match error {
-        ArtifactError::Io { path, source } => io("read", path.as_ref(), source),
-        other => RuntimeError::artifact(other.to_string()).at(path.display()).into(),
-    }
+    RuntimeError::of_artifact(error).at(path.display()).into()
 }

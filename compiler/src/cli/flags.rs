@@ -68,9 +68,11 @@ pub struct CompileFlags {
     /// Labels of this value do not count
     #[arg(long, value_name = "LABEL", default_value_t = -100, allow_negative_numbers = true, help_heading = "Loss")]
     pub ignore_index: i64,
+    /// Share of each label that is spread over all classes
     #[arg(long, value_name = "S", default_value_t = 0.0, help_heading = "Loss")]
     pub label_smoothing: f64,
 
+    /// With PyTorch's formulas
     #[arg(long, default_value = "adamw", value_parser = ["sgd", "adam", "adamw"], help_heading = "Optimizer")]
     pub optimizer: String,
     /// Of sgd (default 0)
@@ -116,18 +118,25 @@ impl CompileFlags {
                 dropout: dropout(&self.dropout)?,
                 ..import::Options::default()
             },
-            batch: batch::Given {
-                global: self.global_batch_size,
-                micro: self.micro_batch_size,
-                accumulate: self.grad_accum,
-                model: None,
-            },
+            batch: self.batch()?,
             precision: if self.dtype.as_deref() == Some("f64") { Precision::F64 } else { Precision::AsExported },
             training: TrainingOptions { loss: self.loss()?, optimizer: self.optimizer()?, selection: self.selection()? },
             parallel: self.parallel()?,
             memory_limit: self.memory_limit.as_deref().map(size).transpose()?,
             ..Options::default()
         })
+    }
+
+    /// Batches that no machine could hold are typing errors.
+    fn batch(&self) -> Result<batch::Given> {
+        for (flag, value) in [("--global-batch-size", self.global_batch_size), ("--micro-batch-size", self.micro_batch_size)] {
+            if value.is_some_and(|value| value == 0 || value > 1 << 32) {
+                let what = format!("{flag} {}: a batch has 1 to {} samples", value.unwrap_or(0), 1u64 << 32);
+                return Err(Error::usage(what));
+            }
+        }
+        let (global, micro, accumulate) = (self.global_batch_size, self.micro_batch_size, self.grad_accum);
+        Ok(batch::Given { global, micro, accumulate, model: None })
     }
 
     fn parallel(&self) -> Result<Parallel> {

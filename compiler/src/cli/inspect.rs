@@ -10,7 +10,9 @@ use crate::import::proto::{TensorProto, ValueInfoProto};
 use crate::import::{self, Model};
 use crate::report;
 use dcc_program::artifact::{Artifact, Data};
-use dcc_runtime::checkpoint::Checkpoint;
+use dcc_program::manifest::Manifest;
+use dcc_runtime::checkpoint::{self, Checkpoint};
+use dcc_runtime::error::Error as RuntimeError;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -40,6 +42,10 @@ pub fn run(args: &Args) -> Outcome<i32> {
             let artifact = verify::load(&args.file)?;
             if let Some(stage) = args.stage {
                 output::data(&program(&artifact, stage, args.eval)?)?;
+                return Ok(0);
+            }
+            if !args.json {
+                output::data(&artifact_text(&artifact)?)?;
                 return Ok(0);
             }
             of_artifact(&artifact)
@@ -79,10 +85,57 @@ fn of_artifact(artifact: &Artifact) -> Value {
         "hash": artifact.hash().to_hex().to_string(),
         "options": artifact.options,
         "mesh": axes.collect::<serde_json::Map<_, _>>(),
+        "inputs": inputs(artifact),
         "train": report::stages(&artifact.train),
         "eval": report::stages(&artifact.eval),
         "tensors": artifact.tensors.iter().map(tensor).collect::<Vec<_>>(),
     })
+}
+
+/// Of all stages.
+fn inputs(artifact: &Artifact) -> Vec<Value> {
+    let programs = artifact.train.iter().chain(&artifact.eval);
+    let all = programs.flat_map(|p| p.inputs.iter().map(move |input| (&input.name, p.ty(input.buffer))));
+    let all: BTreeMap<&String, String> = all.map(|(name, t)| (name, ty(t.dtype.name(), &t.shape))).collect();
+    all.into_iter().map(|(name, ty)| json!({ "name": name, "type": ty })).collect()
+}
+
+/// An artifact for people: what it was made of, what a rank holds and does.
+fn artifact_text(artifact: &Artifact) -> Outcome<String> {
+    let malformed = |what| RuntimeError::artifact(format!("the artifact's options are malformed: {what}"));
+    let manifest = Manifest::from_options(&artifact.options).map_err(malformed)?;
+    let hash = artifact.hash().to_hex();
+    let mut lines = vec![
+        format!("artifact {}", &hash[..16]),
+        format!("  model     {} {}", manifest.model, manifest.flags.join(" ")),
+        format!("  batch     {} samples", manifest.batch),
+        format!("  loss      {}", manifest.loss),
+    ];
+    if let Some(program) = artifact.train.first().or(artifact.eval.first()) {
+        let axes: Vec<String> = program.mesh.axes.iter().map(|axis| format!("{} {}", axis.name, axis.size)).collect();
+        lines.push(format!("  mesh      {}: {} ranks", axes.join(", "), program.mesh.world()));
+    }
+    for (mode, programs) in [("training", &artifact.train), ("evaluation", &artifact.eval)] {
+        let stages = report::stages(programs);
+        let counts: Vec<String> = stages.iter().map(|stage| stage.instructions.to_string()).collect();
+        lines.push(format!(
+            "{mode}: {} instructions; --stage N{} prints a program",
+            counts.join(" + "),
+            match mode {
+                "training" => "",
+                _ => " --eval",
+            }
+        ));
+        let tables = [tables::work(&stages, &[]), tables::memory(&stages), tables::communication(&stages)];
+        lines.extend(tables.into_iter().flatten());
+    }
+    let value = of_artifact(artifact);
+    for list in ["inputs", "tensors"] {
+        let entries = value[list].as_array();
+        lines.push(list.to_owned());
+        lines.extend(entries.into_iter().flatten().map(|entry| format!("  {}", line(entry))));
+    }
+    Ok(lines.join("\n") + "\n")
 }
 
 fn of_model(model: &Model) -> Outcome<Value> {
@@ -131,7 +184,8 @@ fn declared(info: &ValueInfoProto) -> Value {
 }
 
 fn of_checkpoint(folder: &Path) -> Outcome<Value> {
-    let mut checkpoint = Checkpoint::open(folder)?;
+    let newest = checkpoint::steps(folder).ok().and_then(|mut steps| steps.pop()).map(|(_, path)| path);
+    let mut checkpoint = Checkpoint::open(newest.as_deref().unwrap_or(folder))?;
     checkpoint.verify()?;
     let tensors = checkpoint
         .tensors()
@@ -147,7 +201,12 @@ fn ty(dtype: &str, dims: &[u64]) -> String {
 /// The same for people: a line per entry.
 fn text(value: &Value) -> String {
     let mut out = String::new();
-    for (key, value) in value.as_object().into_iter().flatten().filter(|(key, _)| *key != "schema") {
+    let is_empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
+    let mut fields: Vec<(&String, &Value)> = value.as_object().into_iter().flatten().collect();
+    fields.retain(|(key, value)| *key != "schema" && !is_empty(value));
+    // What it is, single values, lists.
+    fields.sort_by_key(|(key, value)| (*key != "kind", value.is_array() || value.is_object()));
+    for (key, value) in fields {
         match value {
             Value::Array(entries) if entries.iter().any(Value::is_object) => {
                 out += &format!("{key}\n");
@@ -162,7 +221,7 @@ fn text(value: &Value) -> String {
 fn line(value: &Value) -> String {
     match value {
         Value::Object(fields) if fields.contains_key("peak") => {
-            let sizes = fields.iter().map(|(name, bytes)| format!("{name} {}", tables::size(bytes.as_u64().unwrap_or(0))));
+            let sizes = fields.iter().map(|(name, bytes)| format!("{name} {}", report::size(bytes.as_u64().unwrap_or(0))));
             sizes.collect::<Vec<_>>().join(" ")
         }
         Value::Object(fields) => {

@@ -35,6 +35,11 @@ pub fn status(verb: &str, what: &str) {
     talk(&format!("{}{} {what}", " ".repeat(10_usize.saturating_sub(verb.len())), paint(verb, "32")));
 }
 
+/// Width of the terminal that stderr is, if it is one.
+pub fn columns() -> Option<usize> {
+    terminal_size::terminal_size_of(io::stderr()).map(|(width, _)| usize::from(width.0))
+}
+
 fn paint(text: &str, color: &str) -> String {
     match io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) {
         true => format!("\x1b[1;{color}m{text}\x1b[0m"),

@@ -43,7 +43,8 @@ pub fn run(args: &Args, matches: &ArgMatches, words: &[String]) -> Outcome<i32> 
             let Flags { data, map, layout, input, .. } = &args.run;
             let shapes = Shapes::read(data, map, layout, input)?;
             let built = compile::build(&args.source, &args.compile, &shapes, given, words)?;
-            for line in tables::Report::new(&built).head() {
+            let report = tables::Report::new(&built);
+            for line in report.head().into_iter().chain([report.planned()]) {
                 output::talk(&line);
             }
             let folder = args.source.parent().unwrap_or(Path::new(""));

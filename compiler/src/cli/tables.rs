@@ -1,12 +1,17 @@
 //! The compile report: for people on stderr, for programs as JSON.
 
+mod stages;
+
+pub use stages::{communication, memory, work};
+
 use super::compile::Built;
 use crate::compile::Compiled;
 use crate::cost::Machine;
 use crate::graph::Graph;
 use crate::import::Parameter;
 use crate::plan;
-use crate::report::{self, StageReport, Traffic};
+use crate::report::{self, StageReport, count, size};
+use dcc_program::artifact::Data;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -37,6 +42,8 @@ impl<'a> Report<'a> {
         let mesh = |axis: &str| plan.mesh.size_of(axis);
         let tensor = plan.mesh.space().filter(|&axis| plan.mesh.name(axis).starts_with("tp"));
         let tensor: u32 = tensor.map(|axis| plan.mesh.size(axis)).product();
+        // A single stage has no order to choose.
+        let schedule = if mesh("pp") > 1 { format!("{}, ", plan.schedule.name()) } else { String::new() };
         let mut lines: Vec<String> = imported.warnings.iter().map(|warning| format!("warning: {warning}")).collect();
         lines.push(format!(
             "   Reading {} (opset {}, {} nodes after folding, {} parameters, {})",
@@ -47,11 +54,10 @@ impl<'a> Report<'a> {
             size(bytes)
         ));
         lines.push(format!(
-            "  Planning world {} = dp {} × tp {tensor} × pp {}, {}, {} of {}",
+            "  Planning world {} = dp {} × tp {tensor} × pp {}, {schedule}{} of {}",
             plan.mesh.world(),
             mesh("dp"),
             mesh("pp"),
-            plan.schedule.name(),
             plural(u64::from(batch.accumulate), "microbatch", "es"),
             plural(batch.micro, "sample", "s"),
         ));
@@ -60,20 +66,36 @@ impl<'a> Report<'a> {
         if !training.frozen.is_empty() {
             lines.push(format!("  frozen    {}", listed(&training.frozen)));
         }
+        lines.extend(self.missing());
         lines
+    }
+
+    /// What a run will have to fill.
+    fn missing(&self) -> Option<String> {
+        let Built { source, compiled } = self.built;
+        let absent = compiled.artifact.tensors.iter().filter(|tensor| matches!(tensor.data, Data::Absent)).count();
+        let files = source.model.external_locations();
+        let files: Vec<&str> = files.iter().filter(|f| !source.external_bytes.contains_key(*f)).map(String::as_str).collect();
+        let text = || format!("  no data   {} ({} is not there)", plural(absent as u64, "tensor", "s"), files.join(", "));
+        (absent > 0).then(|| format!("{}: run with --init SEED or --weights F.safetensors", text()))
+    }
+
+    /// What the fullest rank will hold, for a run.
+    pub fn planned(&self) -> String {
+        let peak = self.stages.iter().map(|stage| stage.memory.peak).max().unwrap_or(0);
+        format!("  memory    {} planned on the fullest rank: weights, optimizer, gradients, activations, scratch", size(peak))
     }
 
     /// The whole report.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = self.head();
-        lines.extend(stage_table(&self.stages, &self.plan.stages));
-        lines.extend(memory_table(&self.stages));
-        let traffic = traffic(&self.stages);
-        let bubble = format!("bubble {:.1} %", self.plan.bubble * 100.0);
-        lines.push(match traffic.is_empty() {
-            true => format!("  communication per step   none   {bubble}"),
-            false => format!("  communication per step   {}   {bubble}", traffic.join("   ")),
-        });
+        let balance: Vec<f64> = self.plan.stages.iter().map(|stage| stage.balance).collect();
+        lines.extend(work(&self.stages, &balance));
+        lines.extend(memory(&self.stages));
+        lines.extend(communication(&self.stages));
+        if self.stages.len() > 1 {
+            lines.push(format!("  bubble    {:.1} % of a step, as estimated", self.plan.bubble * 100.0));
+        }
         let counts: Vec<String> = self.stages.iter().map(|s| s.instructions.to_string()).collect();
         let shown =
             if counts.len() > 8 { format!("{} … {}", counts[0], counts[counts.len() - 1]) } else { counts.join(" + ") };
@@ -110,8 +132,10 @@ fn elements<'a>(parameters: impl Iterator<Item = &'a Parameter>) -> u64 {
     parameters.map(|p| p.tensor.elements()).sum()
 }
 
+/// Nodes that compute something.
 fn nodes(graph: &Graph) -> usize {
-    graph.live().iter().filter(|live| **live).count()
+    let live = graph.live();
+    graph.ids().filter(|id| live[id.0 as usize] && !graph[*id].operands.is_empty()).count()
 }
 
 fn selected<'a>(parameters: impl Iterator<Item = &'a Parameter>, names: &[String]) -> String {
@@ -126,84 +150,6 @@ fn listed(names: &[String]) -> String {
     format!("{}: {}{more}", plural(names.len() as u64, "tensor", "s"), some.join(", "))
 }
 
-fn stage_table(stages: &[StageReport], plans: &[plan::StageReport]) -> Vec<String> {
-    let width = stages.iter().map(|stage| stage.layers.chars().count()).max().unwrap_or(0).clamp(6, 48);
-    let head = format!("  stage  {:<width$}  {:>11}  {:>15}  {:>7}", "layers", "params/rank", "flops/rank/step", "balance");
-    let row = |(stage, plan): (&StageReport, &plan::StageReport)| {
-        let balance = plan.balance * 100.0;
-        let (parameters, flops) = (count(stage.parameters), count(stage.flops));
-        let layers = shortened(&stage.layers, width);
-        format!("  {:>5}  {layers:<width$}  {parameters:>11}  {flops:>15}  {balance:>5.0} %", stage.stage)
-    };
-    std::iter::once(head).chain(stages.iter().zip(plans).map(row)).collect()
-}
-
-fn memory_table(stages: &[StageReport]) -> Vec<String> {
-    let cells = |first: &str, rest: [&str; 6]| {
-        let rest: String = rest.iter().map(|cell| format!("  {cell:>12}")).collect();
-        format!("  {first:>5}{rest}")
-    };
-    let head = cells("rank", ["weights", "optimizer", "accumulators", "activations", "scratch", "peak"]);
-    let row = |stage: &StageReport| {
-        let m = &stage.memory;
-        let sizes = [m.weights, m.optimizer, m.accumulators, m.activations, m.scratch, m.peak].map(size);
-        cells(&format!("of {}", stage.stage), sizes.each_ref().map(String::as_str))
-    };
-    std::iter::once(head).chain(stages.iter().map(row)).collect()
-}
-
-/// Transfers of the stage that does most of each kind.
-fn traffic(stages: &[StageReport]) -> Vec<String> {
-    let mut most: Vec<&Traffic> = Vec::new();
-    for traffic in stages.iter().flat_map(|stage| &stage.traffic) {
-        match most.iter_mut().find(|known| known.axes == traffic.axes && known.kind == traffic.kind) {
-            Some(known) if known.bytes >= traffic.bytes => {}
-            Some(known) => *known = traffic,
-            None => most.push(traffic),
-        }
-    }
-    let text = |t: &&Traffic| format!("{} {} {} × {}", t.axes, t.kind, t.count, size(t.bytes / t.count.max(1)));
-    most.iter().map(text).collect()
-}
-
-fn shortened(text: &str, width: usize) -> String {
-    match text.chars().count() > width {
-        true => text.chars().take(width - 1).chain(['…']).collect(),
-        false => text.to_owned(),
-    }
-}
-
 fn plural(n: u64, word: &str, ending: &str) -> String {
     if n == 1 { format!("1 {word}") } else { format!("{n} {word}{ending}") }
-}
-
-/// `10.75 M`: three to four digits.
-pub fn count(n: u64) -> String {
-    let units = [(1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
-    let n = n as f64;
-    match units.iter().find(|(unit, _)| n >= *unit) {
-        Some((unit, name)) => format!("{:.2} {name}", n / unit),
-        None => format!("{n}"),
-    }
-}
-
-/// `41.0 MiB`.
-pub fn size(bytes: u64) -> String {
-    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
-    match units.iter().find(|(shift, _)| bytes >> shift > 0) {
-        Some((shift, name)) => format!("{:.1} {name}", bytes as f64 / (1u64 << shift) as f64),
-        None => format!("{bytes} B"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_are_short() {
-        assert_eq!([0, 999, 10_750_000].map(count), ["0", "999", "10.75 M"]);
-        assert_eq!([0, 1023, 1024, 42_991_616].map(size), ["0 B", "1023 B", "1.0 KiB", "41.0 MiB"]);
-        assert_eq!(shortened("a long one", 5), "a lo…");
-    }
 }

@@ -25,13 +25,15 @@ pub const PAGES: &[Page] = &[
         1,
         "wrong flag or value",
         "The command line asks for something that does not exist or contradicts itself. `dcc COMMAND --help` lists the \
-         flags of a command with their values.",
+         flags of a command with their values; the message names the one that is meant where a flag is misspelt. Flags that say \
+         how to compile belong to `dcc compile`, and to `dcc run` on a model; an artifact is compiled already.",
     ),
     entry(
         2,
         "something dcc must know was left open",
         "A model with symbolic dims (`batch`, `seq`) has no size until the command gives one: `--dim NAME=N` for each, and \
-         `--global-batch-size B` for the batch. The message lists all of them at once.",
+         `--global-batch-size B` for the batch. Where the outputs do not say what to minimise, `--loss` does. The message lists \
+         all that is open at once, and its help is the whole command to type.",
     ),
     entry(
         101,
@@ -55,44 +57,58 @@ pub const PAGES: &[Page] = &[
         104,
         "shapes do not fit",
         "An operator got operands whose shapes do not fit together. Usually a size was baked in at export (a batch, a head \
-         size) that no longer holds for the dims on the command line.",
+         size) that no longer holds for the dims on the command line. Compare the shapes in the message with those that the \
+         exporter saw: give the same sizes by `--dim` and `--global-batch-size`, or export again with `dynamic_shapes=` for \
+         the dims that change.",
     ),
     entry(
         105,
         "dtypes do not fit",
         "An operator got operands of different or unsupported dtypes. dcc computes with f32, f64, f16 and bf16, the \
-         integers that index and count, and bool; strings, complex numbers and quantised types are not supported.",
+         integers that index and count, and bool; strings, complex numbers and quantised types are not supported. Export the \
+         model before it is quantised (`model.float()`), and leave tokenizers out of it.",
     ),
     entry(
         106,
         "attribute not supported",
         "The node sets an attribute that dcc does not honour, so training would silently differ from what the model says. \
-         Nothing is ever accepted and ignored.",
+         Nothing is ever accepted and ignored. Usual causes are rarely used modes of an operator, and attributes of an opset \
+         other than the file's: `torch.onnx.export(…, opset_version=20)` writes another form. If the node does not lead to the \
+         loss, leave it out of the export.",
     ),
     entry(
         107,
         "malformed graph",
         "ONNX graphs define every value once and before it is read. A model that breaks this was written or edited by a \
-         faulty tool; `onnx.checker.check_model` reports the same.",
+         faulty tool; `python -c \"import onnx; onnx.checker.check_model('model.onnx')\"` reports the same. Export it again.",
     ),
     entry(
         108,
         "beyond the limits",
         "A tensor has more elements than can be addressed, or the file nests deeper than any exporter writes. Such a file \
-         is damaged or hostile.",
+         is damaged or hostile, or a size on the command line has digits too many. Export the model again; check `--dim` and \
+         `--global-batch-size`.",
     ),
-    entry(109, "damaged tensor", "The bytes of an initializer or constant do not match its dims and dtype."),
+    entry(
+        109,
+        "damaged tensor",
+        "The bytes of an initializer or constant do not match its dims and dtype: the file was cut off, or edited by a tool \
+         that changed one of them only. Export the model again.",
+    ),
     entry(
         110,
         "external data",
         "Tensors may live in files beside the model. Their paths are relative and must stay inside the model's folder, \
-         symbolic links included. Compiling never reads weights, so their files may be absent until the model is run.",
+         symbolic links included: a model must not make a reader open `/etc/passwd`. Move the files into the folder and export \
+         again (`onnx.save(…, save_as_external_data=True, location=\"model.data\")`). Compiling never reads weights, so their \
+         files may be absent until the model is run; constants that decide shapes may not.",
     ),
     entry(
         111,
         "needed while compiling, known only at run time",
         "All shapes are static in dcc. A shape, axis, size or index that has to be known while compiling must not depend on \
-         parameters or on inputs. Inputs that only describe shapes can be given as constants.",
+         parameters or on inputs. Usual causes are masks made with NonZero, loops over a data-dependent length, and sizes passed \
+         as inputs. Make them constants of the export, or compute them from shapes.",
     ),
     entry(
         112,
@@ -105,7 +121,8 @@ pub const PAGES: &[Page] = &[
         301,
         "the model does not allow this plan",
         "Microbatches are computed one after the other, so no op may need the samples of several of them at once, and what the \
-         loss divides by (the number of valid labels) must not depend on parameters. --grad-accum 1 trains on the whole batch.",
+         loss divides by (the number of valid labels) must not depend on parameters. `--grad-accum 1` trains on the whole batch; \
+         with `--pp` that leaves stages waiting, so fewer stages may be faster.",
     ),
     entry(
         302,
@@ -149,7 +166,7 @@ pub const PAGES: &[Page] = &[
         1002,
         "bug in dcc: a panic",
         "dcc stopped at a condition that it takes for impossible. This is a bug in dcc, whatever the input. Please report it \
-         with the command and the model; RUST_BACKTRACE=1 shows where it happened.",
+         with the command and the model; `RUST_BACKTRACE=1` shows where it happened.",
     ),
 ];
 

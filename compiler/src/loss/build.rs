@@ -22,8 +22,10 @@ pub fn cross_entropy(graph: &mut Graph, logits: NodeId, options: &LossOptions) -
     let ignored = graph.splat_like(options.ignore_index as f64, labels)?;
     let valid = graph.compare(CompareOp::Ne, labels, ignored)?;
     let entropy = Entropy::build(graph, logits, labels, class_dim, options.label_smoothing)?;
+    let classes = graph.ty(logits).shape[class_dim];
     let report = format!(", classes on dim {class_dim}, labels i64{dims:?}, ignoring {}", options.ignore_index);
-    entropy.mean_of(graph, valid, None, LossKind::CrossEntropy, report)
+    let loss = entropy.mean_of(graph, valid, None, LossKind::CrossEntropy, report)?;
+    Ok(Loss { classes: Some((LABELS.to_owned(), classes)), ..loss })
 }
 
 /// Cross-entropy of `logits[b, t]` against the token input at `[b, t + 1]`. The last position has no label.
@@ -47,7 +49,8 @@ pub fn next_token(graph: &mut Graph, logits: NodeId, options: &LossOptions) -> R
     }
     let entropy = Entropy::build(graph, logits, labels, ty.rank() - 1, options.label_smoothing)?;
     let report = format!(", labels are input {name} shifted by one");
-    entropy.mean_of(graph, valid, count, LossKind::NextToken, report)
+    let loss = entropy.mean_of(graph, valid, count, LossKind::NextToken, report)?;
+    Ok(Loss { classes: Some((name, ty.shape[ty.rank() - 1])), ..loss })
 }
 
 /// `x[…, 1:]` with a zero at the end.
@@ -124,7 +127,7 @@ impl Entropy {
                 (value, graph.binary(BinaryOp::Div, right, count)?, count)
             }
         };
-        Ok(Loss { kind, value, count, accuracy: Some(accuracy), report })
+        Ok(Loss { kind, value, count, accuracy: Some(accuracy), classes: None, report })
     }
 }
 
@@ -176,7 +179,7 @@ fn mean_of_all(graph: &mut Graph, each: NodeId, kind: LossKind, report: String) 
     let n = ty.elements() as f64;
     let value = if dims.is_empty() { total } else { graph.scale(total, 1.0 / n)? };
     let count = graph.splat(ty.dtype, n, &[])?;
-    Ok(Loss { kind, value, count, accuracy: None, report })
+    Ok(Loss { kind, value, count, accuracy: None, classes: None, report })
 }
 
 /// The last dim if the labels have the output's shape without it, else dim 1. Errors: labels that fit neither.

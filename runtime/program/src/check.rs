@@ -19,6 +19,7 @@ mod linear;
 mod memory;
 mod order;
 mod overlap;
+mod pages;
 mod track;
 mod writes;
 
@@ -31,7 +32,7 @@ use std::collections::{BTreeMap, HashSet};
 #[repr(u16)]
 pub enum Fault {
     /// The mesh itself, or stages that do not belong together.
-    Mesh = 510,
+    Mesh = 530,
     /// Something names what is not there, or has too many or too few operands.
     Malformed,
     /// A type that cannot be, or a size that overflows.
@@ -81,7 +82,7 @@ pub struct CheckError {
 }
 
 impl Fault {
-    /// The number in `DCC0510`.
+    /// The number in `DCC0530`.
     pub fn number(self) -> u16 {
         self as u16
     }

@@ -28,21 +28,40 @@ pub const PAGES: &[(u16, &str, &str)] = &[
         "Values are converted to the input's dtype and checked once, when the data are opened. A token or label must be below \
          the vocabulary or number of classes, or be the ignored index; an integer or float must exist in the input's dtype.",
     ),
-    (54, "an option about data that cannot be honoured", "The message names the option, its value and what was expected."),
-    (501, "damaged artifact", "The bytes of the .dcc file are not those that were written. Compile it again or copy it again."),
+    (
+        54,
+        "an option of a run that cannot be honoured",
+        "The message names the option, its value and what was expected: how long to train (`--steps N` or `--epochs N`), what \
+         parameters without data begin with (`--init SEED` or `--weights F.safetensors`), an input that nothing feeds, a \
+         checkpoint that is not there. `dcc run --help` lists the options with their values.",
+    ),
+    (
+        501,
+        "damaged artifact",
+        "The bytes of the .dcc file are not those that were written, it is of another version of dcc, or a file of tensors \
+         that it names has changed since it was compiled. Copy it again, or compile the model again; `dcc verify FILE.dcc` \
+         says whether a file is whole. With --embed-weights an artifact needs no other file.",
+    ),
     (
         510,
         "damaged checkpoint",
         "A checkpoint holds the BLAKE3 of each of its files, and every byte is verified before it is used. The message names \
-         the file and the tensors whose bytes changed. Resume from another checkpoint with --resume PATH.",
+         the file and the tensors whose bytes changed. A folder without MANIFEST is none, or one whose writing was cut off. \
+         Resume from another checkpoint: `ls` the --save-dir, then `--resume DIR/step-…`; `dcc inspect DIR/step-…` verifies one.",
     ),
     (
         511,
         "a checkpoint of another model",
         "The checkpoint is intact, but a tensor that the program needs is missing in it or has another shape or dtype. A \
-         checkpoint loads under any plan of the same model, optimizer and dtype.",
+         checkpoint loads under any plan of the same model, optimizer and dtype. Give the model and the flags that it was trained \
+         with, or start anew with `--resume none` and another --save-dir.",
     ),
-    (520, "damaged data file", "A data file ends early or contradicts its own header. Nothing of it was used."),
+    (
+        520,
+        "damaged data file",
+        "A data file ends early or contradicts its own header; nothing of it was used. Mostly a copy or a program that wrote it \
+         was cut off: write or copy it again. `python -c \"import numpy; numpy.load('F')\"` reads the same formats.",
+    ),
     (
         601,
         "a rank failed",
@@ -53,7 +72,7 @@ pub const PAGES: &[(u16, &str, &str)] = &[
         602,
         "ranks with different programs",
         "Before step 1 the ranks compare build, artifact, options and data. Two differ in the field that the message names: \
-         the executable or a file was changed while the run started.",
+         the executable or a file was changed while the run started. Start it again when nothing writes them.",
     ),
     (
         603,
@@ -61,21 +80,45 @@ pub const PAGES: &[(u16, &str, &str)] = &[
         "Two ranks started different collectives in each other's place, or one ended without a transfer that another waits for. \
          Programs that pass the check cannot do this: it is a bug in dcc, and the message belongs in its report.",
     ),
-    (604, "another rank failed", "This rank stopped because another one did; that one's error says why."),
+    (
+        604,
+        "another rank failed",
+        "This rank stopped because another one did; that one's error says why. Seen alone, it means that the first rank could \
+         not say anything: `dmesg` may show why the system ended it.",
+    ),
     (
         701,
         "a rank is silent",
         "A rank has shown no sign of life for longer than --timeout (60 s): it is stopped, starved, or stuck in one operation. \
-         The message names it and where it last was.",
+         The message names it and where it last was. If the machine is overloaded or a step may take that long, raise it: \
+         `--timeout 600`. --resume auto continues from the last checkpoint.",
     ),
-    (801, "a file could not be read or written", "The message names the file and what the system said."),
-    (802, "a system call failed", "The machine refused memory, a process or a signal; the message says which and why."),
-    (803, "a device failed", "The device is missing, out of memory or reported an error."),
+    (
+        801,
+        "a file could not be read or written",
+        "The message names the file and what the system said. Check the path (it starts at the current folder), who may read \
+         and write there (`ls -ld`), and free space (`df -h`). Outputs are written under a temporary name and renamed, so \
+         nothing is left half-written.",
+    ),
+    (
+        802,
+        "a system call failed",
+        "The machine refused memory, a process or a signal; the message says which and why. Usual causes are limits of the \
+         session or container (`ulimit -a`): too little memory for the ranks, too many processes or open files. Fewer ranks, \
+         or `--memory-limit` when compiling, keep a run within them.",
+    ),
+    (
+        803,
+        "a device failed",
+        "The device is missing, out of memory or reported an error. CPUs need Linux on x86-64 with AVX2 to run; compiling works \
+         elsewhere, and the artifact can be run with `dcc-run` on another machine.",
+    ),
     (
         901,
         "not a finite number",
-        "The loss or a gradient is NaN or infinite. Mostly the learning rate is too high or the data hold such values; \
-         --grad-clip and a lower --lr help.",
+        "The loss is NaN or infinite; the message names the step. Mostly the learning rate is too high, or the data or the \
+         initial weights hold such values. Try a tenth of --lr, `--warmup 100`, `--grad-clip 1`; if step 1 fails already, look \
+         at the data. Nothing was saved after the step: --resume auto continues before it.",
     ),
 ];
 

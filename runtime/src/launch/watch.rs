@@ -48,7 +48,9 @@ impl Watch {
         let mut watch =
             Watch { segment, timeout: launch.timeout, ranks: Vec::new(), failures: Vec::new(), deadline: None, stops: 0 };
         for rank in 0..launch.layout.world() {
-            watch.ranks.push(Rank::spawn(launch, rank, &file)?);
+            let spawned = Rank::spawn(launch, rank, &file)?;
+            tracing::info!(rank, pid = spawned.child.id(), "started");
+            watch.ranks.push(spawned);
         }
         Ok(watch)
     }
@@ -98,6 +100,7 @@ impl Watch {
             return Ok(());
         };
         rank.status = Some(status);
+        tracing::info!(rank = index, %status, "ended");
         rank.listen(index as u32, receive);
         if !matches!(status.code(), Some(0 | STOPPED)) || rank.failed.is_some() {
             let (number, error) = (index as u32, rank.failed.take());

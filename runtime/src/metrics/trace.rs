@@ -107,6 +107,13 @@ impl Trace {
     }
 }
 
+/// Errors: a trace cannot be written there. Leaves nothing behind.
+pub fn check_writable(path: &Path) -> Result<()> {
+    let probe = part(path, u32::MAX);
+    let made = File::create(&probe).and_then(|_| std::fs::remove_file(&probe));
+    made.map_err(|error| Error::io("write a trace", path, error))
+}
+
 /// Joins the parts of all ranks into `path` and removes them. A part cut off in mid-line loses that line.
 pub fn join(path: &Path, world: u32) -> Result<()> {
     let failed = |error| Error::io("write a trace", path, error);

@@ -74,6 +74,7 @@ pub struct Flags {
     /// Save checkpoints here: at the end, and every --save-every steps
     #[arg(long, value_name = "DIR", help_heading = "Checkpoints")]
     pub save_dir: Option<PathBuf>,
+    /// Steps from one checkpoint to the next
     #[arg(long, value_name = "N", requires = "save_dir", help_heading = "Checkpoints")]
     pub save_every: Option<u64>,
     /// Delete all but the newest N checkpoints
@@ -86,12 +87,12 @@ pub struct Flags {
     /// One JSON object per step
     #[arg(long, value_name = "F.jsonl", help_heading = "Output")]
     pub metrics_file: Option<PathBuf>,
-    /// A Chrome trace
+    /// A Chrome trace: a process per rank; see it at ui.perfetto.dev
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub trace: Option<PathBuf>,
-    /// Steps from one log line to the next
-    #[arg(long, default_value_t = 10, value_name = "N", help_heading = "Output")]
-    pub log_every: u64,
+    /// Steps from one log line to the next (default: 10, or 1 in a run of at most 20)
+    #[arg(long, value_name = "N", help_heading = "Output")]
+    pub log_every: Option<u64>,
 
     /// Compute threads of each rank (default: cores / ranks)
     #[arg(long, value_name = "N", help_heading = "Execution")]

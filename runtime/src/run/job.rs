@@ -1,6 +1,6 @@
 //! What a run executes: an artifact and the flags; and how ranks get both.
 
-use super::{Flags, artifact_error};
+use super::Flags;
 use crate::error::{Error, Result};
 use crate::exec::{Parameter, World};
 use bytes::Bytes;
@@ -52,7 +52,7 @@ impl Job {
     pub fn new(source: &Source<'_>, flags: &Flags) -> Result<Job> {
         let (artifact, folder) = match *source {
             Source::File(path) => {
-                let artifact = Artifact::load(path).map_err(|error| artifact_error(error).at(path.display()))?;
+                let artifact = Artifact::load(path).map_err(|error| Error::of_artifact(error).at(path.display()))?;
                 (artifact, path.parent().unwrap_or(Path::new("")).to_owned())
             }
             Source::Built { artifact, folder } => (artifact.clone(), folder.to_owned()),
@@ -120,8 +120,8 @@ impl Job {
         let json: Bytes = if bytes.len() >= 8 + length { bytes.slice(8..8 + length) } else { Bytes::new() };
         let header: Header = serde_json::from_slice(&json).map_err(|error| lost(&error))?;
         let artifact = match &header.file {
-            Some(path) => Artifact::load(path).map_err(|error| artifact_error(error).at(path.display()))?,
-            None => Artifact::decode(bytes.slice(8 + length..)).map_err(artifact_error)?,
+            Some(path) => Artifact::load(path).map_err(|error| Error::of_artifact(error).at(path.display()))?,
+            None => Artifact::decode(bytes.slice(8 + length..)).map_err(Error::of_artifact)?,
         };
         Job::of(artifact, header.folder, header.flags)
     }

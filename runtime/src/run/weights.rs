@@ -105,7 +105,7 @@ impl<'a> Weights<'a> {
         if let Some(bytes) = self.mapped.get(&tensor.name) {
             return Ok(bytes.clone());
         }
-        let bytes = tensor.bytes(&self.job.folder).map_err(super::artifact_error)?;
+        let bytes = tensor.bytes(&self.job.folder).map_err(Error::of_artifact)?;
         let bytes = bytes.ok_or_else(|| Error::artifact(format!("`{}` has no data", tensor.name)))?;
         self.mapped.insert(tensor.name.clone(), bytes.clone());
         Ok(bytes)
