@@ -4,10 +4,15 @@
 #[allow(unsafe_code)]
 mod alloc;
 mod bad_models;
+#[cfg(target_os = "linux")]
+mod cli;
 mod command;
 mod compile;
+mod damage;
 mod golden;
 mod import;
+#[cfg(target_os = "linux")]
+mod killed;
 mod meshes;
 mod numbers;
 mod onnx_model;

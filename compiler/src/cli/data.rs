@@ -9,6 +9,8 @@ use crate::import::proto::tensor_shape_proto::dimension::Value as Dim;
 use crate::import::proto::type_proto::Value as Type;
 use crate::loss::{LABELS, Labels};
 use dcc_program::Shape;
+#[cfg(target_os = "linux")]
+use dcc_program::program::Program;
 use dcc_runtime::data::Files;
 use std::path::PathBuf;
 
@@ -69,6 +71,14 @@ impl Shapes {
             tokens: !files.tokens.is_empty(),
             fills,
         })
+    }
+
+    /// Of the inputs of compiled programs, as if each step's were given whole.
+    #[cfg(target_os = "linux")]
+    pub fn of_programs(programs: &[Program]) -> Shapes {
+        let all = programs.iter().flat_map(|p| p.inputs.iter().map(move |input| (input.name.clone(), p.ty(input.buffer))));
+        let arrays = all.map(|(name, ty)| (name, std::iter::once(1).chain(ty.shape.iter().copied()).collect()));
+        Shapes { named: true, steps: true, arrays: arrays.collect(), ..Shapes::default() }
     }
 
     /// Adds what the shapes say to the options of `flags`.

@@ -1,4 +1,8 @@
-//! `dcc verify ART.dcc`: hashes, the gate over all programs, and the files that its tensors name.
+//! `dcc verify ART.dcc`: hashes, the gate over all programs, and the files that its tensors name; with `--model`, that its
+//! ranks compute what one device computes.
+
+#[cfg(target_os = "linux")]
+mod partition;
 
 use super::failure::{self, Outcome};
 use super::model::{self, Kind};
@@ -13,6 +17,10 @@ use std::path::{Path, PathBuf};
 pub struct Args {
     /// The artifact
     artifact: PathBuf,
+    /// Also train a few steps on made-up data: all ranks, as threads, must agree with this model on one device
+    #[cfg(target_os = "linux")]
+    #[arg(long, value_name = "MODEL.onnx")]
+    model: Option<PathBuf>,
     /// Print what was checked as JSON
     #[arg(long)]
     json: bool,
@@ -39,19 +47,36 @@ pub fn run(args: &Args) -> Outcome<i32> {
     let (train, eval) = (instructions(&artifact.train), instructions(&artifact.eval));
     let embedded = artifact.tensors.iter().filter(|tensor| matches!(tensor.data, Data::Embedded(_))).count();
     let (hash, stages, tensors) = (artifact.hash().to_hex().to_string(), artifact.train.len(), artifact.tensors.len());
+    let agreement = agreement(args, &artifact)?;
     if args.json {
         output::json(&json!({
             "schema": 1, "hash": hash, "stages": stages, "train_instructions": train, "eval_instructions": eval,
             "tensors": tensors, "embedded": embedded, "absent": absent,
+            "difference": agreement.as_ref().map(|(difference, _)| difference),
         }))?;
     } else {
+        let agreement = agreement.map_or(String::new(), |(_, text)| text);
         output::data(&format!(
             "{}: types, collectives, deadlock, memory of {stages} stages hold ({train} + {eval} instructions)\n{tensors} tensors: \
-             {embedded} embedded, {absent} without data, the files of the others are there\nhash {hash}\n",
+             {embedded} embedded, {absent} without data, the files of the others are there\n{agreement}hash {hash}\n",
             path.display()
         ))?;
     }
     Ok(0)
+}
+
+/// How far the ranks are from one device, relatively, and a line about it.
+#[cfg(target_os = "linux")]
+fn agreement(args: &Args, artifact: &Artifact) -> Outcome<Option<(f64, String)>> {
+    let Some(model) = &args.model else { return Ok(None) };
+    let partition::Agreement { ranks, difference, bound } = partition::check(artifact, &args.artifact, model)?;
+    let what = "losses and gradient norms of 3 steps differ from one device's by at most";
+    Ok(Some((difference, format!("{ranks} ranks: {what} {difference:.1e} (allowed: {bound:e})\n"))))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn agreement(_: &Args, _: &Artifact) -> Outcome<Option<(f64, String)>> {
+    Ok(None)
 }
 
 /// Maps an artifact; its hashes and programs are checked.

@@ -1,0 +1,143 @@
+//! Partitioned = unpartitioned: the artifact's ranks against the same model compiled for one device, on weights and data that
+//! are made up.
+
+use crate::cli::compile;
+use crate::cli::data::Shapes;
+use crate::cli::failure::Outcome;
+use crate::cli::flags::CompileFlags;
+use crate::error::Error;
+use clap::FromArgMatches;
+use dcc_program::artifact::Artifact;
+use dcc_program::manifest::Manifest;
+use dcc_program::program::Program;
+use dcc_program::{DType, philox};
+use dcc_runtime::data::Convert;
+use dcc_runtime::error::Error as RuntimeError;
+use dcc_runtime::exec::whole::{Parameters, Run, Tensor};
+use dcc_runtime::exec::{Fresh, Scalars};
+use dcc_runtime::run::{Flags, Job, Source, initial_weights};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+const STEPS: i64 = 3;
+/// Largest relative difference of losses and gradient norms: f32, f64.
+const BOUNDS: [f64; 2] = [1e-5, 1e-9];
+
+/// Largest relative difference that was found, and the bound.
+pub struct Agreement {
+    pub ranks: u32,
+    pub difference: f64,
+    pub bound: f64,
+}
+
+/// Errors: another model, or results that differ by more than rounding.
+pub fn check(artifact: &Artifact, path: &Path, model: &Path) -> Outcome<Agreement> {
+    let whole = unpartitioned(artifact, model)?;
+    let [found, expected] = [run(artifact, model)?, run(&whole, model)?];
+    let outputs = artifact.train.iter().flat_map(|p| p.outputs.iter().map(|output| p.ty(output.buffer).dtype));
+    let is_f64 = outputs.into_iter().all(|dtype| dtype == DType::F64);
+    let bound = BOUNDS[usize::from(is_f64)];
+    let mut worst: (f64, String) = (0.0, String::new());
+    for (step, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        for (name, expected) in expected {
+            let Some(found) = found.get(name) else { continue };
+            let difference = difference(*found, *expected);
+            if difference > worst.0 || difference.is_nan() {
+                worst = (difference, format!("{name} of step {}: {found:?}, not {expected:?}", step + 1));
+            }
+        }
+    }
+    if worst.0.is_nan() || worst.0 > bound {
+        let what = format!("the ranks do not compute what one device does: {}", worst.1);
+        return Err(Error::internal(what).at(path.display()).into());
+    }
+    let ranks = artifact.train.first().map_or(1, |program| program.mesh.world());
+    Ok(Agreement { ranks, difference: worst.0, bound })
+}
+
+/// The model compiled with the artifact's own flags, but for one device and one microbatch.
+fn unpartitioned(artifact: &Artifact, model: &Path) -> Outcome<Artifact> {
+    let manifest = manifest(artifact)?;
+    let bytes = crate::cli::model::map(model)?;
+    if blake3::hash(&bytes).to_hex().as_str() != manifest.model_hash {
+        let what = format!("the artifact was compiled from another {}", manifest.model);
+        return Err(Error::usage(what).at(model.display()).help("give --model the file that was compiled").into());
+    }
+    let command = <CompileFlags as clap::Args>::augment_args(clap::Command::new("flags"));
+    let words = std::iter::once("flags").chain(manifest.flags.iter().map(String::as_str));
+    let parsed = command.try_get_matches_from(words).and_then(|matches| CompileFlags::from_arg_matches(&matches));
+    let flags = parsed.map_err(|error| RuntimeError::artifact(format!("the artifact's flags are not read: {error}")))?;
+    let one = CompileFlags {
+        dp: 1,
+        tp: 1,
+        pp: 1,
+        param: Vec::new(),
+        memory_limit: None,
+        global_batch_size: Some(manifest.batch),
+        micro_batch_size: None,
+        grad_accum: Some(1),
+        ..flags
+    };
+    let shapes = Shapes::of_programs(&artifact.train);
+    Ok(compile::build(model, &one, &shapes, Vec::new(), &[])?.compiled.artifact)
+}
+
+fn manifest(artifact: &Artifact) -> Outcome<Manifest> {
+    let malformed = |what| RuntimeError::artifact(format!("the artifact's options are malformed: {what}"));
+    Ok(Manifest::from_options(&artifact.options).map_err(malformed)?)
+}
+
+/// Scalar results of a few training steps.
+fn run(artifact: &Artifact, model: &Path) -> Outcome<Vec<BTreeMap<String, f64>>> {
+    let flags = Flags { init: Some(1), init_all: true, ..Flags::default() };
+    let folder = model.parent().unwrap_or(Path::new(""));
+    let job = Job::new(&Source::Built { artifact, folder }, &flags)?;
+    let parameters: Parameters = initial_weights(&job, &artifact.train)?;
+    let inputs: Vec<BTreeMap<String, Tensor>> = (0..STEPS).map(|step| inputs(artifact, &job.manifest, step)).collect();
+    let steps: Vec<Scalars> = (1..=STEPS).map(|step| Scalars { learning_rate: 1e-3, step, seed: 1 }).collect();
+    let programs = &artifact.train[..];
+    let run = Run { programs, threads: 1, fresh: Fresh::Poisoned, parameters: &parameters, inputs: &inputs, steps: &steps };
+    let outputs = run.run()?.outputs;
+    let scalars = |outputs: BTreeMap<String, Tensor>| {
+        let scalar = |(name, tensor): (String, Tensor)| Some((name, *numbers(&tensor).first()?));
+        outputs.into_iter().filter_map(scalar).collect()
+    };
+    Ok(outputs.into_iter().map(scalars).collect())
+}
+
+/// Made-up data of one step, the same for every plan; indices below their tables.
+fn inputs(artifact: &Artifact, manifest: &Manifest, step: i64) -> BTreeMap<String, Tensor> {
+    let all = artifact.train.iter().flat_map(|p: &Program| p.inputs.iter().map(move |input| (&input.name, p.ty(input.buffer))));
+    let tensor = |(name, ty): (&String, &dcc_program::TensorType)| {
+        let classes = manifest.inputs.get(name).and_then(|input| input.vocabulary).unwrap_or(2);
+        let hash = u32::from_le_bytes(*blake3::hash(name.as_bytes()).as_bytes().first_chunk().expect("32 bytes"));
+        let random = |i: u64| f64::from(philox::uniform(hash, 1, step, i));
+        let count = ty.elements();
+        let mut bytes = vec![0; (count * ty.dtype.bytes()) as usize];
+        match ty.dtype.is_float() {
+            true => {
+                let values: Vec<u8> = (0..count).flat_map(|i| f64::from(2.0 * random(i) as f32 - 1.0).to_le_bytes()).collect();
+                Convert::new(DType::F64, ty.dtype).run(&values, &mut bytes);
+            }
+            false => {
+                let values: Vec<u8> = (0..count).flat_map(|i| ((random(i) * classes as f64) as i64).to_le_bytes()).collect();
+                Convert::new(DType::I64, ty.dtype).run(&values, &mut bytes);
+            }
+        }
+        (name.clone(), Tensor { dtype: ty.dtype, shape: ty.shape.to_vec(), bytes })
+    };
+    all.map(tensor).collect()
+}
+
+fn numbers(tensor: &Tensor) -> Vec<f64> {
+    let mut bytes = vec![0; tensor.bytes.len() / tensor.dtype.bytes() as usize * 8];
+    Convert::new(tensor.dtype, DType::F64).run(&tensor.bytes, &mut bytes);
+    bytes.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect()
+}
+
+fn difference(found: f64, expected: f64) -> f64 {
+    match found == expected {
+        true => 0.0,
+        false => (found - expected).abs() / expected.abs().max(1e-3),
+    }
+}
