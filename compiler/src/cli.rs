@@ -57,6 +57,11 @@ enum Command {
 pub fn main() -> i32 {
     report_panics();
     #[cfg(target_os = "linux")]
+    if dcc_runtime::launch::is_worker() {
+        // RUST_LOG reaches the ranks; `-v` is about the launcher.
+        trace(0);
+    }
+    #[cfg(target_os = "linux")]
     if let Some(code) = dcc_runtime::run::worker() {
         return code;
     }
@@ -127,6 +132,9 @@ fn trace(verbose: u8) {
     use tracing_subscriber::EnvFilter;
     let level = ["warn", "info", "trace"][usize::from(verbose.min(2))];
     let filter = EnvFilter::try_from_default_env();
+    if let (Err(error), Some(_)) = (&filter, std::env::var_os("RUST_LOG").filter(|value| !value.is_empty())) {
+        output::talk(&format!("warning: RUST_LOG is not used: {error}"));
+    }
     let filter = filter.unwrap_or_else(|_| EnvFilter::new(format!("dcc={level},dcc_runtime={level},dcc_kernels={level}")));
     let colors = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colors);

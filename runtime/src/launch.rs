@@ -88,6 +88,11 @@ impl Launch {
     }
 }
 
+/// Whether a launcher started this process as a rank.
+pub fn is_worker() -> bool {
+    std::env::var_os(VARIABLE).is_some()
+}
+
 impl Worker {
     /// Asks first thing in `main`. Errors: the launcher is gone, or the variable was set by hand.
     pub fn from_environment() -> Result<Option<Worker>> {

@@ -118,31 +118,44 @@ pub struct Context {
 
 /// `step  120/5000  loss 2.4131  gnorm 0.81  lr 5.9e-4  2,167 tok/s  7.56 s/step  mfu 62.1%  mem 61 MiB (plan 64)  eta 10h14m`
 pub fn log_line(record: &StepRecord, context: &Context) -> String {
-    let digits = context.steps.to_string().len();
-    let mut line = format!("step {:>digits$}/{}  loss {:.4}", record.step, context.steps, record.loss);
-    if let Some(norm) = record.grad_norm {
-        line += &format!("  gnorm {norm:.2}");
+    joined(&fields(record, context))
+}
+
+/// The same in at most `columns` characters: what matters least is left out.
+fn short_line(record: &StepRecord, context: &Context, columns: usize) -> String {
+    let mut fields = fields(record, context);
+    while joined(&fields).chars().count() > columns && fields.len() > 1 {
+        let least = (0..fields.len()).max_by_key(|&i| fields[i].0).expect("there is a field");
+        fields.remove(least);
     }
-    line += &format!("  lr {}", short(record.lr));
+    joined(&fields)
+}
+
+fn joined(fields: &[(u8, String)]) -> String {
+    fields.iter().map(|(_, text)| text.as_str()).collect::<Vec<_>>().join("  ")
+}
+
+/// Each with its rank: 0 matters most.
+fn fields(record: &StepRecord, context: &Context) -> Vec<(u8, String)> {
+    let digits = context.steps.to_string().len();
+    let mut fields =
+        vec![(0, format!("step {:>digits$}/{}", record.step, context.steps)), (1, format!("loss {:.4}", record.loss))];
+    fields.extend(record.grad_norm.map(|norm| (5, format!("gnorm {norm:.2}"))));
+    fields.push((6, format!("lr {}", short(record.lr))));
     let seconds = record.step_ms / 1000.0;
     if seconds > 0.0 {
         let (count, unit) = record.tokens.map_or((record.samples, "samples/s"), |tokens| (tokens, "tok/s"));
-        line += &format!("  {} {unit}", thousands((count as f64 / seconds).round() as u64));
+        fields.push((3, format!("{} {unit}", thousands((count as f64 / seconds).round() as u64))));
     }
-    line += &match seconds {
-        s if s >= 1.0 => format!("  {s:.2} s/step"),
-        s => format!("  {:.1} ms/step", s * 1000.0),
-    };
-    if let Some(mfu) = context.mfu {
-        line += &format!("  mfu {:.1}%", mfu * 100.0);
-    }
-    if let Some((used, planned)) = context.memory {
-        line += &format!("  mem {} MiB (plan {})", used >> 20, planned.div_ceil(1 << 20));
-    }
-    if let Some(eta) = context.eta {
-        line += &format!("  eta {}", duration(eta));
-    }
-    line
+    fields.push(match seconds {
+        s if s >= 1.0 => (4, format!("{s:.2} s/step")),
+        s => (4, format!("{:.1} ms/step", s * 1000.0)),
+    });
+    fields.extend(context.mfu.map(|mfu| (8, format!("mfu {:.1}%", mfu * 100.0))));
+    let memory = |(used, planned): (u64, u64)| format!("mem {} MiB (plan {})", used >> 20, planned.div_ceil(1 << 20));
+    fields.extend(context.memory.map(|memory_use| (7, memory(memory_use))));
+    fields.extend(context.eta.map(|eta| (2, format!("eta {}", duration(eta)))));
+    fields
 }
 
 /// Two significant digits: `5.9e-4`, `0.1`.
@@ -177,6 +190,9 @@ fn duration(time: Duration) -> String {
     }
 }
 
+/// Columns that a progress bar takes at least.
+const BAR: usize = 12;
+
 /// Shows steps on stderr: a bar on a terminal, else a line every `log_every` steps and at the last.
 #[derive(Debug)]
 pub struct Display {
@@ -202,15 +218,16 @@ impl Display {
         let rate = *self.rate.insert(self.rate.map_or(seconds, |rate| 0.9 * rate + 0.1 * seconds));
         let left = self.steps.saturating_sub(record.step) as f64 * rate;
         let eta = Duration::try_from_secs_f64(left).ok().filter(|_| record.step < self.steps);
-        let line = || log_line(record, &Context { steps: self.steps, eta, ..*context });
+        let context = Context { steps: self.steps, eta, ..*context };
         match &self.bar {
             Some(bar) => {
                 bar.set_position(record.step);
-                bar.set_message(line());
+                let columns = terminal_size::terminal_size_of(std::io::stderr()).map_or(80, |(width, _)| usize::from(width.0));
+                bar.set_message(short_line(record, &context, columns.saturating_sub(BAR)));
             }
             None if record.step.is_multiple_of(self.log_every) || record.step == self.steps || record.step == 1 => {
                 // A closed stderr is no reason to stop training.
-                let _ = writeln!(std::io::stderr(), "{}", line());
+                let _ = writeln!(std::io::stderr(), "{}", log_line(record, &context));
             }
             None => {}
         }
@@ -246,6 +263,11 @@ mod tests {
             log_line(&record(), &context),
             "step  120/5000  loss 2.4131  gnorm 0.81  lr 5.9e-4  2,167 tok/s  7.56 s/step  mfu 62.1%  mem 61 MiB (plan 64)  eta 10h14m"
         );
+        assert_eq!(
+            short_line(&record(), &context, 80),
+            "step  120/5000  loss 2.4131  gnorm 0.81  2,167 tok/s  7.56 s/step  eta 10h14m"
+        );
+        assert_eq!(short_line(&record(), &context, 30), "step  120/5000  loss 2.4131");
         let bare = StepRecord { grad_norm: None, tokens: None, step_ms: 12.34, lr: 0.1, ..record() };
         assert_eq!([1e30, 2.5e5, 12.0].map(short), ["1e30", "2.5e5", "12"]);
         assert_eq!(

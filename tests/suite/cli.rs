@@ -81,7 +81,7 @@ fn without_weights(mut model: ModelProto) -> ModelProto {
     model
 }
 
-fn put(folder: &Folder, name: &str, bytes: impl AsRef<[u8]>) {
+pub fn put(folder: &Folder, name: &str, bytes: impl AsRef<[u8]>) {
     let path = folder.path().join(name);
     std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
     std::fs::write(path, bytes).expect("a file");
@@ -102,7 +102,7 @@ fn integers(values: impl IntoIterator<Item = i64>) -> Vec<u8> {
 }
 
 /// A folder with `linear.onnx` and `data/`, 16 samples.
-fn linear_case() -> Folder {
+pub fn linear_case() -> Folder {
     let folder = Folder::new();
     put_model(&folder, "linear.onnx", &linear());
     put(&folder, "data/x.npy", npy("<f4", "16, 3", &floats(48)));
@@ -167,7 +167,7 @@ fn external_data_that_are_missing_or_escape() {
         let command = format!("compile @/{name}.onnx --global-batch-size 8 -o @/out.dcc");
         refused(&folder, &command, 3, "DCC0110", &words);
     }
-    let words = ["`w` has no data", "missing.bin is not there", "--init SEED", "--weights"];
+    let words = ["`w` has no data", "missing.bin is missing", "--init SEED", "--weights"];
     refused(&folder, "run @/missing.onnx --global-batch-size 8 --data @/data --steps 1", 2, "DCC0054", &words);
 }
 
@@ -183,7 +183,7 @@ fn data_that_do_not_fit() {
     data("key", &[("x", x.clone()), ("labels", labels.clone()), ("y", x.clone())]);
     data("label", &[("x", x.clone()), ("label", labels.clone())]);
     data("nothing", &[("labels", labels.clone())]);
-    both("shape", &npy("<f4", "12, 4", &floats(48)), &npy("<i8", "12,", &integers(0..12)));
+    both("shape", &npy("<f4", "12, 4", &floats(48)), &npy("<i8", "12,", &integers((0..12).map(|i| i % 4))));
     both("complex", &npy("<c8", "8, 3", &floats(48)), &labels);
     both("fraction", &x, &npy("<f4", "16,", &floats(16)));
     both("class", &x, &npy("<i8", "16,", &integers((0..16).map(|i| i % 5))));
@@ -213,6 +213,10 @@ fn data_that_do_not_fit() {
     check("empty.npz", 2, "DCC0050", &["empty.npz", ".safetensors"]);
     check("zip.npz", 5, "DCC0520", &["zip.npz"]);
     check("absent.npz", 8, "DCC0801", &["absent.npz", "check the path"]);
+    // Labels of a loss that the model itself has.
+    data("digits", &[("image", npy("<f4", "16, 64", &floats(1024))), ("labels", npy("<i8", "16,", &integers(-1..15)))]);
+    let own_loss = "run tests/models/mlp_sce.onnx --data @/digits --global-batch-size 8 --steps 1 --init 1";
+    refused(&folder, own_loss, 2, "DCC0053", &["is not an index below 10", "labels.npy"]);
     put(&folder, "tokens.npy", npy("<i8", "40,", &integers((0..40).map(|i| if i == 33 { 211 } else { i }))));
     put(&folder, "short.npy", npy("<i8", "9,", &integers(0..9)));
     let gpt = |name: &str, words: &[&str]| {

@@ -94,7 +94,10 @@ fn a_run_survives_what_happens_to_it() {
     }
     let place = error.lines().find(|line| line.contains("microbatch")).expect("where it was");
     assert!(place.rsplit(", ").next().is_some_and(|op| op.len() > 3 && !op.starts_with("microbatch")), "the op: {place}");
-    assert!(took < Duration::from_secs(5), "{took:?} on a busy machine; tests/long.sh holds it to a second");
+    // Wall-clock time is asserted in the long tier only; a busy machine gets its time here.
+    let limit = Duration::from_secs(if std::env::var_os("DCC_LONG").is_some() { 1 } else { 10 });
+    assert!(took < limit, "the run ended {took:?} after its rank");
+    println!("the run ended {} ms after its rank", took.as_millis());
 
     let (killed, _) = newest(&folder, "saved").expect("a checkpoint");
     let run = Running::start(&folder, &format!("{endless} --resume auto"), killed);

@@ -9,6 +9,8 @@ mod cli;
 mod command;
 mod compile;
 mod damage;
+#[cfg(target_os = "linux")]
+mod files;
 mod golden;
 mod import;
 #[cfg(target_os = "linux")]

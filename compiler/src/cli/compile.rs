@@ -65,7 +65,7 @@ pub fn run(args: &Args, matches: &ArgMatches, words: &[String]) -> Outcome<i32> 
     };
     let report = tables::Report::new(&built);
     for line in report.lines() {
-        output::talk(&line);
+        output::report(&line);
     }
     if bytes.is_some() {
         output::status("Finished", &format!("{} in {:.2} s", out.display(), start.elapsed().as_secs_f64()));

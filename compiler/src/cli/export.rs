@@ -94,7 +94,14 @@ fn weights(folder: &Path) -> Outcome<BTreeMap<String, Weight>> {
 /// All tensors of the model, trained ones with the checkpoint's values in the model's dtype.
 fn into_model(source: &Source, mut trained: BTreeMap<String, Weight>, path: &Path) -> Outcome<BTreeMap<String, Weight>> {
     let mut weights = BTreeMap::new();
-    for (name, proto, is_initializer) in onnx::tensors(&source.model.proto) {
+    let tensors = onnx::tensors(&source.model.proto);
+    if let Some(name) = trained.keys().find(|name| tensors.iter().all(|(known, ..)| known != name)) {
+        return Err(RuntimeError::foreign_checkpoint(format!("the model has no `{name}`, which the checkpoint has"))
+            .at(path.display())
+            .help("give --model the file that was trained")
+            .into());
+    }
+    for (name, proto, is_initializer) in tensors {
         let tensor = Tensor::new(&source.model, name, proto)?;
         let weight = match trained.remove(name) {
             Some(weight) if weight.shape != tensor.shape => {
@@ -108,13 +115,7 @@ fn into_model(source: &Source, mut trained: BTreeMap<String, Weight>, path: &Pat
         };
         weights.insert(name.to_owned(), weight);
     }
-    match trained.keys().next() {
-        Some(name) => Err(RuntimeError::foreign_checkpoint(format!("the model has no `{name}`, which the checkpoint has"))
-            .at(path.display())
-            .help("give --model the file that was trained")
-            .into()),
-        None => Ok(weights),
-    }
+    Ok(weights)
 }
 
 fn untouched(source: &Source, tensor: &Tensor) -> Outcome<Weight> {

@@ -58,6 +58,9 @@ fn arguments(text: &str) -> String {
         }
         out += &format!("\n  {line}");
     }
+    if !out.contains("\n  help ") {
+        out += "\n  help `dcc COMMAND --help` lists the flags of a command with their values";
+    }
     out
 }
 

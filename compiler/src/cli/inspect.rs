@@ -14,7 +14,7 @@ use dcc_program::manifest::Manifest;
 use dcc_runtime::checkpoint::{self, Checkpoint};
 use dcc_runtime::error::Error as RuntimeError;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
@@ -55,7 +55,7 @@ pub fn run(args: &Args) -> Outcome<i32> {
     };
     match args.json {
         true => output::json(&value)?,
-        false => output::data(&text(&value))?,
+        false => output::data(&text(&without_states(value)))?,
     }
     Ok(0)
 }
@@ -192,6 +192,17 @@ fn of_checkpoint(folder: &Path) -> Outcome<Value> {
         .map(|(key, dtype, shape)| json!({ "name": key.name, "state": key.state, "type": ty(dtype.name(), shape) }));
     let tensors: Vec<Value> = tensors.collect();
     Ok(json!({ "schema": 1, "kind": "checkpoint", "run": checkpoint.run(), "tensors": tensors }))
+}
+
+/// For people, a tensor of a checkpoint once, and what the optimizer keeps of each.
+fn without_states(mut value: Value) -> Value {
+    let Some(tensors) = value.get_mut("tensors").and_then(Value::as_array_mut) else { return value };
+    let states: BTreeSet<String> = tensors.iter().filter_map(|t| Some(t.get("state")?.as_str()?.to_owned())).collect();
+    tensors.retain(|tensor| tensor.get("state").is_none_or(Value::is_null));
+    if !states.is_empty() {
+        value["optimizer state"] = states.into_iter().collect::<Vec<_>>().join(", ").into();
+    }
+    value
 }
 
 fn ty(dtype: &str, dims: &[u64]) -> String {

@@ -30,6 +30,14 @@ pub fn talk(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
+/// A line of a report: `   Reading what` and its like with their verb in color.
+pub fn report(line: &str) {
+    match line.trim_start().split_once(' ') {
+        Some((verb @ ("Reading" | "Planning"), what)) => status(verb, what),
+        _ => talk(line),
+    }
+}
+
 /// `   Reading what` with the verb in bold green.
 pub fn status(verb: &str, what: &str) {
     talk(&format!("{}{} {what}", " ".repeat(10_usize.saturating_sub(verb.len())), paint(verb, "32")));

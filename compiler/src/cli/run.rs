@@ -45,7 +45,7 @@ pub fn run(args: &Args, matches: &ArgMatches, words: &[String]) -> Outcome<i32> 
             let built = compile::build(&args.source, &args.compile, &shapes, given, words)?;
             let report = tables::Report::new(&built);
             for line in report.head().into_iter().chain([report.planned()]) {
-                output::talk(&line);
+                output::report(&line);
             }
             let folder = args.source.parent().unwrap_or(Path::new(""));
             launch(Source::Built { artifact: &built.compiled.artifact, folder }, &args.run, &stop)?

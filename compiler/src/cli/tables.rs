@@ -46,10 +46,10 @@ impl<'a> Report<'a> {
         let schedule = if mesh("pp") > 1 { format!("{}, ", plan.schedule.name()) } else { String::new() };
         let mut lines: Vec<String> = imported.warnings.iter().map(|warning| format!("warning: {warning}")).collect();
         lines.push(format!(
-            "   Reading {} (opset {}, {} nodes after folding, {} parameters, {})",
+            "   Reading {} (opset {}, {}, {} parameters, {})",
             self.built.source.name,
             imported.opset,
-            nodes(&imported.graph),
+            plural(nodes(&imported.graph) as u64, "node", "s"),
             count(elements),
             size(bytes)
         ));
@@ -76,14 +76,14 @@ impl<'a> Report<'a> {
         let absent = compiled.artifact.tensors.iter().filter(|tensor| matches!(tensor.data, Data::Absent)).count();
         let files = source.model.external_locations();
         let files: Vec<&str> = files.iter().filter(|f| !source.external_bytes.contains_key(*f)).map(String::as_str).collect();
-        let text = || format!("  no data   {} ({} is not there)", plural(absent as u64, "tensor", "s"), files.join(", "));
-        (absent > 0).then(|| format!("{}: run with --init SEED or --weights F.safetensors", text()))
+        let text = || format!("  no data   {} ({} is missing)", plural(absent as u64, "tensor", "s"), files.join(", "));
+        (absent > 0).then(|| format!("{}: run with --init or --weights", text()))
     }
 
     /// What the fullest rank will hold, for a run.
     pub fn planned(&self) -> String {
         let peak = self.stages.iter().map(|stage| stage.memory.peak).max().unwrap_or(0);
-        format!("  memory    {} planned on the fullest rank: weights, optimizer, gradients, activations, scratch", size(peak))
+        format!("  memory    {} planned for the fullest rank", size(peak))
     }
 
     /// The whole report.

@@ -58,8 +58,9 @@ pub fn run(args: &Args) -> Outcome<i32> {
         let agreement = agreement.map_or(String::new(), |(_, text)| text);
         output::data(&format!(
             "{}: types, collectives, deadlock, memory of {stages} stages hold ({train} + {eval} instructions)\n{tensors} tensors: \
-             {embedded} embedded, {absent} without data, the files of the others are there\n{agreement}hash {hash}\n",
-            path.display()
+             {embedded} embedded, {} in files that are as they were, {absent} without data\n{agreement}hash {hash}\n",
+            path.display(),
+            tensors - embedded - absent
         ))?;
     }
     Ok(0)

@@ -175,8 +175,10 @@ impl<'a, 'w> Trainer<'a, 'w> {
         let mut weights = Weights::new(self.job)?;
         parameters.iter().chain(only_eval).try_for_each(|parameter| weights.load(parameter, memory))?;
         if !weights.unused.is_empty() && self.rank.rank == 0 {
-            let names = weights.unused.join(", ");
-            (outside.tell)(&Message::Note(format!("note: --weights has tensors that the model has not: {names}")))?;
+            let some = weights.unused.iter().take(4).map(String::as_str).collect::<Vec<_>>().join(", ");
+            let (count, more) = (weights.unused.len(), if weights.unused.len() > 4 { ", …" } else { "" });
+            let note = format!("note: {count} tensors of --weights are none of the model's: {some}{more}");
+            (outside.tell)(&Message::Note(note))?;
         }
         Ok(())
     }

@@ -45,6 +45,12 @@ impl<'a> Weights<'a> {
         };
         if let Some(path) = &flags.weights {
             weights.take(Files::open(std::slice::from_ref(path), &[])?.arrays)?;
+            if weights.given.is_empty() {
+                let what = format!("--weights: none of its {} tensors is one of the model's", weights.unused.len());
+                return Err(Error::data_option(what)
+                    .at(path.display())
+                    .help("its keys must be names of the model's parameters"));
+            }
         }
         Ok(weights)
     }

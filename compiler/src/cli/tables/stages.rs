@@ -27,10 +27,10 @@ pub fn work(stages: &[StageReport], balance: &[f64]) -> Vec<String> {
 /// Planned bytes of each rank.
 pub fn memory(stages: &[StageReport]) -> Vec<String> {
     let cells = |first: &str, rest: [&str; 6]| {
-        let rest: String = rest.iter().map(|cell| format!("  {cell:>12}")).collect();
-        format!("  {first:>5}{rest}")
+        let [weights, optimizer, gradients, activations, scratch, all] = rest;
+        format!("  {first:>5}  {weights:>10}  {optimizer:>10}  {gradients:>10}  {activations:>11}  {scratch:>10}  {all:>10}")
     };
-    let head = cells("stage", ["weights", "optimizer", "accumulators", "activations", "scratch", "bytes/rank"]);
+    let head = cells("stage", ["weights", "optimizer", "gradients", "activations", "scratch", "bytes/rank"]);
     let row = |stage: &StageReport| {
         let m = &stage.memory;
         let sizes = [m.weights, m.optimizer, m.accumulators, m.activations, m.scratch, m.peak].map(size);
