@@ -16,6 +16,7 @@ use std::path::{Component, Path, PathBuf};
 use std::time::Instant;
 
 #[derive(clap::Args)]
+#[command(allow_negative_numbers = true)]
 pub struct Args {
     /// The ONNX model
     model: PathBuf,

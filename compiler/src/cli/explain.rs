@@ -15,11 +15,7 @@ pub struct Args {
 fn pages() -> Vec<(u16, &'static str, String)> {
     let compiler = error::PAGES.iter().map(|page| (page.code.0, page.title, page.text.to_owned()));
     let runtime = dcc_runtime::error::PAGES.iter().map(|&(code, title, text)| (code, title, text.to_owned()));
-    let gate = Fault::ALL.iter().map(|fault| {
-        let (title, text) = fault.page();
-        (fault.number(), title, format!("{text} {}", Fault::HELP))
-    });
-    let mut all: Vec<_> = compiler.chain(runtime).chain(gate).collect();
+    let mut all: Vec<_> = compiler.chain(runtime).chain(Fault::pages()).collect();
     all.sort_unstable_by_key(|page| page.0);
     all
 }
@@ -76,7 +72,7 @@ mod tests {
                 }
             }
         }
-        codes.extend(Fault::ALL.iter().map(|fault| fault.number()));
+        codes.extend(Fault::pages().map(|page| page.0));
         codes
     }
 

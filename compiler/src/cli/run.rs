@@ -12,6 +12,7 @@ use dcc_runtime::signal::StopSignals;
 use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
+#[command(allow_negative_numbers = true)]
 pub struct Args {
     /// The ONNX model, or the artifact that `dcc compile` made of it
     #[arg(value_name = "MODEL.onnx|ART.dcc")]
