@@ -29,7 +29,7 @@ pub use weights::{initial_weights, saved_weights};
 
 use crate::comm::{Comm, Patience, Stop};
 use crate::cpu::{Cpu, Memory};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::exec::ranks::{Rank, local_ranks};
 use crate::exec::{Tally, World};
 use crate::launch::{self, Launch, Message, Outcome, Worker};
@@ -111,9 +111,20 @@ pub fn launch(source: Source<'_>, flags: &Flags, stop: &StopSignals) -> Result<S
         trace::join(path, world.ranks())?;
     }
     desk.display.finish();
-    match (outcome?, failed) {
+    match (outcome.map_err(|error| advised(error, flags))?, failed) {
         (_, Some(error)) => Err(error),
         (outcome, None) => Ok(desk.summary(outcome)),
+    }
+}
+
+/// The error of a run, with how to go on if it does not say so itself.
+fn advised(error: Error, flags: &Flags) -> Error {
+    match (&error, &flags.save_dir) {
+        (Error::Rank(_) | Error::Hang(_), Some(_)) => error.help("--resume auto continues from the last checkpoint"),
+        (Error::Rank(_) | Error::Hang(_), None) => {
+            error.help("start again; with --save-dir DIR --save-every N, --resume auto would continue from a checkpoint")
+        }
+        _ => error,
     }
 }
 
@@ -220,6 +231,14 @@ impl Desk {
 
     fn summary(mut self, outcome: Outcome) -> Summary {
         self.summary.outcome = if outcome == Outcome::Stopped { "stopped" } else { "finished" }.to_owned();
+        if outcome == Outcome::Stopped {
+            let step = self.summary.last.as_ref().map_or(0, |record| record.step);
+            let next = match self.summary.saved.is_empty() {
+                true => "nothing is saved without --save-dir",
+                false => "--resume auto continues",
+            };
+            self.display.note(&format!("stopped on request after step {step} of {}: {next}", self.steps));
+        }
         self.summary.ranks.sort_by_key(|report| report.rank);
         self.summary
     }

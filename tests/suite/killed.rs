@@ -89,7 +89,9 @@ fn a_run_survives_what_happens_to_it() {
     let (output, took) = run.end();
     let error = output.stderr.split("error[").nth(1).expect("an error").to_owned();
     assert!(output.code == Some(6) && output.stdout.is_empty(), "{output:?}");
-    for part in ["DCC0601]: rank 2 was ended by signal 9 (SIGKILL)", "at   rank 2 at step ", ", microbatch ", "--resume auto"] {
+    for part in
+        ["DCC0601]: rank 2 was ended by signal 9 (SIGKILL)", "at   rank 2 at step ", ", microbatch ", "--resume auto continues"]
+    {
         assert!(error.contains(part), "{part} in {error}");
     }
     let place = error.lines().find(|line| line.contains("microbatch")).expect("where it was");
@@ -105,6 +107,7 @@ fn a_run_survives_what_happens_to_it() {
     let (output, _) = run.end();
     assert_eq!(output.code, Some(75), "{}", output.stderr);
     let (stopped, _) = newest(&folder, "saved").expect("a checkpoint");
+    assert!(output.stderr.contains(&format!("stopped on request after step {stopped} of")), "{}", output.stderr);
     assert!(stopped > killed && output.stderr.contains(&format!("saved step {stopped}")), "{}", output.stderr);
 
     let run = Running::start(&folder, &format!("{endless} --resume auto --timeout 1.5"), stopped);

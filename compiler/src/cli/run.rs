@@ -45,7 +45,9 @@ pub fn run(args: &Args, matches: &ArgMatches, words: &[String]) -> Outcome<i32> 
             let shapes = Shapes::read(data, map, layout, input)?;
             let built = compile::build(&args.source, &args.compile, &shapes, given, words)?;
             let report = tables::Report::new(&built);
-            for line in report.head().into_iter().chain([report.planned()]) {
+            let filled = args.run.init.is_some() || args.run.weights.is_some();
+            let missing = report.missing().filter(|_| !filled);
+            for line in report.head().into_iter().chain(missing).chain([report.planned()]) {
                 output::report(&line);
             }
             let folder = args.source.parent().unwrap_or(Path::new(""));

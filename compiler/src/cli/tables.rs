@@ -66,12 +66,11 @@ impl<'a> Report<'a> {
         if !training.frozen.is_empty() {
             lines.push(format!("  frozen    {}", listed(&training.frozen)));
         }
-        lines.extend(self.missing());
         lines
     }
 
     /// What a run will have to fill.
-    fn missing(&self) -> Option<String> {
+    pub fn missing(&self) -> Option<String> {
         let Built { source, compiled } = self.built;
         let absent = compiled.artifact.tensors.iter().filter(|tensor| matches!(tensor.data, Data::Absent)).count();
         let files = source.model.external_locations();
@@ -89,6 +88,7 @@ impl<'a> Report<'a> {
     /// The whole report.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = self.head();
+        lines.extend(self.missing());
         let balance: Vec<f64> = self.plan.stages.iter().map(|stage| stage.balance).collect();
         lines.extend(work(&self.stages, &balance));
         lines.extend(memory(&self.stages));

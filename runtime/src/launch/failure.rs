@@ -39,7 +39,7 @@ impl Failure {
             (None, Some(101)) => Error::rank(format!("rank {rank} panicked, which is a bug in dcc; its message is above")),
             (None, code) => Error::rank(format!("rank {rank} ended with exit code {}", code.unwrap_or(-1))),
         };
-        error.at(format!("rank {rank} at {place}")).help("--resume auto continues from the last checkpoint")
+        error.at(format!("rank {rank} at {place}"))
     }
 }
 
