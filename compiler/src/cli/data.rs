@@ -98,7 +98,9 @@ impl Shapes {
     pub fn explain(&self, error: Error) -> Error {
         let keys: Vec<String> = self.arrays.iter().map(|(name, _)| format!("`{name}`")).collect();
         match error.code.0 {
-            2 if !keys.is_empty() => error.note(format!("the data have {}", keys.join(", "))),
+            2 if !keys.is_empty() && error.what.starts_with("the loss") => {
+                error.note(format!("the data have {}", keys.join(", ")))
+            }
             _ => error,
         }
     }
