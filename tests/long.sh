@@ -48,6 +48,12 @@ section_rewriting() {
     cargo test --release -q -p dcc-tests --test suite rewriting -- --nocapture 2>&1 | grep -E '%|test result' || miss rewriting
 }
 
+# A killed rank ends the run within a second; frozen, stopped and resumed runs come to the same bits.
+section_killed_rank() {
+    DCC_LONG=1 cargo test --release -q -p dcc-tests --test suite killed -- --nocapture 2>&1 |
+        grep -E 'ms after|panicked|test result' || miss killed_rank
+}
+
 sections=$(declare -F | sed -n 's/^declare -f section_//p')
 if [ -z "${DCC:-}" ]; then
     cargo build --release --locked --bin dcc
