@@ -85,6 +85,8 @@ pub struct Fusion {
     pub clusters: Vec<Cluster>,
     /// Values that have a buffer.
     pub materialised: Vec<bool>,
+    /// Reductions that load an inline operand.
+    pub loads: BTreeSet<NodeId>,
 }
 
 /// Groups `nodes` (ascending; of one stage) into clusters. `wanted` are nodes whose value must have a buffer.
@@ -97,13 +99,15 @@ pub fn fuse(graph: &Graph, nodes: &[NodeId], wanted: &[NodeId], accumulators: &B
             uses[operand.0 as usize].push(id);
         }
     }
-    let fusion = Fusion { roles: vec![Role::Absent; count], clusters: Vec::new(), materialised: vec![false; count] };
+    let roles = vec![Role::Absent; count];
+    let fusion = Fusion { roles, clusters: Vec::new(), materialised: vec![false; count], loads: BTreeSet::new() };
     let mut fuser = Fuser { graph, fusion, uses, wanted: wanted.iter().copied().collect(), accumulators };
     for &id in nodes {
         let role = fuser.assign(id);
         fuser.fusion.roles[id.0 as usize] = role;
     }
     fuser.recompute_cheap(nodes);
+    fuser.bind_dims();
     fuser.materialise(nodes);
     fuser.fusion
 }
@@ -519,6 +523,39 @@ impl Fuser<'_> {
     /// Whether a kernel other than its own reads a member.
     fn crosses(&self, id: NodeId) -> bool {
         self.wanted.contains(&id) || self.readers(id).iter().any(|&r| self.unit(r) != self.unit(id))
+    }
+
+    /// A kernel knows its loops by the operands that they index: where none has a dim that is summed over (a gradient that repeats
+    /// along it), what is summed gets a buffer.
+    fn bind_dims(&mut self) {
+        for cluster in &self.fusion.clusters {
+            if cluster.inner.iter().all(|&dim| self.is_bound(cluster, dim)) {
+                continue;
+            }
+            for &member in cluster.members.iter().filter(|m| matches!(self.graph[**m].op, Op::Reduce(_))) {
+                let operand = self.graph[member].operands[0];
+                match self.fusion.roles[operand.0 as usize] {
+                    Role::Inline => drop(self.fusion.loads.insert(member)),
+                    _ => drop(self.wanted.insert(operand)),
+                }
+            }
+        }
+    }
+
+    /// Whether something that the cluster loads is indexed by `dim`.
+    fn is_bound(&self, cluster: &Cluster, dim: DimId) -> bool {
+        let plain = |index: &[Index]| index.iter().map(|i| Some(refs::dim_of(i))).collect::<Vec<_>>();
+        cluster.members.iter().any(|member| {
+            let Op::Reduce(reduce) = &self.graph[*member].op else {
+                return refs::binds(self.graph, &self.fusion, cluster, *member, &plain(&cluster.index[member]), dim);
+            };
+            let operand = self.graph[*member].operands[0];
+            let at = plain(&refs::reduced_index(reduce, &cluster.index[member], &cluster.inner));
+            match self.fusion.roles[operand.0 as usize] {
+                Role::Inline => refs::binds(self.graph, &self.fusion, cluster, operand, &at, dim),
+                _ => !cluster.index.contains_key(&operand),
+            }
+        })
     }
 
     /// Marks what needs a buffer: whatever a unit other than its own reads.

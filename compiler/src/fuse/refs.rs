@@ -1,8 +1,8 @@
 //! What a node reads once inline nodes have vanished into its loads.
 
-use super::{Fusion, Role};
+use super::{Cluster, Fusion, Role};
 use crate::graph::{Graph, NodeId};
-use crate::ops::Op;
+use crate::ops::{Op, Reduce};
 use dcc_program::kernel::{DimId, Index};
 
 /// The loop dim of a plain index.
@@ -30,11 +30,23 @@ fn visit_operands(
     let node = &graph[id];
     for (i, &operand) in node.operands.iter().enumerate() {
         let at = index.and_then(|index| operand_index(graph, id, i, index));
-        match fusion.roles[operand.0 as usize] == Role::Inline && !is_loaded(&node.op, i) {
+        let loaded = is_loaded(&node.op, i) || fusion.loads.contains(&id);
+        match fusion.roles[operand.0 as usize] == Role::Inline && !loaded {
             true => visit_operands(graph, fusion, operand, at.as_deref(), found),
             false => found(operand, at.as_deref()),
         }
     }
+}
+
+/// The loop dims at which a reduction at `index` that folds `inner` reads its operand.
+pub fn reduced_index(op: &Reduce, index: &[Index], inner: &[DimId]) -> Vec<Index> {
+    let (mut kept, mut inner) = (index.iter(), inner.iter());
+    (0..(index.len() + op.dims.len()) as u8)
+        .map(|d| match op.dims.contains(&d) {
+            true => Index::Dim(*inner.next().expect("a reduction folds the inner dims")),
+            false => kept.next().expect("the other dims are the result's").clone(),
+        })
+        .collect()
 }
 
 /// Whether operand `i` of `op` is read from a buffer even where it could be computed in place: reads outside of it give zero.
@@ -60,5 +72,45 @@ fn operand_index(graph: &Graph, id: NodeId, i: usize, index: &[Index]) -> Option
             op.spec.operands[1].iter().map(|d| Some(index[position(d[0])?].clone())).collect()
         }
         _ => None,
+    }
+}
+
+/// Whether computing `id` in `cluster` loads something at loop dim `dim`, where `at` has the plain loop dims among its indices.
+pub fn binds(graph: &Graph, fusion: &Fusion, cluster: &Cluster, id: NodeId, at: &[Option<DimId>], dim: DimId) -> bool {
+    let node = &graph[id];
+    node.operands.iter().enumerate().any(|(i, &operand)| {
+        let at = plain_index(graph, id, i, at);
+        match fusion.roles[operand.0 as usize] == Role::Inline && !is_loaded(&node.op, i) {
+            true => binds(graph, fusion, cluster, operand, &at, dim),
+            false => !cluster.index.contains_key(&operand) && at.contains(&Some(dim)),
+        }
+    })
+}
+
+/// The plain loop dims among the indices of operand `i` of `id`.
+fn plain_index(graph: &Graph, id: NodeId, i: usize, at: &[Option<DimId>]) -> Vec<Option<DimId>> {
+    let node = &graph[id];
+    let from = graph.ty(node.operands[i]);
+    match &node.op {
+        Op::BroadcastInDim(op) => op.dims.iter().map(|&d| at[usize::from(d)]).collect(),
+        Op::Transpose(op) => {
+            let mut out = at.to_vec();
+            op.perm.iter().enumerate().for_each(|(result, &operand)| out[usize::from(operand)] = at[result]);
+            out
+        }
+        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select(_) | Op::Cast(_) | Op::GradSum(_) => at.to_vec(),
+        Op::Slice(_) | Op::Pad(_) | Op::Concatenate(_) => {
+            (0..from.rank()).map(|d| at[d].filter(|_| from.shape[d] == node.ty.shape[d])).collect()
+        }
+        Op::Reverse(op) => (0..from.rank()).map(|d| at[d].filter(|_| !op.dims.contains(&(d as u8)))).collect(),
+        Op::Gather(op) => {
+            let position = |f| op.spec.result.iter().position(|d| d.first() == Some(&f));
+            op.spec.operands[i].iter().map(|d| at[position(*d.first()?)?]).collect()
+        }
+        Op::Reshape(_) => {
+            let mut kept = at.iter().zip(&node.ty.shape).filter(|(_, size)| **size != 1).map(|(dim, _)| *dim);
+            from.shape.iter().map(|&d| if d == 1 { None } else { kept.next().flatten() }).collect()
+        }
+        _ => vec![None; from.rank()],
     }
 }

@@ -3,7 +3,7 @@
 //! Members of the cluster become row variables or are recomputed in the statement that needs them; inline nodes turn into index
 //! arithmetic; everything else is loaded from its buffer. All indices are global.
 
-use crate::fuse::refs::{dim_of, is_loaded};
+use crate::fuse::refs::{dim_of, is_loaded, reduced_index};
 use crate::fuse::{Cluster, Fusion, Role};
 use crate::graph::{Graph, NodeId};
 use crate::ops::Op;
@@ -111,14 +111,11 @@ impl<'a> Emitter<'a> {
     fn reduce(&mut self, node: NodeId, index: &[Index], cluster: &Cluster) {
         let Op::Reduce(op) = &self.graph[node].op else { unreachable!("the caller saw a reduction") };
         let operand = self.graph[node].operands[0];
-        let (mut kept, mut inner) = (index.iter(), cluster.inner.iter());
-        let at: Vec<Index> = (0..self.graph.ty(operand).rank() as u8)
-            .map(|d| match op.dims.contains(&d) {
-                true => Index::Dim(*inner.next().expect("a reduction folds the inner dims")),
-                false => kept.next().expect("the other dims are the result's").clone(),
-            })
-            .collect();
-        let value = self.element(operand, &at);
+        let at = reduced_index(op, index, &cluster.inner);
+        let value = match self.fusion.loads.contains(&node) {
+            true => self.load(operand, &at, Outside::Never),
+            false => self.element(operand, &at),
+        };
         let var = self.var(node);
         self.kernel.body.push(Stmt::Reduce { var, op: op.op, over: cluster.inner.clone(), value });
     }
