@@ -146,7 +146,8 @@ pub const PAGES: &[Page] = &[
         312,
         "tensor parallelism does not fit the model",
         "Attention is split by whole heads: --tp has to divide the number of heads, or, where several query heads share one \
-         key head, to divide into a divisor of the key heads and a divisor of the query heads for each. Other dims may be \
+         key head, to divide into a divisor of the key heads and a divisor of the query heads for each. Where there are \
+         fewer heads than ranks, some or all ranks compute the same ones, and only the rest is split. Other dims may be \
          split unevenly. A model without any matrix product, attention or lookup has nothing to split.",
     ),
     entry(

@@ -91,8 +91,7 @@ impl Placer<'_> {
             let sum = self.resolve_accumulated(node.operands[0]);
             return self.make(node.op, &[sum], node.ty.with_sharding(resolved), stage, Phase::Update);
         }
-        let no_kernel =
-            node.op.is_communication() || matches!(node.op, Op::Cumsum(_) | Op::Attention(_) | Op::AttentionGrad(_));
+        let no_kernel = node.op.is_communication() || assigns(&node.op);
         let value = if no_kernel { self.make(GradSum { of: value.0 }, &[value], node.ty, stage, node.phase) } else { value };
         self.step_in(ResolveMicrobatches {}, value, resolved, Phase::Update)
     }
@@ -206,4 +205,9 @@ impl Placer<'_> {
         }
         value
     }
+}
+
+/// Ops of a library that write their results and cannot add to them.
+fn assigns(op: &Op) -> bool {
+    matches!(op, Op::Cumsum(_) | Op::SliceAxis(_) | Op::KeepFirst(_) | Op::Attention(_) | Op::AttentionGrad(_))
 }
