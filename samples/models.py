@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import (BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM)
+from transformers import (BertConfig, BertForMaskedLM, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel,
+                          GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM)
 
 
 class Mlp(nn.Module):
@@ -75,6 +76,27 @@ class NanoGpt(nn.Module):
         return self.head(self.ln_f(x))
 
 
+class Mixer(nn.Module):
+    """An MLP-Mixer block on patches (Tolstikhin et al. 2021): products over the patches as well as over the channels."""
+
+    def __init__(self, patches=10, channels=32, classes=7):
+        super().__init__()
+        self.embed, self.norm_1, self.norm_2 = nn.Linear(12, channels), nn.LayerNorm(channels), nn.LayerNorm(channels)
+        self.patch_1, self.patch_2 = nn.Linear(patches, 24), nn.Linear(24, patches)
+        self.channel_1, self.channel_2 = nn.Linear(channels, 64), nn.Linear(64, channels)
+        self.head = nn.Linear(channels, classes)
+
+    def forward(self, patches):
+        x = self.embed(patches)
+        x = x + self.patch_2(F.gelu(self.patch_1(self.norm_1(x).transpose(1, 2)))).transpose(1, 2)
+        x = x + self.channel_2(F.gelu(self.channel_1(self.norm_2(x))))
+        return self.head(x.mean(1))
+
+
+def mixer(batch=8):
+    return Mixer().train(), {"patches": torch.rand(batch, 10, 12)}
+
+
 def tokens(vocab, batch, length):
     return {"input_ids": torch.randint(0, vocab, (batch, length))}
 
@@ -113,6 +135,22 @@ def bert(vocab=211, length=16, width=64, layers=2, heads=4, attention="sdpa"):
     mask = torch.ones_like(inputs["input_ids"])
     mask[1, 11:] = 0
     return BertForMaskedLM(config).train(), inputs | {"attention_mask": mask, "token_type_ids": mask * 0}
+
+
+def bert_classifier(vocab=61, length=12, width=32, layers=2, heads=4, batch=8):
+    """Without token types: the export repeats those of padding for every sample."""
+    config = BertConfig(vocab_size=vocab, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, num_labels=3,
+                        intermediate_size=2 * width, max_position_embeddings=length, hidden_dropout_prob=0.0,
+                        attention_probs_dropout_prob=0.0)
+    inputs = tokens(vocab, batch, length)
+    return BertForSequenceClassification(config).train(), inputs | {"attention_mask": torch.ones_like(inputs["input_ids"])}
+
+
+def neox(vocab=61, length=12, width=64, layers=2, heads=4, batch=8):
+    """Attention and MLP side by side: their biases have the same gradient."""
+    config = GPTNeoXConfig(vocab_size=vocab, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
+                           intermediate_size=2 * width, max_position_embeddings=length, use_cache=False)
+    return GPTNeoXForCausalLM(config).train(), tokens(vocab, batch, length)
 
 
 def with_mask(build):

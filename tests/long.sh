@@ -54,6 +54,20 @@ section_killed_rank() {
         grep -E 'ms after|panicked|test result' || miss killed_rank
 }
 
+# The tests whose slow variants DCC_LONG selects, one after the other; the lines with their figures.
+long() {
+    DCC_LONG=1 cargo test --release -q -p dcc-tests --test suite "$1" -- --nocapture --test-threads 1 2>&1 |
+        grep -E 'largest difference|both stages|microbatch|panicked|test result' || miss "$1"
+}
+
+section_meshes() {
+    long ranks::whole_sweep
+}
+
+section_pipeline() {
+    long pipeline::stages_compute_at_once
+}
+
 sections=$(declare -F | sed -n 's/^declare -f section_//p')
 if [ -z "${DCC:-}" ]; then
     cargo build --release --locked --bin dcc

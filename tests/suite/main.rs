@@ -20,6 +20,7 @@ mod numbers;
 mod onnx_model;
 mod onnx_nodes;
 mod ops;
+mod pipeline;
 mod plans;
 mod properties;
 mod ranks;

@@ -9,6 +9,7 @@ use dcc::import::proto::{
     AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, StringStringEntryProto, TensorProto,
     TensorShapeProto, TypeProto, ValueInfoProto,
 };
+use std::collections::{BTreeMap, BTreeSet};
 
 pub fn node(op: &str, inputs: &[&str], outputs: &[&str]) -> NodeProto {
     let own = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
@@ -78,5 +79,57 @@ pub fn model(nodes: &[NodeProto]) -> ModelProto {
 
 pub fn with_tensor(mut model: ModelProto, tensor: TensorProto) -> ModelProto {
     model.graph.as_mut().expect("a graph").initializer.push(tensor);
+    model
+}
+
+/// Small numbers that look random.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as usize % n
+    }
+}
+
+/// The same model under other names in another order: nodes in a random topological order, every node, value and parameter renamed,
+/// parameters listed in another order. Inputs and outputs keep their names.
+pub fn shuffled(mut model: ModelProto, seed: u64) -> ModelProto {
+    let mut dice = Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    let graph = model.graph.as_mut().expect("a graph");
+    let fixed: BTreeSet<String> = graph.input.iter().chain(&graph.output).filter_map(|v| v.name.clone()).collect();
+    let tensors = graph.initializer.iter().filter_map(|t| t.name.clone());
+    let mut names: Vec<String> = tensors.chain(graph.node.iter().flat_map(|n| n.output.clone())).collect();
+    names.retain(|name| !name.is_empty() && !fixed.contains(name));
+    let mut new: BTreeMap<String, String> = BTreeMap::new();
+    for number in 0..names.len() {
+        let name = names.swap_remove(dice.below(names.len()));
+        new.insert(name, format!("t{number}"));
+    }
+    let made: BTreeSet<String> = graph.node.iter().flat_map(|n| n.output.clone()).collect();
+    let mut done: BTreeSet<String> = BTreeSet::new();
+    let mut waiting = std::mem::take(&mut graph.node);
+    while !waiting.is_empty() {
+        let is_ready = |n: &NodeProto| n.input.iter().all(|x| !made.contains(x) || done.contains(x));
+        let ready: Vec<usize> = (0..waiting.len()).filter(|&i| is_ready(&waiting[i])).collect();
+        let node = waiting.remove(ready[dice.below(ready.len())]);
+        done.extend(node.output.iter().cloned());
+        graph.node.push(node);
+    }
+    let rename = |name: &mut String| {
+        if let Some(other) = new.get(name) {
+            name.clone_from(other);
+        }
+    };
+    for (number, node) in graph.node.iter_mut().enumerate() {
+        node.name = Some(format!("n{number}"));
+        node.input.iter_mut().chain(&mut node.output).for_each(rename);
+        node.metadata_props.clear();
+    }
+    graph.initializer.iter_mut().filter_map(|t| t.name.as_mut()).for_each(rename);
+    graph.initializer.sort_by(|a, b| a.name.cmp(&b.name));
+    graph.value_info.iter_mut().filter_map(|v| v.name.as_mut()).for_each(rename);
     model
 }
