@@ -68,6 +68,11 @@ section_pipeline() {
     long pipeline::stages_compute_at_once
 }
 
+# 100 losses of the README's command on four ranks, and every golden run in full, in units of what the table of tolerances allows.
+section_numbers() {
+    DCC_LONG=1 cargo test --release --locked -q -p dcc-tests --test suite numbers:: -- --nocapture --test-threads 1 || miss numbers
+}
+
 sections=$(declare -F | sed -n 's/^declare -f section_//p')
 if [ -z "${DCC:-}" ]; then
     cargo build --release --locked --bin dcc

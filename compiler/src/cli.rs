@@ -6,6 +6,8 @@
 mod compile;
 mod complete;
 mod data;
+#[cfg(target_os = "linux")]
+mod eval;
 mod explain;
 mod export;
 mod failure;
@@ -43,6 +45,9 @@ enum Command {
     /// Train: compiles a model where needed and starts one process per rank
     #[cfg(target_os = "linux")]
     Run(Box<run::Args>),
+    /// Compute a model's outputs, or a loss and its gradients
+    #[cfg(target_os = "linux")]
+    Eval(Box<eval::Args>),
     /// Show what a model, an artifact or a checkpoint holds
     Inspect(inspect::Args),
     /// Check an artifact: its bytes, its programs, the files it names
@@ -97,6 +102,8 @@ fn execute(arguments: Vec<OsString>) -> Outcome<i32> {
         Command::Compile(args) => compile::run(&args, &matches, &words),
         #[cfg(target_os = "linux")]
         Command::Run(args) => run::run(&args, &matches, &words),
+        #[cfg(target_os = "linux")]
+        Command::Eval(args) => eval::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Export(args) => export::run(&args),

@@ -1,5 +1,6 @@
 //! The passes in order: from an ONNX model to an artifact, with everything between for `--emit` and reports.
 
+mod forward;
 mod inputs;
 
 use crate::error::{Error, Result};
@@ -14,6 +15,8 @@ use dcc_program::check;
 use dcc_program::manifest::{self, Manifest};
 use dcc_program::program::{Action, Library, Mode, Program, Section};
 use std::collections::BTreeMap;
+
+pub use forward::{Evaluation, Subject};
 
 /// Everything that a compilation depends on, beside the model.
 #[derive(Clone, Debug, Default)]
@@ -90,6 +93,7 @@ pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
     let artifact = Artifact {
         train,
         eval,
+        forward: imported.graph.to_string(),
         tensors: tensors(model, &imported, options)?,
         options: manifest(model, &imported, &training, batch, options).to_options(),
     };

@@ -19,6 +19,7 @@ pub mod proto;
 mod rescale;
 mod schema;
 mod shape;
+mod sizes;
 mod sort;
 mod tensor;
 mod value;
@@ -43,7 +44,8 @@ pub use inputs::InputInfo;
 pub use model::Model;
 pub use ops::supported;
 pub use parameters::Parameter;
-pub use tensor::{Tensor, TensorData, dtype};
+pub use sizes::size_inputs;
+pub use tensor::{Tensor, TensorData, code, dtype};
 
 /// What to do about the model's Dropout nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -160,10 +160,14 @@ impl<'a> Placer<'a> {
     /// Where an output is wanted: a parameter's update on every stage that holds the parameter, what is computed from sums over
     /// stages on all of these (so that all take part), anything else once.
     fn output_stages(&self, id: NodeId, last: u32) -> Vec<u32> {
-        if self.graph[id].phase != Phase::Update {
-            return vec![self.stage[id.0 as usize].unwrap_or(last)];
+        let of = self.graph.grad_of(id);
+        match (self.graph[id].phase, of) {
+            (Phase::Update, _) => {}
+            // A gradient itself: on the first stage that holds the parameter.
+            (Phase::Backward, Some(GradOf::Value(param))) => return vec![self.param_stages(param)[0]],
+            _ => return vec![self.stage[id.0 as usize].unwrap_or(last)],
         }
-        match self.graph.grad_of(id) {
+        match of {
             Some(GradOf::Value(param)) => self.param_stages(param),
             _ => (0..=last).collect(),
         }
@@ -177,7 +181,7 @@ impl<'a> Placer<'a> {
 
     fn output_phase(&self, id: NodeId) -> Phase {
         // A sum over microbatches is whole only after the last of them.
-        if self.graph[id].phase == Phase::Update || self.graph.ty(id).rank() == 0 { Phase::Update } else { Phase::Forward }
+        if self.graph[id].phase != Phase::Forward || self.graph.ty(id).rank() == 0 { Phase::Update } else { Phase::Forward }
     }
 
     /// The placed value of logical `id` for a reader on `stage` in `phase`. Sources are made as `want` says.

@@ -54,6 +54,9 @@ pub struct RunState {
     pub data: u64,
     /// What made it, for people: model, mesh, options.
     pub description: String,
+    /// The model's forward graph as text: `Artifact::forward`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub forward: String,
 }
 
 /// When and where to save.

@@ -25,7 +25,7 @@ mod weights;
 
 pub use flags::Flags;
 pub use job::{Job, Source};
-pub use weights::{initial_weights, saved_weights};
+pub use weights::{initial_weights, whole_weights};
 
 use crate::comm::{Comm, Patience, Stop};
 use crate::cpu::{Cpu, Memory};

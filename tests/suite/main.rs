@@ -9,6 +9,7 @@ mod cli;
 mod command;
 mod compile;
 mod damage;
+mod eval;
 #[cfg(target_os = "linux")]
 mod files;
 mod golden;

@@ -10,7 +10,7 @@ use serde_json::Value;
 /// Largest error relative to one plus the value, f32 against ONNX's reference.
 const TOLERANCE: f64 = 1e-5;
 
-fn tensor(value: &Value) -> Tensor {
+pub fn tensor(value: &Value) -> Tensor {
     let dtype = DType::parse(value["dtype"].as_str().expect("a dtype")).expect("a dtype of ours");
     let shape: Shape = serde_json::from_value::<Vec<u64>>(value["shape"].clone()).expect("a shape").into_iter().collect();
     let values = value["values"].as_array().expect("values");
@@ -36,9 +36,13 @@ fn constant(name: &str, tensor: &Tensor) -> dcc::import::Tensor {
     }
 }
 
-fn unhex(text: &str) -> Vec<u8> {
+pub fn unhex(text: &str) -> Vec<u8> {
     let digits = text.as_bytes().chunks_exact(2).map(|pair| std::str::from_utf8(pair).expect("hex"));
     digits.map(|pair| u8::from_str_radix(pair, 16).expect("hex")).collect()
+}
+
+pub fn near(a: f64, b: f64) -> bool {
+    a == b || a.is_nan() && b.is_nan() || (a - b).abs() <= TOLERANCE * (1.0 + b.abs())
 }
 
 /// What differs, if anything does.
@@ -71,7 +75,6 @@ fn run(case: &Value) -> Result<(), String> {
                 wanted.shape
             ));
         }
-        let near = |a: f64, b: f64| a == b || a.is_nan() && b.is_nan() || (a - b).abs() <= TOLERANCE * (1.0 + b.abs());
         let pairs = got.to_f64s().into_iter().zip(wanted.to_f64s());
         if let Some((a, b)) = pairs.into_iter().find(|&(a, b)| !near(a, b)) {
             return Err(format!("{name} has {a}, not {b}"));

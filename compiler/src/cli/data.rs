@@ -8,9 +8,9 @@ use crate::import::Model;
 use crate::import::proto::tensor_shape_proto::dimension::Value as Dim;
 use crate::import::proto::type_proto::Value as Type;
 use crate::loss::{LABELS, Labels};
-use dcc_program::Shape;
 #[cfg(target_os = "linux")]
 use dcc_program::program::Program;
+use dcc_program::{DType, Shape};
 use dcc_runtime::data::Files;
 use std::path::PathBuf;
 
@@ -32,7 +32,7 @@ pub struct DataFlags {
 }
 
 /// `A=B`, split at the first `=`.
-fn pair(text: &str) -> Result<(String, String), String> {
+pub(super) fn pair(text: &str) -> Result<(String, String), String> {
     let (left, right) = text.split_once('=').ok_or_else(|| format!("`{text}` has no `=`"))?;
     Ok((left.to_owned(), right.to_owned()))
 }
@@ -160,16 +160,17 @@ impl Shapes {
     }
 }
 
-enum Size {
+pub(super) enum Size {
     Fixed(u64),
     Symbol(String),
 }
 
 /// An input as the file declares it.
-struct Input {
-    name: String,
+pub(super) struct Input {
+    pub name: String,
+    pub dtype: DType,
     is_integer: bool,
-    dims: Vec<Size>,
+    pub dims: Vec<Size>,
 }
 
 impl Input {
@@ -189,7 +190,7 @@ impl Input {
 }
 
 /// Inputs that are no initializers. What is wrong with them the importer says.
-fn inputs(model: &Model) -> Vec<Input> {
+pub(super) fn inputs(model: &Model) -> Vec<Input> {
     let graph = model.graph();
     let given = graph.input.iter().filter(|info| graph.initializer.iter().all(|tensor| tensor.name() != info.name()));
     let declared = given.filter_map(|info| {
@@ -200,8 +201,8 @@ fn inputs(model: &Model) -> Vec<Input> {
             _ => Size::Symbol(format!("{}.{position}", info.name())),
         });
         let dtype = crate::import::dtype(tensor.elem_type()).ok()?;
-        let is_integer = !dtype.is_float() && dtype != dcc_program::DType::Bool;
-        Some(Input { name: info.name().to_owned(), is_integer, dims: dims.collect() })
+        let is_integer = !dtype.is_float() && dtype != DType::Bool;
+        Some(Input { name: info.name().to_owned(), dtype, is_integer, dims: dims.collect() })
     });
     declared.collect()
 }

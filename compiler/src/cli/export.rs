@@ -135,8 +135,8 @@ fn converted(weight: &Weight, dtype: DType) -> Weight {
     Weight { dtype, shape: weight.shape.clone(), bytes: bytes.into() }
 }
 
-/// A weight as `safetensors` wants it.
-struct Stored<'a> {
+/// A tensor as `safetensors` wants it.
+pub(super) struct Stored<'a> {
     dtype: Dtype,
     shape: Vec<usize>,
     bytes: &'a [u8],
@@ -144,7 +144,11 @@ struct Stored<'a> {
 
 impl Stored<'_> {
     fn of(weight: &Weight) -> Stored<'_> {
-        let dtype = match weight.dtype {
+        Stored::new(weight.dtype, &weight.shape, &weight.bytes)
+    }
+
+    pub(super) fn new<'a>(dtype: DType, shape: &[u64], bytes: &'a [u8]) -> Stored<'a> {
+        let dtype = match dtype {
             DType::Bool => Dtype::BOOL,
             DType::U8 => Dtype::U8,
             DType::I8 => Dtype::I8,
@@ -159,7 +163,7 @@ impl Stored<'_> {
             DType::F32 => Dtype::F32,
             DType::F64 => Dtype::F64,
         };
-        Stored { dtype, shape: weight.shape.iter().map(|&dim| dim as usize).collect(), bytes: &weight.bytes }
+        Stored { dtype, shape: shape.iter().map(|&dim| dim as usize).collect(), bytes }
     }
 }
 

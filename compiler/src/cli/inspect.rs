@@ -11,7 +11,7 @@ use crate::import::{self, Model};
 use crate::report;
 use dcc_program::artifact::{Artifact, Data};
 use dcc_program::manifest::Manifest;
-use dcc_runtime::checkpoint::{self, Checkpoint};
+use dcc_runtime::checkpoint::{self, Checkpoint, RunState};
 use dcc_runtime::error::Error as RuntimeError;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -191,7 +191,8 @@ fn of_checkpoint(folder: &Path) -> Outcome<Value> {
         .tensors()
         .map(|(key, dtype, shape)| json!({ "name": key.name, "state": key.state, "type": ty(dtype.name(), shape) }));
     let tensors: Vec<Value> = tensors.collect();
-    Ok(json!({ "schema": 1, "kind": "checkpoint", "run": checkpoint.run(), "tensors": tensors }))
+    let run = RunState { forward: String::new(), ..checkpoint.run().clone() };
+    Ok(json!({ "schema": 1, "kind": "checkpoint", "run": run, "tensors": tensors }))
 }
 
 /// For people, a tensor of a checkpoint once, and what the optimizer keeps of each.

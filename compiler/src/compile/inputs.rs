@@ -10,8 +10,22 @@ use std::collections::BTreeMap;
 
 /// Of both graphs. An input that indexes a table, or holds labels, must stay below the table's size, or the number of classes.
 pub fn of(training: &Training, ignore_index: i64) -> BTreeMap<String, manifest::Input> {
+    let mut found = of_graphs(&[&training.graph, &training.eval]);
+    if let Some((name, classes)) = &training.classes
+        && let Some(entry) = found.get_mut(name)
+    {
+        entry.vocabulary = Some(entry.vocabulary.unwrap_or(*classes).min(*classes));
+    }
+    if let Some(labels) = found.get_mut(loss::LABELS) {
+        labels.ignore_index = labels.ignore_index.or(Some(ignore_index));
+    }
+    found
+}
+
+/// The same of graphs that know no loss.
+pub fn of_graphs(graphs: &[&Graph]) -> BTreeMap<String, manifest::Input> {
     let mut found: BTreeMap<String, manifest::Input> = BTreeMap::new();
-    for graph in [&training.graph, &training.eval] {
+    for graph in graphs {
         for id in graph.ids() {
             if let Op::Input(input) = &graph[id].op {
                 found.entry(input.name.clone()).or_default().batch_dim = input.batch_dim;
@@ -26,14 +40,6 @@ pub fn of(training: &Training, ignore_index: i64) -> BTreeMap<String, manifest::
                 entry.ignore_index = entry.ignore_index.or(ignored);
             }
         }
-    }
-    if let Some((name, classes)) = &training.classes
-        && let Some(entry) = found.get_mut(name)
-    {
-        entry.vocabulary = Some(entry.vocabulary.unwrap_or(*classes).min(*classes));
-    }
-    if let Some(labels) = found.get_mut(loss::LABELS) {
-        labels.ignore_index = labels.ignore_index.or(Some(ignore_index));
     }
     found
 }

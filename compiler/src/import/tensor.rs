@@ -47,6 +47,23 @@ impl Tensor {
         Ok(Tensor { name: name.to_owned(), dtype, shape, data })
     }
 
+    /// A tensor in a file of its own, such as `input_0.pb`: it owns its bytes.
+    pub fn alone(name: &str, proto: &TensorProto) -> Result<Tensor> {
+        let (dtype, shape) = (dtype(proto.data_type())?, dims(&proto.dims)?);
+        let length = byte_length(dtype, &shape)?;
+        if proto.segment.is_some() || proto.data_location() == DataLocation::External {
+            return Err(Error::tensor("the tensor's data are elsewhere"));
+        }
+        let data = match proto.raw_data.as_ref().filter(|raw| !raw.is_empty()) {
+            Some(raw) if raw.len() as u64 == length => TensorData::Owned(raw.clone()),
+            Some(raw) => {
+                return Err(Error::tensor(format!("{} bytes of raw data for dims and dtype that need {length}", raw.len())));
+            }
+            None => typed(proto, dtype, length)?,
+        };
+        Ok(Tensor { name: name.to_owned(), dtype, shape, data })
+    }
+
     pub fn elements(&self) -> u64 {
         self.shape.iter().product()
     }
@@ -98,6 +115,26 @@ pub fn dtype(code: i32) -> Result<DType> {
         DataType::Double => DType::F64,
         other => return Err(Error::dtype(format!("element type {} is not supported", other.as_str_name()))),
     })
+}
+
+/// The ONNX code of an element type.
+pub fn code(dtype: DType) -> i32 {
+    let code = match dtype {
+        DType::Bool => DataType::Bool,
+        DType::U8 => DataType::Uint8,
+        DType::I8 => DataType::Int8,
+        DType::U16 => DataType::Uint16,
+        DType::I16 => DataType::Int16,
+        DType::U32 => DataType::Uint32,
+        DType::I32 => DataType::Int32,
+        DType::U64 => DataType::Uint64,
+        DType::I64 => DataType::Int64,
+        DType::F16 => DataType::Float16,
+        DType::BF16 => DataType::Bfloat16,
+        DType::F32 => DataType::Float,
+        DType::F64 => DataType::Double,
+    };
+    code.into()
 }
 
 /// Checked dims. Errors: DCC0108 for negative ones and for products that overflow.

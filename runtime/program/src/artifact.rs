@@ -6,7 +6,7 @@
 //! … padding to 64 … section … padding to 64 … section …
 //! ```
 //!
-//! Sections are program texts (`train.0`, `eval.0`, …: one per stage) and embedded tensors (`tensor.0`, …). The header holds
+//! Sections are program texts (`train.0`, `eval.0`, …: one per stage), the model's graph (`forward`) and embedded tensors (`tensor.0`, …). The header holds
 //! their hashes, so its own hash stands for the whole file; the same artifact gives the same bytes. Loading checks hashes
 //! before it believes anything, then parses and runs the gate. Embedded tensors stay slices of the mapped file.
 
@@ -26,6 +26,8 @@ pub struct Artifact {
     pub train: Vec<Program>,
     /// One program per stage, or none; parameters where `train` has them.
     pub eval: Vec<Program>,
+    /// The model's forward graph as text, which the compiler reads to evaluate it; empty where evaluation is not wanted.
+    pub forward: String,
     pub tensors: Vec<Tensor>,
     /// All compile options, for people and for `dcc inspect`.
     pub options: serde_json::Map<String, serde_json::Value>,

@@ -65,7 +65,7 @@ fn saved(options: &Options, step: u64, world: u32, dim: usize) -> Vec<Result<Pat
     let layout = Layout::new(vec![Group((0..world).collect())], vec![4096; world as usize]);
     let peers = local::world(&layout, Patience::default()).unwrap();
     let position = Position { steps: step, samples: 64 * step };
-    let state = RunState { step, seed: 7, position, data: 1, description: "mlp".into() };
+    let state = RunState { step, seed: 7, position, data: 1, description: "mlp".into(), ..RunState::default() };
     let one = |mut peer: Peer| {
         let rank = u64::from(peer.rank());
         let slices: Vec<Slice> = (0..3).map(|tensor| slice_of(tensor, dim, rank, u64::from(world))).collect();

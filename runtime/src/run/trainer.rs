@@ -311,6 +311,7 @@ impl<'a, 'w> Trainer<'a, 'w> {
             position: self.position,
             data: self.settings.feed.dataset().fingerprint(),
             description: self.job.description(),
+            forward: self.job.artifact.forward.clone(),
         };
         let path = checkpoint::save(comm, &options, &state, &shards)?;
         if *rank == 0 {

@@ -149,36 +149,34 @@ fn convert((source, bytes): (DType, &[u8]), slice: &Slice, dtype: DType, local: 
 
 /// Initial weights of `programs`, whole: what a run of `job` begins with.
 pub fn initial_weights(job: &Job, programs: &[Program]) -> Result<Parameters> {
+    let params = programs.iter().flat_map(|p| p.params.iter().map(move |param| (param, p.ty(param.buffer).dtype)));
+    let weights = params.filter(|(param, _)| param.kind == ParamKind::Weight);
+    whole_weights(job, None, &weights.map(|(param, dtype)| (param.name.clone(), dtype)).collect::<Vec<_>>())
+}
+
+/// The weights `wanted`, whole: those of the checkpoint, where one is given and has them, else what a run of `job` begins with.
+pub fn whole_weights(job: &Job, mut checkpoint: Option<&mut Checkpoint>, wanted: &[(String, DType)]) -> Result<Parameters> {
     let mut weights = Weights::new(job)?;
     let mut found = Parameters::new();
-    let params = programs.iter().flat_map(|p| p.params.iter().map(move |param| (param, p.ty(param.buffer).dtype)));
-    for (param, dtype) in params.filter(|(param, _)| param.kind == ParamKind::Weight) {
-        let key = (param.name.clone(), ParamKind::Weight);
+    for (name, dtype) in wanted {
+        let (name, dtype) = (name.clone(), *dtype);
+        let key = (name.clone(), ParamKind::Weight);
         if found.contains_key(&key) {
             continue;
         }
-        let shape = job.artifact.tensor(&param.name).map(|tensor| tensor.shape.to_vec()).unwrap_or_default();
+        let shape = job.artifact.tensor(&name).map(|tensor| tensor.shape.to_vec()).unwrap_or_default();
         let mut bytes = vec![0; (shape.iter().product::<u64>() * dtype.bytes()) as usize];
-        weights.fill(&param.name, &Slice::whole(&shape), dtype, &mut bytes)?;
+        let (saved, slice) = (checkpoint::Key { name: name.clone(), state: None }, Slice::whole(&shape));
+        match &mut checkpoint {
+            Some(checkpoint) if checkpoint.tensors().any(|(key, ..)| *key == saved) => {
+                checkpoint.read(&saved, dtype, &slice, &mut |at, from| {
+                    bytes[at as usize..at as usize + from.len()].copy_from_slice(from);
+                    Ok(())
+                })?;
+            }
+            _ => weights.fill(&name, &slice, dtype, &mut bytes)?,
+        }
         found.insert(key, whole::Tensor { dtype, shape, bytes });
-    }
-    Ok(found)
-}
-
-/// Weights of `programs`, whole, from a checkpoint.
-pub fn saved_weights(checkpoint: &mut Checkpoint, programs: &[Program]) -> Result<Parameters> {
-    let mut found = Parameters::new();
-    let params = programs.iter().flat_map(|p| p.params.iter().map(move |param| (param, p.ty(param.buffer).dtype)));
-    for (param, dtype) in params.filter(|(param, _)| param.kind == ParamKind::Weight) {
-        let key = checkpoint::Key { name: param.name.clone(), state: None };
-        let shape = checkpoint.tensors().find(|(other, ..)| **other == key).map(|(_, _, shape)| shape.to_vec());
-        let shape = shape.unwrap_or_default();
-        let mut bytes = vec![0; (shape.iter().product::<u64>() * dtype.bytes()) as usize];
-        checkpoint.read(&key, dtype, &Slice::whole(&shape), &mut |at, from| {
-            bytes[at as usize..at as usize + from.len()].copy_from_slice(from);
-            Ok(())
-        })?;
-        found.insert((param.name.clone(), ParamKind::Weight), whole::Tensor { dtype, shape, bytes });
     }
     Ok(found)
 }

@@ -40,6 +40,7 @@ pub(super) fn artifact(file: Bytes) -> Result<Artifact> {
     let artifact = Artifact {
         train: programs("train", Mode::Train, &mut sections)?,
         eval: programs("eval", Mode::Eval, &mut sections)?,
+        forward: text("forward", &mut sections)?,
         tensors: header.tensors.into_iter().map(|t| tensor(t, &mut sections)).collect::<Result<_>>()?,
         options: header.options,
     };
@@ -97,6 +98,12 @@ fn programs(mode: &str, expected: Mode, sections: &mut BTreeMap<String, Bytes>) 
         out.push(program);
     }
     Ok(out)
+}
+
+/// A section of text; empty where there is none.
+fn text(part: &str, sections: &mut BTreeMap<String, Bytes>) -> Result<String> {
+    let bytes = sections.remove(part).unwrap_or_default();
+    String::from_utf8(bytes.into()).map_err(|e| malformed(part, e.to_string()))
 }
 
 fn tensor(entry: TensorEntry, sections: &mut BTreeMap<String, Bytes>) -> Result<Tensor> {

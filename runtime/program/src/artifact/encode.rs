@@ -80,6 +80,9 @@ impl Layout<'_> {
             let text = |(i, p)| (format!("{mode}.{i}"), Body::Text(crate::text::print(p)));
             named.extend(programs.iter().enumerate().map(text));
         }
+        if !artifact.forward.is_empty() {
+            named.push(("forward".to_owned(), Body::Bytes(artifact.forward.as_bytes())));
+        }
         let mut tensors = Vec::new();
         for (i, tensor) in artifact.tensors.iter().enumerate() {
             let (mut file, mut section) = (None, None);

@@ -1,0 +1,37 @@
+//! Inputs whose values are sizes: they reach an operand which must be known while compiling.
+
+use std::collections::BTreeSet;
+
+use super::flatten::flatten;
+use super::model::Model;
+use crate::error::Result;
+
+/// Operands of `op` that say shapes, axes, counts or pads.
+fn operands(op: &str) -> &'static [usize] {
+    match op {
+        "ConstantOfShape" => &[0],
+        "Range" => &[0, 1, 2],
+        "Slice" => &[1, 2, 3, 4],
+        "Pad" => &[1, 3],
+        "SequenceInsert" => &[2],
+        "CumSum" | "Expand" | "OneHot" | "Reshape" | "SequenceAt" | "SequenceErase" | "Split" | "SplitToSequence"
+        | "Squeeze" | "Tile" | "Trilu" | "Unsqueeze" => &[1],
+        op if op.starts_with("Reduce") => &[1],
+        _ => &[],
+    }
+}
+
+/// Names of the model's inputs whose values say sizes: through any operators but those that ask for a shape.
+/// Errors: of the graph.
+pub fn size_inputs(model: &Model) -> Result<BTreeSet<String>> {
+    let flat = flatten(model)?;
+    let mut says_sizes = vec![false; flat.values.len()];
+    for node in flat.nodes.iter().rev() {
+        let passes = node.outputs.iter().flatten().any(|id| says_sizes[id.0 as usize]) && !matches!(node.op, "Shape" | "Size");
+        for (position, id) in node.inputs.iter().enumerate().filter_map(|(position, id)| Some((position, (*id)?))) {
+            says_sizes[id.0 as usize] |= passes || operands(node.op).contains(&position);
+        }
+    }
+    let found = flat.inputs.iter().filter(|(id, _)| says_sizes[id.0 as usize]);
+    Ok(found.map(|(_, info)| info.name().to_owned()).collect())
+}
