@@ -3,7 +3,7 @@
 use super::{Options, Precision, inputs, programs, simplify, tensors};
 use crate::error::{Error, Result};
 use crate::graph::{self, Graph, NodeId, Phase};
-use crate::import::{self, InputInfo, Model};
+use crate::import::{self, Model};
 use crate::ops::Op;
 use crate::plan::{self, Parallel};
 use crate::train::{Trainable, TrainingOptions, gradient_step, without_dropout};
@@ -20,8 +20,6 @@ pub struct Subject {
     pub name: String,
     /// The forward graph without dropout.
     pub graph: Graph,
-    /// All inputs of the model, those included that no output depends on; none where only the graph is left of it.
-    pub inputs: Vec<InputInfo>,
     /// Where the values of its parameters are.
     pub tensors: Vec<Tensor>,
     pub parameters: BTreeMap<String, manifest::Parameter>,
@@ -59,7 +57,6 @@ impl Subject {
             tensors: tensors(model, &imported, options)?,
             parameters: imported.parameters.iter().map(parameter).collect(),
             loss_outputs: imported.outputs.iter().filter(|o| o.is_loss).map(|o| o.name.clone()).collect(),
-            inputs: imported.inputs,
         })
     }
 
@@ -73,7 +70,7 @@ impl Subject {
         let parsed = Graph::parse(text).map_err(|what| Error::internal(format!("the forward graph is malformed: {what}")))?;
         graph::verify(&parsed)?;
         let graph = without_dropout(&parsed)?;
-        Ok(Subject { name: name.to_owned(), graph, inputs: Vec::new(), tensors, parameters, loss_outputs: Vec::new() })
+        Ok(Subject { name: name.to_owned(), graph, tensors, parameters, loss_outputs: Vec::new() })
     }
 
     /// The model's outputs.

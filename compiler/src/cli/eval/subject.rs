@@ -48,7 +48,7 @@ impl Given {
         Ok(Given { arrays: [files.arrays, files.tokens].concat(), numbered })
     }
 
-    /// The arrays by name. A numbered one has its own name where that is an input's, else that of the input of its number.
+    /// The arrays by name: each is an input, or what a loss compares with. A numbered one has its own name where that is an input's, else that of the input of its number.
     fn named(self, inputs: &[String]) -> Outcome<Vec<Array>> {
         let mut arrays = self.arrays;
         for (number, array) in self.numbered {
@@ -60,7 +60,14 @@ impl Given {
             };
             arrays.push(Array { name, ..array });
         }
-        Ok(arrays)
+        let known = |array: &&Array| inputs.contains(&array.name) || [LABELS, TARGET].contains(&array.name.as_str());
+        match arrays.iter().find(|array| !known(array)) {
+            Some(array) => Err(RuntimeError::data_keys(format!("the inputs have `{}`, which the model has not", array.name))
+                .at(array.path.display())
+                .help(format!("its inputs: {}", inputs.join(", ")))
+                .into()),
+            None => Ok(arrays),
+        }
     }
 }
 
@@ -93,7 +100,6 @@ impl Call {
             (None, None) => unreachable!("what is no checkpoint has its own path"),
         };
         call.checkpoint = checkpoint;
-        call.check_names()?;
         Ok(call)
     }
 
@@ -102,22 +108,6 @@ impl Call {
         let labels = self.arrays.iter().find(|array| array.name == LABELS);
         training.loss.labels = labels.map_or(Labels::Absent, |array| Labels::Given(Shape::from_slice(&array.shape)));
         Ok(self.subject.gradients(&training)?)
-    }
-
-    /// Every array is an input, or what a loss compares with.
-    fn check_names(&self) -> Outcome<()> {
-        let mut names: Vec<String> = self.subject.inputs.iter().map(|input| input.name.clone()).collect();
-        if names.is_empty() {
-            names = reads(&self.subject.graph).map(|input| input.name.clone()).collect();
-        }
-        let known = |array: &&Array| names.contains(&array.name) || [LABELS, TARGET].contains(&array.name.as_str());
-        match self.arrays.iter().find(|array| !known(array)) {
-            Some(array) => Err(RuntimeError::data_keys(format!("the inputs have `{}`, which the model has not", array.name))
-                .at(array.path.display())
-                .help(format!("its inputs: {}", names.join(", ")))
-                .into()),
-            None => Ok(()),
-        }
     }
 
     /// The values of the inputs that a graph reads, in their dtypes. Errors: one is missing, of another shape or out of range.
