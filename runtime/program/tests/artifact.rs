@@ -19,6 +19,7 @@ fn sample() -> Artifact {
     Artifact {
         train: vec![parse(include_str!("programs/mlp_tp2.txt")).unwrap()],
         eval: Vec::new(),
+        forward: "graph\n".to_owned(),
         tensors: vec![tensor("fc1.weight", [4, 6], file), tensor("fc2.weight", [6, 3], embedded)],
         options,
     }
