@@ -73,6 +73,24 @@ section_numbers() {
     DCC_LONG=1 cargo test --release --locked -q -p dcc-tests --test suite numbers:: -- --nocapture --test-threads 1 || miss numbers
 }
 
+section_gate() {
+    DCC_LONG=1 cargo test --release -q -p dcc-tests --test suite gate:: -- --nocapture --test-threads 1 || miss gate
+}
+
+section_memory() {
+    cargo test --release -q -p dcc-tests --test suite memory:: -- --nocapture --test-threads 1 || miss memory
+}
+
+# Bytes of the runtime without symbols.
+section_slim_runtime() {
+    cargo build --release --locked -p dcc-runtime --bin dcc-run
+    strip -o "$scratch/dcc-run" "${CARGO_TARGET_DIR:-target}/release/dcc-run"
+    local bytes
+    bytes=$(stat -c %s "$scratch/dcc-run")
+    printf 'dcc-run, stripped: %.1f MB (bar 15)\n' "$(awk -v b="$bytes" 'BEGIN { print b / 1e6 }')"
+    [ "$bytes" -lt 15000000 ] || miss "dcc-run: $bytes bytes"
+}
+
 sections=$(declare -F | sed -n 's/^declare -f section_//p')
 if [ -z "${DCC:-}" ]; then
     cargo build --release --locked --bin dcc

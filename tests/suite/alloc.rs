@@ -37,9 +37,9 @@ fn allocations() -> u64 {
     COUNT.with(|count| count.get())
 }
 
-#[test]
-fn steps_allocate_nothing() {
-    let artifact = ranks::compiled("gpt2_tiny.onnx", &ranks::mesh(1, 2, 2), 2, Precision::AsExported).artifact;
+/// Allocations of each rank in each of four steps.
+fn counts(model: &'static str, (dp, tp, pp): (u32, u32, u32), precision: Precision) -> Vec<Vec<u64>> {
+    let artifact = ranks::compiled(model, &ranks::mesh(dp, tp, pp), 2, precision).artifact;
     let world = World::new(&[&artifact.train]).unwrap();
     let counts = local_ranks(&world, 1, Patience::default(), |rank| {
         let program = &artifact.train[rank.world.stage(rank.rank) as usize];
@@ -60,8 +60,22 @@ fn steps_allocate_nothing() {
         }
         Ok(counts)
     });
-    for (rank, counts) in counts.unwrap().iter().enumerate() {
-        assert_eq!(counts[1..], [0, 0, 0], "rank {rank}: {counts:?}");
+    counts.unwrap()
+}
+
+#[test]
+fn steps_allocate_nothing() {
+    let cases = [
+        ("gpt2_tiny.onnx", (1, 2, 2), Precision::AsExported),
+        ("gpt2_tiny.onnx", (2, 1, 1), Precision::F64),
+        ("gpt2_tiny_dropout.onnx", (1, 1, 1), Precision::AsExported),
+        ("mlp.onnx", (2, 2, 1), Precision::AsExported),
+        ("mlp.onnx", (1, 1, 2), Precision::F64),
+    ];
+    for (model, mesh, precision) in cases {
+        for (rank, counts) in counts(model, mesh, precision).iter().enumerate() {
+            assert_eq!(counts[1..], [0, 0, 0], "{model} {mesh:?} {precision:?} rank {rank}: {counts:?}");
+        }
     }
     let before = allocations();
     drop(Box::new(std::hint::black_box(7)));

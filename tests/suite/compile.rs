@@ -2,20 +2,37 @@
 
 use dcc::compile::{Options, compile};
 use dcc::graph::Graph;
-use dcc::import::{self, Model};
+use dcc::import::Model;
+use dcc::optimizer::OptimizerOptions;
 use dcc::plan::{Parallel, batch};
+use dcc::train::TrainingOptions;
+use dcc_program::program::Program;
 use dcc_program::text;
 
 /// The compilation of a model at batch 8.
 pub fn compiled(model: &str, parallel: Parallel, microbatches: u32) -> dcc::Result<dcc::Compiled> {
+    let batch = batch::Given { global: Some(8), accumulate: Some(microbatches), ..Default::default() };
+    of(model, Options { batch, parallel, ..Default::default() })
+}
+
+/// The training programs of a model, of a batch in so many microbatches.
+#[track_caller]
+pub fn lowered(
+    model: &str,
+    parallel: Parallel,
+    (batch, microbatches): (u64, u32),
+    optimizer: OptimizerOptions,
+) -> Vec<Program> {
+    let batch = batch::Given { global: Some(batch), accumulate: Some(microbatches), ..Default::default() };
+    let training = TrainingOptions { optimizer, ..Default::default() };
+    let options = Options { batch, parallel, training, ..Default::default() };
+    of(model, options).unwrap_or_else(|e| panic!("{model}: {e}")).artifact.train
+}
+
+fn of(model: &str, options: Options) -> dcc::Result<dcc::Compiled> {
     let path = format!("{}/models/{model}", env!("CARGO_MANIFEST_DIR"));
     let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
-    let model = Model::decode(bytes.into())?;
-    let batch = batch::Given { global: Some(8), accumulate: Some(microbatches), ..Default::default() };
-    compile(
-        &model,
-        &Options { name: "model.onnx".to_owned(), batch, parallel, import: import::Options::default(), ..Default::default() },
-    )
+    compile(&Model::decode(bytes.into())?, &Options { name: "model.onnx".to_owned(), ..options })
 }
 
 fn check(model: &str) {

@@ -3,6 +3,8 @@
 // Counts what the global allocator does.
 #[allow(unsafe_code)]
 mod alloc;
+#[cfg(target_os = "linux")]
+mod artifact;
 mod bad_models;
 #[cfg(target_os = "linux")]
 mod cli;
@@ -12,10 +14,13 @@ mod damage;
 mod eval;
 #[cfg(target_os = "linux")]
 mod files;
+mod gate;
 mod golden;
 mod import;
 #[cfg(target_os = "linux")]
 mod killed;
+#[cfg(target_os = "linux")]
+mod memory;
 mod meshes;
 mod numbers;
 mod onnx_model;

@@ -21,6 +21,7 @@ mod order;
 mod overlap;
 mod pages;
 mod track;
+mod unused;
 mod writes;
 
 use crate::program::{Action, BufferId, Instr, Program, TokenId};
@@ -69,6 +70,8 @@ pub enum Fault {
     Unmatched,
     /// Stages wait for each other in a circle.
     Deadlock,
+    /// A value that nothing reads, or that is kept longer than it is read.
+    Unused,
 }
 
 /// What is wrong, and where.
@@ -111,7 +114,8 @@ pub fn programs(programs: &[Program]) -> Result<(), CheckError> {
     }
     let traces = programs.iter().map(memory::program).collect::<Result<Vec<_>, _>>()?;
     externals::shared(programs).map_err(|e| error("the program set".to_owned(), e))?;
-    exchange::traces(programs, &traces)
+    exchange::traces(programs, &traces)?;
+    programs.iter().try_for_each(unused::program)
 }
 
 /// Types of all instructions, each use of a kernel once per set of types.

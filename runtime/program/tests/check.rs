@@ -144,12 +144,26 @@ fn microbatches_stay_apart() {
     // One slot for two microbatches in flight.
     let order = "forward 0; backward 0; forward 1; backward 1";
     mlp(Fault::Microbatch, "the value of microbatch 1", order, "forward 0; forward 1; backward 0; backward 1");
-    mlp(Fault::External, "outside of the update section", update, &before_update("b1 = fused.4 b1, b1, b4"));
+    let early =
+        MLP.replacen("b1 = fused.4 b1, b17, b4  # sgd\n", "", 1).replacen(update, &before_update("b1 = fused.4 b1, b1, b4"), 1);
+    refused(Fault::External, "outside of the update section", &[&early], &[]);
+    mlp(Fault::External, "is updated 2 times", "b1 = fused.4", "b1 = fused.4 b1, b17, b4\nb1 = fused.4");
     let state = "memory persistent=180";
     let counted = MLP.replacen("memory persistent=176", state, 1).replacen(update, &before_update("b19 = fused.5 b19"), 1);
     let counted = counted.replacen("section forward", "b19 f32[] @p176 = zero\nsection forward", 1);
     let counted = counted + "kernel fused.5(x0: f32[]) -> (y0: f32[]) dims() outer()\n  y0[] = x0[] + 1.0:f32\n";
     refused(Fault::Microbatch, "changes with each microbatch", &[&counted], &[]);
+}
+
+#[test]
+fn nothing_is_in_vain() {
+    let idle = "b10 f32[8/mb, 3]+tp @s0";
+    mlp(Fault::Unused, "nothing reads b19", idle, &format!("b19 f32[8/mb, 6/tp] @s48 = fused.0 b8\n{idle}"));
+    let kept = "b12 f32[8/mb, 3] @m1+96 = fused.1";
+    let again = "b13 f32[8/mb, 3] @s0 = fused.2 b12";
+    assert!(MLP.contains(kept) && MLP.contains(again));
+    mlp(Fault::Unused, "b12 is kept for backward", again, "b13 f32[8/mb, 3] @s0 = fused.2 b3");
+    mlp(Fault::Accumulator, "what was added already", "b6 += dot", "b6 += dot(m k, m n -> k n) b9, b13\nb6 += dot");
 }
 
 #[test]

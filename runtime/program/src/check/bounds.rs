@@ -102,13 +102,16 @@ pub(super) fn program(p: &Program) -> Result<(), CheckError> {
     tokens_fit(p).map_err(at("sections".to_owned()))
 }
 
-/// Variants of a section repeat its tokens: every start of a token is of one transfer, every wait gives one result, none for
-/// a send. In which order they run is for `memory`.
+/// Variants of a section repeat its tokens: every start of a token is of one transfer of one value, every wait gives one
+/// result, none for a send. In which order they run is for `memory`.
 fn tokens_fit(p: &Program) -> Checked<()> {
     let (mut starts, mut waits) = (BTreeMap::new(), BTreeMap::new());
     for instr in p.sections.iter().flat_map(|s| &s.body) {
         let other = match &instr.action {
-            Action::Start { token, transfer } => *starts.entry(*token).or_insert(transfer) != transfer,
+            Action::Start { token, transfer } => {
+                let this = (transfer, &instr.operands);
+                *starts.entry(*token).or_insert(this) != this
+            }
             Action::Wait(token) => *waits.entry(*token).or_insert(&instr.results) != &instr.results,
             _ => false,
         };
@@ -116,7 +119,7 @@ fn tokens_fit(p: &Program) -> Checked<()> {
             return refuse(Fault::Malformed, format!("t{} stands for two transfers", token.0));
         }
     }
-    for (token, transfer) in &starts {
+    for (token, (transfer, _)) in &starts {
         let wanted = usize::from(!matches!(transfer, Transfer::Send { .. }));
         match waits.get(token).map(|results| results.len()) {
             None => return refuse(Fault::Unwaited, format!("t{} is started, but nothing waits for it", token.0)),

@@ -73,11 +73,12 @@ fn param(p: &Program, param: &Param, unique: bool) -> Checked<()> {
             return refuse(Fault::External, format!("piece {start}..{end} of dim {dim} is not {}", ty.text(&p.mesh)));
         }
     }
-    let is_written = p.sections.iter().flat_map(|s| &s.body).any(|i| i.results.contains(&param.buffer));
-    if param.trained && p.mode == Mode::Train && !is_written {
-        return refuse(Fault::External, "is trained, but nothing updates it");
+    let instrs = p.sections.iter().flat_map(|s| &s.body);
+    match instrs.filter(|i| i.results.contains(&param.buffer)).count() {
+        0 if param.trained && p.mode == Mode::Train => refuse(Fault::External, "is trained, but nothing updates it"),
+        0 | 1 => Ok(()),
+        n => refuse(Fault::External, format!("is updated {n} times in a step")),
     }
-    Ok(())
 }
 
 fn scalar(p: &Program, scalar: &Scalar) -> Checked<()> {

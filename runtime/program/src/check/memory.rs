@@ -12,7 +12,7 @@ use super::{CheckError, Checked, Fault, error, refuse, text_of, wait_results};
 use crate::kernel::{Stmt, StoreMode};
 use crate::program::*;
 use smallvec::smallvec;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 /// A started transfer.
 struct Flight {
@@ -31,6 +31,8 @@ struct Run<'a> {
     /// Result of the wait of each token.
     results: BTreeMap<TokenId, BufferId>,
     flights: BTreeMap<TokenId, VecDeque<Flight>>,
+    /// What was added to each accumulator, by microbatch, since it was zeroed.
+    terms: HashMap<(BufferId, u32), Vec<&'a Instr>>,
     filled: BTreeSet<(usize, u32)>,
     trace: Trace,
 }
@@ -43,6 +45,7 @@ pub(super) fn program(p: &Program) -> Result<Trace, CheckError> {
         roles: Roles::new(p),
         results: wait_results(p),
         flights: BTreeMap::new(),
+        terms: HashMap::new(),
         filled: BTreeSet::new(),
         trace: Trace::default(),
     };
@@ -61,7 +64,7 @@ pub(super) fn program(p: &Program) -> Result<Trace, CheckError> {
     Ok(run.trace)
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
     fn block(&self, id: BufferId, k: usize) -> ((Place, u32), Span) {
         let span = Span::of(self.p, id);
         let slot = match span.place {
@@ -115,7 +118,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn instr(&mut self, k: usize, section: &Section, instr: &Instr) -> Checked<()> {
+    fn instr(&mut self, k: usize, section: &Section, instr: &'a Instr) -> Checked<()> {
         if let Action::Wait(token) = instr.action {
             return self.wait(k, token, instr);
         }
@@ -177,13 +180,22 @@ impl Run<'_> {
         }
     }
 
-    fn result(&mut self, k: usize, section: &Section, action: &Action, n: usize, id: BufferId, instr: &Instr) -> Checked<()> {
+    fn result(
+        &mut self,
+        k: usize,
+        section: &Section,
+        action: &Action,
+        n: usize,
+        id: BufferId,
+        instr: &'a Instr,
+    ) -> Checked<()> {
         let (block, span) = self.block(id, k);
         let whole = !is_per_microbatch(self.p, self.p.ty(id));
         if section.kind.is_per_microbatch() && whole && self.p.mesh.size_of("mb") > 1 {
             self.unchanging(k, id)?;
         }
         if accumulates(self.p, action, n) {
+            self.added_once(k, id, instr)?;
             return self.accumulate(k, id);
         }
         let in_place = instr.operands.first().filter(|o| self.block(**o, k) == (block, span));
@@ -214,6 +226,16 @@ impl Run<'_> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// No term of a sum twice: equal values are one value, and a compiler that adds one twice has lost count.
+    fn added_once(&mut self, k: usize, id: BufferId, instr: &'a Instr) -> Checked<()> {
+        let terms = self.terms.entry((id, self.p.order[k].microbatch)).or_default();
+        if terms.iter().any(|t| t.action == instr.action && t.operands == instr.operands) {
+            return refuse(Fault::Accumulator, format!("adds to b{} what was added already", id.0));
+        }
+        terms.push(instr);
+        Ok(())
     }
 
     fn accumulate(&mut self, k: usize, id: BufferId) -> Checked<()> {

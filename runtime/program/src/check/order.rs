@@ -1,5 +1,6 @@
 //! When sections run: `begin` first, `count` of all microbatches before `ready`, `ready` before forward and backward, a
-//! microbatch's forward before its backward, `update` last; what runs once per step once, all microbatches alike.
+//! microbatch's forward before its backward, `update` last; what runs once per step once, all microbatches alike. Variants of
+//! a section differ in transfers only, so that all microbatches go through the same function.
 
 use super::{Checked, Fault, refuse};
 use crate::program::*;
@@ -29,7 +30,8 @@ pub(super) fn program(p: &Program) -> Checked<()> {
         return refuse(Fault::Order, format!("the order expands to {expanded} instructions, more than {MAX_INSTRS}"));
     }
     counts(p, microbatches)?;
-    phases(p)
+    phases(p)?;
+    variants(p)
 }
 
 fn counts(p: &Program, microbatches: u32) -> Checked<()> {
@@ -79,6 +81,22 @@ fn phases(p: &Program) -> Checked<()> {
                 return refuse(Fault::Order, format!("forward of microbatch {microbatch} runs after its backward"));
             }
             _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn variants(p: &Program) -> Checked<()> {
+    let is_transfer = |i: &&Instr| matches!(i.action, Action::Start { .. } | Action::Wait(_));
+    let work = |s: &'_ Section| -> Vec<_> {
+        let computes = s.body.iter().filter(|i| !is_transfer(i));
+        computes.map(|i| (i.results.clone(), i.action.clone(), i.operands.clone())).collect()
+    };
+    for (n, section) in p.sections.iter().enumerate() {
+        let Some(first) = p.sections[..n].iter().find(|s| s.kind == section.kind) else { continue };
+        if work(first) != work(section) {
+            let name = section.kind.name();
+            return refuse(Fault::Order, format!("two sections {name} do not compute the same"));
         }
     }
     Ok(())

@@ -114,6 +114,12 @@ const PAGES: &[(Fault, &str, &str)] = &[
         "the gate: stages wait for each other",
         "Following starts and waits through all stages leads into a circle: the run would hang.",
     ),
+    (
+        Fault::Unused,
+        "the gate: a value that nothing reads",
+        "An instruction computes what nothing reads, or an area keeps it for a section that does not: what was to use it, such \
+         as one term of a sum, has been lost.",
+    ),
 ];
 
 #[cfg(test)]
