@@ -200,7 +200,7 @@ fn manifest(model: &Model, imported: &Imported, training: &Training, batch: Batc
         batch: batch.global,
         loss: training.loss.clone(),
         parameters: parameters.collect(),
-        inputs: inputs::of(training, options.training.loss.ignore_index),
+        inputs: inputs::of_loss(&[&training.graph, &training.eval], &training.classes, options.training.loss.ignore_index),
         flags: options.flags.clone(),
     }
 }

@@ -173,8 +173,12 @@ pub fn train_step(forward: &Graph, trainable: &[Trainable], options: &TrainingOp
     })
 }
 
-/// The loss, and its gradient by every trained parameter under its name, without an update.
-pub fn gradient_step(forward: &Graph, trainable: &[Trainable], options: &TrainingOptions) -> Result<Graph> {
+/// The loss, and its gradient by every trained parameter under its name, without an update; the classes as of [`Training`].
+pub fn gradient_step(
+    forward: &Graph,
+    trainable: &[Trainable],
+    options: &TrainingOptions,
+) -> Result<(Graph, Option<(String, u64)>)> {
     let wanted = options.selection.apply(trainable)?;
     let mut graph = without_dropout(forward)?;
     let loss = loss::attach(&mut graph, &options.loss)?;
@@ -184,7 +188,7 @@ pub fn gradient_step(forward: &Graph, trainable: &[Trainable], options: &Trainin
         let Param { name, piece, .. } = param(&graph, leaf).clone();
         graph.outputs.push((Output::Gradient { name, piece }.text(), gradient));
     }
-    live(&graph)
+    Ok((live(&graph)?, loss.classes))
 }
 
 /// The loss of a batch as evaluation has it: without dropout, without update.

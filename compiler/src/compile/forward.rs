@@ -87,10 +87,9 @@ impl Subject {
             .iter()
             .map(|(name, p)| Trainable { name: name.clone(), aliases: p.aliases.clone(), by_default: p.trained })
             .collect();
-        let mut evaluation = self.evaluation(&gradient_step(&self.graph, &trainable, &options)?)?;
-        if let Some(labels) = evaluation.inputs.get_mut(crate::loss::LABELS) {
-            labels.ignore_index = Some(options.loss.ignore_index);
-        }
+        let (graph, classes) = gradient_step(&self.graph, &trainable, &options)?;
+        let mut evaluation = self.evaluation(&graph)?;
+        evaluation.inputs = inputs::of_loss(&[&evaluation.source], &classes, options.loss.ignore_index);
         Ok(evaluation)
     }
 

@@ -3,15 +3,15 @@
 use crate::graph::{Graph, NodeId};
 use crate::loss;
 use crate::ops::{Compare, Op};
-use crate::train::Training;
 use dcc_program::kernel::CompareOp;
 use dcc_program::manifest;
 use std::collections::BTreeMap;
 
-/// Of both graphs. An input that indexes a table, or holds labels, must stay below the table's size, or the number of classes.
-pub fn of(training: &Training, ignore_index: i64) -> BTreeMap<String, manifest::Input> {
-    let mut found = of_graphs(&[&training.graph, &training.eval]);
-    if let Some((name, classes)) = &training.classes
+/// Of graphs of one loss. An input that indexes a table, or holds labels, must stay below the table's size, or the number of
+/// classes.
+pub fn of_loss(graphs: &[&Graph], classes: &Option<(String, u64)>, ignore_index: i64) -> BTreeMap<String, manifest::Input> {
+    let mut found = of_graphs(graphs);
+    if let Some((name, classes)) = classes
         && let Some(entry) = found.get_mut(name)
     {
         entry.vocabulary = Some(entry.vocabulary.unwrap_or(*classes).min(*classes));

@@ -118,7 +118,7 @@ impl<'a> Weights<'a> {
     }
 
     fn initialise(&self, tensor: &Tensor, seed: u64, slice: &Slice, dtype: DType, local: &mut [u8]) {
-        let given = self.rules.iter().find(|(glob, _)| glob.matches(&tensor.name)).map(|(_, rule)| *rule);
+        let given = self.rules.iter().rev().find(|(glob, _)| glob.matches(&tensor.name)).map(|(_, rule)| *rule);
         let rule = given.unwrap_or_else(|| self.default_rule(tensor));
         Initial { name: &tensor.name, seed, rule, stored: tensor.dtype }.fill(slice, dtype, local);
     }

@@ -161,7 +161,10 @@ fn whole_models_stay_what_they_are() {
         mlp_optimized: attention 0, rsqrt 0 of 0 sums, tanh 0, erf 0, logistic 0, dot 3, transpose 0, div 0, sqrt 0, pow 0
         mlp_sce: attention 0, rsqrt 0 of 4 sums, tanh 0, erf 0, logistic 0, dot 3, transpose 0, div 1, sqrt 0, pow 0
         mlp_sce_legacy: attention 0, rsqrt 0 of 4 sums, tanh 0, erf 0, logistic 0, dot 3, transpose 0, div 1, sqrt 0, pow 0
+        static_bert_classifier: attention 2, rsqrt 5 of 10 sums, tanh 1, erf 2, logistic 0, dot 14, transpose 0, div 0, sqrt 0, pow 0
         static_gpt: attention 4, rsqrt 9 of 18 sums, tanh 4, erf 0, logistic 0, dot 17, transpose 0, div 0, sqrt 0, pow 0
+        static_mixer: attention 0, rsqrt 2 of 5 sums, tanh 0, erf 2, logistic 0, dot 6, transpose 1, div 0, sqrt 0, pow 0
+        static_neox: attention 2, rsqrt 3 of 6 sums, tanh 0, erf 2, logistic 0, dot 9, transpose 0, div 0, sqrt 0, pow 0
         two_inputs: attention 0, rsqrt 1 of 4 sums, tanh 1, erf 1, logistic 1, dot 6, transpose 0, div 1, sqrt 0, pow 0
     "#]].assert_eq(&found);
 }
