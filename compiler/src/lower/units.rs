@@ -1,18 +1,24 @@
-//! The order of units within each section: topological, otherwise as the graph has them.
+//! The order of units within each section: topological; of what can run, first what frees as much memory as it takes, then
+//! what comes first in the graph. So the last reader of a value, such as the sum that is a bias' gradient, runs before the
+//! next value is made.
 //!
 //! Sums over stages keep the order of the placed graph, which is the same on all stages; so do transfers from and to a stage.
+
+mod pressure;
 
 use super::{Stage, section_kinds};
 use crate::error::{Error, Result};
 use crate::fuse::{ClusterId, Role, Unit, refs};
 use crate::graph::{NodeId, Phase};
 use crate::ops::Op;
+use pressure::Pressure;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 /// Units of each section in order of execution. Units without work (leaves, inline nodes without a buffer) are left out.
 pub(super) fn order(stage: &Stage) -> Result<Vec<(Phase, Vec<Unit>)>> {
-    section_kinds().into_iter().map(|phase| Ok((phase, section(stage, phase)?))).collect()
+    let crossing = pressure::crossing(stage);
+    section_kinds().into_iter().map(|phase| Ok((phase, section(stage, phase, &crossing)?))).collect()
 }
 
 /// The unit that computes `node`, if any does.
@@ -49,33 +55,85 @@ pub(super) fn siblings(stage: &Stage, node: NodeId) -> Vec<NodeId> {
     stage.nodes.iter().copied().filter(readers).filter(same_launch).collect()
 }
 
-fn section(stage: &Stage, phase: Phase) -> Result<Vec<Unit>> {
-    let mut members: BTreeMap<Unit, Vec<NodeId>> = BTreeMap::new();
+/// Units of one section, each with its nodes.
+type Members = BTreeMap<Unit, Vec<NodeId>>;
+
+fn section(stage: &Stage, phase: Phase, crossing: &BTreeSet<NodeId>) -> Result<Vec<Unit>> {
+    let mut members = Members::new();
     for &id in stage.nodes.iter().filter(|id| stage.graph[**id].phase == phase) {
         if let Some(unit) = unit_of(stage, id) {
             members.entry(unit).or_default().push(id);
         }
     }
+    let reads = reads(stage, &members);
+    let mut pressure = Pressure::new(stage, &members, &reads, crossing);
+    let (readers, mut waiting) = edges(stage, phase, &members, &reads);
+    let first = |unit: Unit| members[&unit][0];
+    let ready = waiting.iter().filter(|(_, n)| **n == 0).map(|(&u, _)| Reverse((pressure.grows(u), first(u), u)));
+    let mut ready: BinaryHeap<_> = ready.collect();
+    let (mut order, mut done) = (Vec::with_capacity(members.len()), BTreeSet::new());
+    while let Some(Reverse((_, _, unit))) = ready.pop() {
+        if !done.insert(unit) {
+            continue;
+        }
+        order.push(unit);
+        let mut again = pressure.run(&reads[&unit], &done);
+        for &reader in readers.get(&unit).into_iter().flatten() {
+            *waiting.get_mut(&reader).expect("every reader is a unit of this section") -= 1;
+            again.push(reader);
+        }
+        let runnable = again.into_iter().filter(|unit| waiting[unit] == 0);
+        ready.extend(runnable.map(|unit| Reverse((pressure.grows(unit), first(unit), unit))));
+    }
+    if order.len() != members.len() {
+        let stuck = members.keys().find(|u| !done.contains(u)).copied().unwrap_or(Unit::Cluster(ClusterId(0)));
+        return Err(Error::internal(format!("units of section {} depend on each other: {stuck:?}", phase.name())));
+    }
+    Ok(order)
+}
+
+/// Calls `found` for each value whose buffer `node` reads: a kernel computes inline operands itself, all else reads its operands.
+fn visit(stage: &Stage, node: NodeId, found: &mut impl FnMut(NodeId)) {
+    match stage.fusion.roles[node.0 as usize] {
+        Role::Library | Role::View => stage.graph[node].operands.iter().copied().for_each(found),
+        _ => refs::visit(stage.graph, &stage.fusion, node, &[], &mut |read, _| found(read)),
+    }
+}
+
+/// What each unit reads of what other units of the section compute.
+fn reads(stage: &Stage, members: &Members) -> BTreeMap<Unit, BTreeSet<NodeId>> {
+    let of = |(&unit, nodes): (&Unit, &Vec<NodeId>)| {
+        let mut found = BTreeSet::new();
+        for &node in nodes {
+            visit(stage, node, &mut |read| {
+                if unit_of(stage, read).is_some_and(|from| from != unit && members.contains_key(&from)) {
+                    found.insert(read);
+                }
+            });
+        }
+        (unit, found)
+    };
+    members.iter().map(of).collect()
+}
+
+/// Who must follow whom, and how many each unit follows. Values of other stages come in a fixed order.
+fn edges(
+    stage: &Stage,
+    phase: Phase,
+    members: &Members,
+    reads: &BTreeMap<Unit, BTreeSet<NodeId>>,
+) -> (BTreeMap<Unit, BTreeSet<Unit>>, BTreeMap<Unit, usize>) {
     let mut readers: BTreeMap<Unit, BTreeSet<Unit>> = BTreeMap::new();
     let mut waiting: BTreeMap<Unit, usize> = members.keys().map(|&u| (u, 0)).collect();
-    let mut edge = |from: Unit, to: Unit, waiting: &mut BTreeMap<Unit, usize>| {
+    let mut edge = |from: Unit, to: Unit| {
         if from != to && readers.entry(from).or_default().insert(to) {
             *waiting.entry(to).or_default() += 1;
         }
     };
-    let mut ordered: BTreeMap<&str, Unit> = BTreeMap::new();
-    for (&unit, nodes) in &members {
-        for &node in nodes {
-            let mut reads = Vec::new();
-            refs::visit(stage.graph, &stage.fusion, node, &[], &mut |o, _| reads.push(o));
-            for read in reads {
-                if let Some(from) = unit_of(stage, read).filter(|from| members.contains_key(from)) {
-                    edge(from, unit, &mut waiting);
-                }
-            }
-        }
+    for (&unit, nodes) in reads {
+        nodes.iter().filter_map(|&read| unit_of(stage, read)).for_each(|from| edge(from, unit));
     }
-    // Values of other stages in a fixed order.
+    let mut ordered: BTreeMap<&str, Unit> = BTreeMap::new();
     for &id in stage.nodes.iter().filter(|id| stage.graph[**id].phase == phase) {
         let key = match stage.graph[id].op {
             Op::StageSum(_) => "sum",
@@ -83,26 +141,8 @@ fn section(stage: &Stage, phase: Phase) -> Result<Vec<Unit>> {
             _ => continue,
         };
         if let Some(before) = ordered.insert(key, Unit::Node(id)) {
-            edge(before, Unit::Node(id), &mut waiting);
+            edge(before, Unit::Node(id));
         }
     }
-    let first = |unit: Unit| members[&unit][0];
-    let mut ready: BinaryHeap<Reverse<(NodeId, Unit)>> =
-        waiting.iter().filter(|(_, n)| **n == 0).map(|(&u, _)| Reverse((first(u), u))).collect();
-    let mut order = Vec::with_capacity(members.len());
-    while let Some(Reverse((_, unit))) = ready.pop() {
-        order.push(unit);
-        for &reader in readers.get(&unit).into_iter().flatten() {
-            let left = waiting.get_mut(&reader).expect("every reader is a unit of this section");
-            *left -= 1;
-            if *left == 0 {
-                ready.push(Reverse((first(reader), reader)));
-            }
-        }
-    }
-    if order.len() != members.len() {
-        let stuck = members.keys().find(|u| !order.contains(u)).copied().unwrap_or(Unit::Cluster(ClusterId(0)));
-        return Err(Error::internal(format!("units of section {} depend on each other: {stuck:?}", phase.name())));
-    }
-    Ok(order)
+    (readers, waiting)
 }

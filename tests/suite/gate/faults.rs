@@ -191,7 +191,9 @@ const FAULTS: &[Planted] = &[
         body(p, site).rotate_right(1);
     }),
     ("a dropped operation", Fault::Unwritten, "read before it is written", |p| {
-        let dot = find(p, SectionKind::Backward, |i| matches!(i.action, Action::Library(Library::Dot { .. })));
+        let dot = find(p, SectionKind::Backward, |i| {
+            matches!(i.action, Action::Library(Library::Dot { mode: StoreMode::Assign, .. }))
+        });
         body(p, dot).remove(dot.2);
     }),
     ("a buffer that is not there", Fault::Malformed, "b9999 of", |p| {
