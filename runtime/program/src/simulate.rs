@@ -16,6 +16,7 @@ mod library;
 mod memory;
 mod scalar;
 mod transfer;
+mod unsharded;
 
 use crate::mesh::{Coordinates, Mesh};
 use crate::program::*;
@@ -24,6 +25,8 @@ use memory::{Memory, Region, to_bits, to_value};
 use scalar::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use transfer::{Exchange, Flight};
+
+pub use unsharded::unsharded;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SimulateError {

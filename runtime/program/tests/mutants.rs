@@ -4,7 +4,7 @@
 
 use dcc_program::check;
 use dcc_program::program::{ParamKind, Program};
-use dcc_program::simulate::{Scalars, Simulator, Tensor};
+use dcc_program::simulate::{Scalars, Simulator, Tensor, unsharded};
 use dcc_program::text::{parse, print};
 use std::collections::BTreeMap;
 
@@ -178,20 +178,6 @@ fn mutants(case: &Case, seed: u64, count: usize) {
         }
     }
     assert!(0 < accepted && accepted * 3 < tried, "{accepted} of {tried} mutants accepted");
-}
-
-/// The same program for one rank per stage and one microbatch: every axis but `pp` of size 1, offsets stretched so that the
-/// larger blocks fit. What a mutant computes there is what it means.
-fn unsharded(p: &Program) -> Program {
-    let mut p = p.clone();
-    let factor: u64 = p.mesh.axes.iter().filter(|a| a.name != "pp").map(|a| u64::from(a.size)).product();
-    p.mesh.axes.iter_mut().filter(|a| a.name != "pp").for_each(|a| a.size = 1);
-    p.buffers.iter_mut().for_each(|b| b.offset *= factor);
-    p.areas.iter_mut().for_each(|a| a.bytes *= factor);
-    p.persistent_bytes *= factor;
-    p.scratch_bytes *= factor;
-    p.order.retain(|step| step.microbatch == 0);
-    p
 }
 
 #[test]

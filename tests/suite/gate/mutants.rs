@@ -4,6 +4,7 @@ use super::mutate::{Change, FUNCTION, Mutation, Random, STRUCTURE};
 use super::subject::Subject;
 use dcc_program::check;
 use dcc_program::program::Program;
+use dcc_program::simulate::unsharded;
 use std::collections::BTreeMap;
 
 /// Refused, accepted.
@@ -70,20 +71,6 @@ fn verdict(subject: &Subject, mutant: &[Program], promise: Promise) -> Result<()
         }
     };
     if found.same(&expected) { Ok(()) } else { Err("accepted, but gives other results".to_owned()) }
-}
-
-/// The same program for one rank per stage and one microbatch: every axis but `pp` of size 1, offsets stretched so that the
-/// larger blocks fit. What a mutant computes there is what it means.
-pub fn unsharded(p: &Program) -> Program {
-    let mut p = p.clone();
-    let factor: u64 = p.mesh.axes.iter().filter(|a| a.name != "pp").map(|a| u64::from(a.size)).product();
-    p.mesh.axes.iter_mut().filter(|a| a.name != "pp").for_each(|a| a.size = 1);
-    p.buffers.iter_mut().for_each(|b| b.offset *= factor);
-    p.areas.iter_mut().for_each(|a| a.bytes *= factor);
-    p.persistent_bytes *= factor;
-    p.scratch_bytes *= factor;
-    p.order.retain(|step| step.microbatch == 0);
-    p
 }
 
 /// Lines of the two texts that are not in the other.
