@@ -8,6 +8,7 @@ use dcc_program::text::parse;
 use dcc_runtime::launch::Message;
 use dcc_runtime::metrics::StepRecord;
 use dcc_runtime::run::{self, Flags, Job, Source};
+use npyz::WriterBuilder;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -83,18 +84,11 @@ fn tensors(programs: &[Program]) -> Vec<Tensor> {
 
 /// Numbers in [-1, 1) that look random, f32.
 fn npy(path: &Path, shape: &[u64]) {
-    let shape_text: Vec<String> = shape.iter().map(u64::to_string).collect();
-    let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}), }}", shape_text.join(", "));
-    while (10 + header.len() + 1) % 64 != 0 {
-        header.push(' ');
-    }
-    header.push('\n');
-    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
-    bytes.extend((header.len() as u16).to_le_bytes());
-    bytes.extend(header.as_bytes());
+    let file = std::fs::File::create(path).unwrap();
+    let mut writer = npyz::WriteOptions::new().default_dtype().shape(shape).writer(file).begin_nd().unwrap();
     let value = |i: u64| (((i + 7) * 2_654_435_761 % 2001) as f64 / 1000.5 - 1.0) as f32;
-    (0..shape.iter().product()).for_each(|i| bytes.extend(value(i).to_le_bytes()));
-    std::fs::write(path, bytes).unwrap();
+    writer.extend((0..shape.iter().product()).map(value)).unwrap();
+    writer.finish().unwrap();
 }
 
 fn stderr(output: &Output) -> String {

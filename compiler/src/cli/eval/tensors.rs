@@ -11,8 +11,9 @@ use dcc_runtime::data::Array;
 use dcc_runtime::exec::whole::Tensor;
 use npyz::zip::write::FileOptions;
 use npyz::zip::{CompressionMethod, DateTime, ZipWriter};
+use npyz::{AutoSerialize, WriteOptions, WriterBuilder};
 use prost::Message;
-use std::io::{Cursor, Write};
+use std::io::{self, Cursor, Write};
 use std::path::{Path, PathBuf};
 
 pub struct Named {
@@ -149,7 +150,7 @@ fn npz(path: &Path, values: &[Named]) -> Outcome<Vec<u8>> {
     let failed = |error: &dyn std::fmt::Display| failure::io("write", path, error);
     let mut archive = ZipWriter::new(Cursor::new(Vec::new()));
     for Named { name, tensor } in values {
-        let header = npy_header(tensor).ok_or_else(|| {
+        let array = npy(tensor).ok_or_else(|| {
             Error::usage(format!("`{name}` is {}, which NumPy has not", tensor.dtype.name())).help("write .safetensors")
         })?;
         let options = FileOptions::default()
@@ -157,36 +158,35 @@ fn npz(path: &Path, values: &[Named]) -> Outcome<Vec<u8>> {
             .last_modified_time(DateTime::default())
             .large_file(tensor.bytes.len() >= 1 << 31);
         archive.start_file(format!("{name}.npy"), options).map_err(|error| failed(&error))?;
-        archive.write_all(&header).and_then(|()| archive.write_all(&tensor.bytes)).map_err(|error| failed(&error))?;
+        array.and_then(|array| archive.write_all(&array)).map_err(|error| failed(&error))?;
     }
     Ok(archive.finish().map_err(|error| failed(&error))?.into_inner())
 }
 
-/// NumPy's format 1.0, up to the elements.
-fn npy_header(tensor: &Tensor) -> Option<Vec<u8>> {
-    let kind = match tensor.dtype {
-        DType::Bool => "|b1",
-        DType::U8 => "|u1",
-        DType::I8 => "|i1",
-        DType::U16 => "<u2",
-        DType::I16 => "<i2",
-        DType::U32 => "<u4",
-        DType::I32 => "<i4",
-        DType::U64 => "<u8",
-        DType::I64 => "<i8",
-        DType::F16 => "<f2",
-        DType::F32 => "<f4",
-        DType::F64 => "<f8",
+/// A .npy file; none where NumPy has no such dtype.
+fn npy(tensor: &Tensor) -> Option<io::Result<Vec<u8>>> {
+    Some(match tensor.dtype {
+        DType::Bool => array(tensor, |[byte]: [u8; 1]| byte != 0),
+        DType::U8 => array(tensor, u8::from_ne_bytes),
+        DType::I8 => array(tensor, i8::from_ne_bytes),
+        DType::U16 => array(tensor, u16::from_ne_bytes),
+        DType::I16 => array(tensor, i16::from_ne_bytes),
+        DType::U32 => array(tensor, u32::from_ne_bytes),
+        DType::I32 => array(tensor, i32::from_ne_bytes),
+        DType::U64 => array(tensor, u64::from_ne_bytes),
+        DType::I64 => array(tensor, i64::from_ne_bytes),
+        DType::F16 => array(tensor, half::f16::from_ne_bytes),
+        DType::F32 => array(tensor, f32::from_ne_bytes),
+        DType::F64 => array(tensor, f64::from_ne_bytes),
         DType::BF16 => return None,
-    };
-    let dims: String = tensor.shape.iter().map(|dim| format!("{dim}, ")).collect();
-    let mut header = format!("{{'descr': '{kind}', 'fortran_order': False, 'shape': ({}), }}", dims.trim_end());
-    while (10 + header.len() + 1) % 64 != 0 {
-        header.push(' ');
-    }
-    header.push('\n');
-    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
-    bytes.extend((header.len() as u16).to_le_bytes());
-    bytes.extend(header.as_bytes());
-    Some(bytes)
+    })
+}
+
+/// A .npy file of elements of `N` bytes.
+fn array<T: AutoSerialize, const N: usize>(tensor: &Tensor, element: fn([u8; N]) -> T) -> io::Result<Vec<u8>> {
+    let mut file = Vec::with_capacity(tensor.bytes.len() + 128);
+    let mut writer = WriteOptions::new().default_dtype().shape(&tensor.shape).writer(&mut file).begin_nd()?;
+    writer.extend(tensor.bytes.as_chunks().0.iter().copied().map(element))?;
+    writer.finish()?;
+    Ok(file)
 }
