@@ -1,0 +1,259 @@
+//! Which cluster a reduction or pointwise op joins: that of what it reads, where the loops are the same and nothing else that it
+//! reads depends on the cluster; else a new one.
+
+use super::{Cluster, ClusterId, Fuser, LoopDim, Role, Unit, is_pointwise, refs};
+use crate::graph::NodeId;
+use crate::ops::Op;
+use dcc_program::Sharding;
+use dcc_program::kernel::{DimId, Index};
+use std::collections::{BTreeSet, HashMap};
+
+/// A cluster of more operands than this takes no further members: it would gain nothing, and a kernel has a bounded number of
+/// arguments.
+const MAX_READS: usize = 64;
+
+impl Fuser<'_> {
+    pub(super) fn assign_reduce(&mut self, id: NodeId) -> ClusterId {
+        let Op::Reduce(reduce) = &self.graph[id].op else { unreachable!("assign sends reductions here") };
+        let operand = self.graph[id].operands[0];
+        let rank = self.graph.ty(operand).rank();
+        let reduced: Vec<usize> = reduce.dims.iter().map(|&d| usize::from(d)).collect();
+        let kept: Vec<usize> = (0..rank).filter(|d| !reduced.contains(d)).collect();
+        let trailing = !kept.is_empty() && kept.iter().max() < reduced.iter().min();
+        if let (Role::Member(cluster), true) = (self.fusion.roles[operand.0 as usize], trailing) {
+            let at = self.fusion.clusters[cluster.0 as usize].index.get(&operand).cloned().unwrap_or_default();
+            if self.can_reduce_in(cluster, id, &at, &reduced) {
+                let dims_at = |dims: &[usize]| -> Vec<Index> { dims.iter().map(|&d| at[d].clone()).collect() };
+                let inner = dims_at(&reduced).iter().map(refs::dim_of).collect();
+                self.fusion.clusters[cluster.0 as usize].inner = inner;
+                self.join(cluster, id, dims_at(&kept));
+                return cluster;
+            }
+        }
+        self.release(operand, &mut vec![id]);
+        let cluster = self.new_cluster(id, &self.graph.ty(operand).shape, &self.graph.ty(operand).sharding.clone());
+        let dim = |&d: &usize| Index::Dim(DimId(d as u8));
+        self.fusion.clusters[cluster.0 as usize].inner = reduced.iter().map(|&d| DimId(d as u8)).collect();
+        self.join(cluster, id, kept.iter().map(dim).collect());
+        cluster
+    }
+
+    /// A reduction over trailing dims joins its operand's cluster if that has no other inner dims.
+    fn can_reduce_in(&self, id: ClusterId, node: NodeId, at: &[Index], reduced: &[usize]) -> bool {
+        let cluster = &self.fusion.clusters[id.0 as usize];
+        let inner: Vec<DimId> = reduced.iter().map(|&d| refs::dim_of(&at[d])).collect();
+        let full = at.len() == cluster.dims.len();
+        cluster.phase == self.graph[node].phase && full && (cluster.inner.is_empty() || cluster.inner == inner)
+    }
+
+    /// A pointwise operand that only `readers` read moves into their new cluster: it is recomputed in its loads, and so is what
+    /// only it reads.
+    fn release(&mut self, operand: NodeId, readers: &mut Vec<NodeId>) {
+        let Role::Member(cluster) = self.fusion.roles[operand.0 as usize] else { return };
+        let only = self.uses[operand.0 as usize].iter().all(|u| readers.contains(u)) && !self.wanted.contains(&operand);
+        if !only || !is_pointwise(&self.graph[operand].op) || self.graph[operand].phase != self.graph[readers[0]].phase {
+            return;
+        }
+        self.dissolve(operand, cluster);
+        readers.push(operand);
+        for &inner in &self.graph[operand].operands {
+            self.release(inner, readers);
+        }
+    }
+
+    pub(super) fn assign_pointwise(&mut self, id: NodeId) -> ClusterId {
+        let mut candidates: Vec<ClusterId> = self.clusters_read(id);
+        candidates.sort_by_key(|c| std::cmp::Reverse(self.fusion.clusters[c.0 as usize].last));
+        for (i, &cluster) in candidates.iter().enumerate() {
+            for &other in &candidates[i + 1..] {
+                self.merge(cluster, other);
+                self.merge(other, cluster);
+            }
+            if let Some(index) = self.placement(cluster, id) {
+                self.join(cluster, id, index);
+                return cluster;
+            }
+        }
+        let ty = self.graph.ty(id).clone();
+        let cluster = self.new_cluster(id, &ty.shape, &ty.sharding);
+        self.join(cluster, id, (0..ty.rank()).map(|d| Index::Dim(DimId(d as u8))).collect());
+        cluster
+    }
+
+    /// Moves the members of `from` into `into` where both run over the same loops, or `from` over the outer ones of `into`, and
+    /// neither needs the other through a third.
+    fn merge(&mut self, into: ClusterId, from: ClusterId) {
+        let (a, b) = (&self.fusion.clusters[into.0 as usize], &self.fusion.clusters[from.0 as usize]);
+        let row_only = |c: &Cluster| c.members.iter().all(|m| c.index[m].len() == c.dims.len() || !c.inner.is_empty());
+        if a.phase != b.phase || a.members.is_empty() || b.members.is_empty() || !row_only(a) || !row_only(b) {
+            return;
+        }
+        if a.reads.union(&b.reads).count() > MAX_READS {
+            return;
+        }
+        let Some(moved) = moved_loops(a, b) else { return };
+        let through = |reads: &BTreeSet<Unit>, target: ClusterId| {
+            reads.iter().any(|&u| u != Unit::Cluster(target) && self.depends(u, target))
+        };
+        if through(&a.reads, from)
+            || through(&b.reads, into)
+            || self.reads_elsewhere(&a.index, &moved)
+            || self.reads_elsewhere(&moved, &a.index)
+        {
+            return;
+        }
+        let empty = Cluster::empty(b.phase);
+        let gone = std::mem::replace(&mut self.fusion.clusters[from.0 as usize], empty);
+        for &member in &gone.members {
+            self.fusion.roles[member.0 as usize] = Role::Member(into);
+        }
+        let cluster = &mut self.fusion.clusters[into.0 as usize];
+        cluster.members.extend(gone.members);
+        cluster.members.sort_unstable();
+        cluster.index.extend(moved);
+        cluster.reads.extend(gone.reads);
+        cluster.reads.remove(&Unit::Cluster(into));
+        cluster.reads.remove(&Unit::Cluster(from));
+        if cluster.inner.is_empty() {
+            cluster.inner = gone.inner;
+        }
+        cluster.first = cluster.first.min(gone.first);
+        cluster.last = cluster.last.max(gone.last);
+        // Readers of the emptied cluster now read this one.
+        for other in &mut self.fusion.clusters {
+            if other.reads.remove(&Unit::Cluster(from)) {
+                other.reads.insert(Unit::Cluster(into));
+            }
+        }
+    }
+
+    /// Whether a node of `readers` reads one of `read` at another index than the one at which that lies.
+    fn reads_elsewhere(&self, readers: &HashMap<NodeId, Vec<Index>>, read: &HashMap<NodeId, Vec<Index>>) -> bool {
+        let mut elsewhere = false;
+        for (&member, index) in readers {
+            refs::visit(self.graph, &self.fusion, member, index, &mut |operand, at| {
+                if let Some(own) = read.get(&operand) {
+                    elsewhere |= at.is_none_or(|at| at != own.as_slice());
+                }
+            });
+        }
+        elsewhere
+    }
+
+    /// Where `id` lies in the cluster's loop nest, if it may join: every reference to a member is at that member's own index,
+    /// and nothing else that it reads depends on the cluster.
+    fn placement(&self, id: ClusterId, node: NodeId) -> Option<Vec<Index>> {
+        let cluster = &self.fusion.clusters[id.0 as usize];
+        if cluster.phase != self.graph[node].phase || cluster.reads.len() > MAX_READS || cluster.members.is_empty() {
+            return None;
+        }
+        let all: Vec<Index> = (0..cluster.dims.len() as u8).map(|d| Index::Dim(DimId(d))).collect();
+        let outer = all.iter().filter(|i| !cluster.inner.contains(&refs::dim_of(i))).cloned().collect();
+        let direct = self.graph[node].operands.iter().filter_map(|o| cluster.index.get(o).cloned());
+        let mut tried: Vec<Vec<Index>> = direct.chain([all, outer]).collect();
+        tried.dedup();
+        tried.into_iter().find(|index| self.fits(cluster, node, index) && self.refs_fit(id, node, index))
+    }
+
+    fn fits(&self, cluster: &Cluster, node: NodeId, index: &[Index]) -> bool {
+        let ty = self.graph.ty(node);
+        index.len() == ty.rank()
+            && index.iter().enumerate().all(|(d, i)| {
+                let dim = &cluster.dims[refs::dim_of(i).0 as usize];
+                dim.size == ty.shape[d] && dim.axes == ty.sharding.dims[d]
+            })
+    }
+
+    fn refs_fit(&self, id: ClusterId, node: NodeId, index: &[Index]) -> bool {
+        let cluster = &self.fusion.clusters[id.0 as usize];
+        let mut fits = true;
+        refs::visit(self.graph, &self.fusion, node, index, &mut |operand, at| {
+            fits &= match cluster.index.get(&operand) {
+                Some(own) => at.is_some_and(|at| at == own.as_slice()),
+                None => !self.depends(self.unit(operand), id),
+            };
+        });
+        fits
+    }
+
+    fn new_cluster(&mut self, node: NodeId, shape: &[u64], sharding: &Sharding) -> ClusterId {
+        let dims = shape.iter().zip(&sharding.dims).map(|(&size, axes)| LoopDim { size, axes: axes.clone() }).collect();
+        self.fusion.clusters.push(Cluster {
+            phase: self.graph[node].phase,
+            members: Vec::new(),
+            dims,
+            inner: Vec::new(),
+            index: HashMap::new(),
+            reads: BTreeSet::new(),
+            first: node,
+            last: node,
+        });
+        ClusterId(self.fusion.clusters.len() as u32 - 1)
+    }
+
+    fn join(&mut self, id: ClusterId, node: NodeId, index: Vec<Index>) {
+        let mut reads = BTreeSet::new();
+        let open: Vec<Index> = Vec::new();
+        refs::visit(self.graph, &self.fusion, node, &open, &mut |operand, _| {
+            reads.insert(self.unit(operand));
+        });
+        reads.remove(&Unit::Cluster(id));
+        let cluster = &mut self.fusion.clusters[id.0 as usize];
+        cluster.reads.extend(reads);
+        cluster.members.push(node);
+        cluster.last = node;
+        cluster.index.insert(node, index);
+    }
+
+    /// Clusters that `node` reads through inline nodes.
+    fn clusters_read(&self, node: NodeId) -> Vec<ClusterId> {
+        let mut found = BTreeSet::new();
+        refs::visit(self.graph, &self.fusion, node, &[], &mut |operand, _| {
+            if let Unit::Cluster(cluster) = self.unit(operand) {
+                found.insert(cluster);
+            }
+        });
+        found.into_iter().collect()
+    }
+
+    /// Whether computing `unit` needs `target` first.
+    fn depends(&self, unit: Unit, target: ClusterId) -> bool {
+        let first = self.fusion.clusters[target.0 as usize].first;
+        let mut open = vec![unit];
+        let mut seen = BTreeSet::new();
+        while let Some(unit) = open.pop() {
+            if unit == Unit::Cluster(target) {
+                return true;
+            }
+            let last = match unit {
+                Unit::Cluster(c) => self.fusion.clusters[c.0 as usize].last,
+                Unit::Node(n) => n,
+            };
+            if last < first || !seen.insert(unit) {
+                continue;
+            }
+            match unit {
+                Unit::Cluster(c) => open.extend(&self.fusion.clusters[c.0 as usize].reads),
+                Unit::Node(n) => refs::visit(self.graph, &self.fusion, n, &[], &mut |o, _| open.push(self.unit(o))),
+            }
+        }
+        false
+    }
+}
+
+/// Where the members of `from` lie in the loops of `into`: at the same ones, or, if they have no inner ones, at the outer ones.
+/// `None` where the loops are neither.
+fn moved_loops(into: &Cluster, from: &Cluster) -> Option<HashMap<NodeId, Vec<Index>>> {
+    let alike = |x: &LoopDim, y: &LoopDim| x.size == y.size && x.axes == y.axes;
+    let same = into.dims.len() == from.dims.len() && into.dims.iter().zip(&from.dims).all(|(x, y)| alike(x, y));
+    if same && (into.inner == from.inner || into.inner.is_empty() || from.inner.is_empty()) {
+        return Some(from.index.clone());
+    }
+    let outer: Vec<usize> = (0..into.dims.len()).filter(|&d| !into.inner.contains(&DimId(d as u8))).collect();
+    let rows = outer.len() == from.dims.len() && outer.iter().zip(&from.dims).all(|(&d, y)| alike(&into.dims[d], y));
+    if !rows || into.inner.is_empty() || !from.inner.is_empty() {
+        return None;
+    }
+    let to_outer = |i: &Index| Index::Dim(DimId(outer[refs::dim_of(i).0 as usize] as u8));
+    Some(from.index.iter().map(|(&node, index)| (node, index.iter().map(to_outer).collect())).collect())
+}

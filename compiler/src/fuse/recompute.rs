@@ -1,0 +1,98 @@
+//! Which members leave their cluster to be recomputed in the kernels that read them: a few plain operations on what is at hand
+//! there anyway cost less than a buffer that is written and read.
+
+use super::{Fuser, Role, Unit, is_pointwise, refs};
+use crate::graph::{NodeId, Phase};
+use crate::ops::Op;
+use dcc_program::kernel::BinaryOp;
+use std::collections::{BTreeMap, BTreeSet};
+
+impl Fuser<'_> {
+    /// Members that only other kernels need, and that are a short function of what has a buffer anyway, are recomputed there.
+    pub(super) fn recompute_cheap(&mut self, nodes: &[NodeId]) {
+        let mut crossing: BTreeMap<NodeId, BTreeSet<Phase>> = BTreeMap::new();
+        for &id in nodes {
+            for &operand in &self.graph[id].operands {
+                crossing.entry(operand).or_default().insert(self.graph[id].phase);
+            }
+        }
+        for &id in nodes {
+            let Role::Member(cluster) = self.fusion.roles[id.0 as usize] else { continue };
+            let needed = self.readers(id).iter().any(|&r| self.unit(r) != Unit::Cluster(cluster));
+            let into_kernels = self.uses[id.0 as usize].iter().all(|&u| self.may_compute(u, id));
+            if needed && into_kernels && !self.wanted.contains(&id) && self.is_cheap(id, &crossing) {
+                self.dissolve(id, cluster);
+            }
+        }
+    }
+
+    /// Units' nodes that read `id`, through inline nodes.
+    fn readers(&self, id: NodeId) -> Vec<NodeId> {
+        let mut found = Vec::new();
+        let mut open = self.uses[id.0 as usize].clone();
+        while let Some(user) = open.pop() {
+            match self.fusion.roles[user.0 as usize] {
+                Role::Inline => open.extend(&self.uses[user.0 as usize]),
+                _ => found.push(user),
+            }
+        }
+        found
+    }
+
+    /// Whether `user` can compute its operand `id` in place instead of loading it.
+    fn may_compute(&self, user: NodeId, id: NodeId) -> bool {
+        let op = &self.graph[user].op;
+        let loaded = self.graph[user].operands.iter().enumerate().any(|(i, &o)| o == id && refs::is_loaded(op, i));
+        match self.fusion.roles[user.0 as usize] {
+            Role::Member(_) => !loaded,
+            Role::Inline => !loaded && self.uses[user.0 as usize].iter().all(|&u| self.may_compute(u, user)),
+            _ => false,
+        }
+    }
+
+    /// At most three plain operations on one value that each phase which reads `id` reads anyway, and on smaller ones.
+    fn is_cheap(&self, id: NodeId, crossing: &BTreeMap<NodeId, BTreeSet<Phase>>) -> bool {
+        let node = &self.graph[id];
+        if !is_pointwise(&node.op) || node.ty.rank() == 0 || self.inline_cost(id) > 3 {
+            return false;
+        }
+        let mut large = BTreeSet::new();
+        let mut at_hand = true;
+        refs::visit(self.graph, &self.fusion, id, &[], &mut |operand, _| {
+            let role = self.fusion.roles[operand.0 as usize];
+            if self.graph.ty(operand).elements() * 8 > node.ty.elements() {
+                large.insert(operand);
+            }
+            let persistent = role == Role::Leaf && !matches!(self.graph[operand].op, Op::Input(_));
+            let read_there = crossing[&id].iter().all(|p| crossing[&operand].contains(p) || self.graph[operand].phase == *p);
+            let small = !large.contains(&operand);
+            at_hand &= persistent || ((read_there || small) && (!matches!(role, Role::Member(_)) || self.crosses(operand)));
+        });
+        at_hand && large.len() <= 1 && !crossing[&id].contains(&Phase::Update)
+    }
+
+    /// What computing `id` anew costs, inline operands included.
+    fn inline_cost(&self, id: NodeId) -> u32 {
+        let node = &self.graph[id];
+        let inner = node.operands.iter().filter(|o| self.fusion.roles[o.0 as usize] == Role::Inline);
+        cost_of(&node.op) + inner.map(|&o| self.inline_cost(o)).sum::<u32>()
+    }
+
+    /// Whether a kernel other than its own reads a member.
+    fn crosses(&self, id: NodeId) -> bool {
+        self.wanted.contains(&id) || self.readers(id).iter().any(|&r| self.unit(r) != self.unit(id))
+    }
+}
+
+/// Roughly how many cheap vector operations an op is.
+fn cost_of(op: &Op) -> u32 {
+    use dcc_program::kernel::UnaryOp::{Abs, Neg, Not};
+    match op {
+        Op::Unary(op) if matches!(op.op, Neg | Abs | Not) => 1,
+        Op::Unary(_) => 4,
+        Op::Binary(op) if matches!(op.op, BinaryOp::Div | BinaryOp::Rem | BinaryOp::Pow) => 4,
+        Op::Const(_) | Op::BroadcastInDim(_) => 0,
+        Op::Uniform(_) | Op::Gather(_) => 4,
+        _ => 1,
+    }
+}
