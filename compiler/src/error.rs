@@ -19,6 +19,14 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub struct Code(pub u16);
 
 impl Code {
+    pub const UNBOUND: Code = Code(2);
+    pub const UNCLEAR_LOSS: Code = Code(3);
+
+    /// Whether the command leaves a question open, which more flags would answer.
+    pub fn is_question(self) -> bool {
+        [Code::UNBOUND, Code::UNCLEAR_LOSS].contains(&self)
+    }
+
     /// The process exit code: 2 usage, 3 model, 4 no such plan, 5 damaged file, 6 rank failed, 7 hang, 8 environment,
     /// 9 numerical.
     pub fn exit(self) -> i32 {
@@ -100,7 +108,12 @@ impl Error {
 
     /// The command leaves open something that dcc must know, such as the size of a symbolic dim.
     pub fn unbound(what: impl Into<String>) -> Error {
-        Error::new(2, what)
+        Error::new(Code::UNBOUND.0, what)
+    }
+
+    /// The outputs do not say what to minimise.
+    pub fn unclear_loss(what: impl Into<String>) -> Error {
+        Error::new(Code::UNCLEAR_LOSS.0, what)
     }
 
     // 01xx: the model file.

@@ -197,10 +197,9 @@ fn choose(graph: &Graph, options: &LossOptions) -> Result<(LossKind, String, Nod
         _ => {
             let what = format!("the loss of output `{name}` of shape {:?} is not clear", ty.shape.as_slice());
             let error = match options.labels {
-                Labels::Absent => {
-                    Error::unbound(what).note("the data have no key `labels`, nor an array that `--map KEY=labels` renames")
-                }
-                _ => Error::unbound(what),
+                Labels::Absent => Error::unclear_loss(what)
+                    .note("the data have no key `labels`, nor an array that `--map KEY=labels` renames"),
+                _ => Error::unclear_loss(what),
             };
             return Err(error.help("say --loss cross-entropy, next-token, mse, l1, bce or output"));
         }

@@ -199,7 +199,7 @@ fn data_that_do_not_fit() {
         refused(&folder, &command, exit, code, words);
     };
     check("key", 2, "DCC0051", &["the data have `y`, which is no input", "y.npy", "inputs: labels, x", "--map y=INPUT"]);
-    check("label", 2, "DCC0002", &["the loss of output `y`", "no key `labels`", "`label`", "--loss KIND"]);
+    check("label", 2, "DCC0003", &["the loss of output `y`", "no key `labels`", "`label`", "--loss KIND"]);
     check("nothing", 2, "DCC0051", &["input `x` has no data", "--input x="]);
     check("shape", 2, "DCC0052", &["`x` has shape [12, 4], input `x` needs [samples, 3]", "x.npy"]);
     check("complex", 2, "DCC0050", &["numpy dtype `<c8`", "x.npy"]);

@@ -1,7 +1,7 @@
 //! Completing a command that leaves something open: one error that lists all of it and prints the command to type.
 
 use crate::compile::Options;
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::import::{self, Model};
 use crate::loss;
 
@@ -10,7 +10,7 @@ const SIZE: u64 = 8;
 
 /// `error` itself unless it is about something left open; then with everything else that is open, and the whole command.
 pub fn complete(error: Error, model: &Model, options: &Options, words: &[String]) -> Error {
-    if error.code.0 != 2 {
+    if !error.code.is_question() {
         return error;
     }
     let mut flags = missing(&error);
@@ -23,7 +23,7 @@ pub fn complete(error: Error, model: &Model, options: &Options, words: &[String]
         fill(&mut trial, flag);
     }
     if let Err(second) = attempt(model, &trial)
-        && second.code.0 == 2
+        && second.code.is_question()
     {
         // The same question again says nothing new.
         if second.what != completed.what {
@@ -51,9 +51,9 @@ fn missing(error: &Error) -> Vec<String> {
     if help.contains("--batch-dim INPUT=D") {
         return vec!["--batch-dim INPUT=D".to_owned()];
     }
-    match help.starts_with("say --loss ") {
-        true => vec!["--loss KIND".to_owned()],
-        false => Vec::new(),
+    match error.code {
+        Code::UNCLEAR_LOSS => vec!["--loss KIND".to_owned()],
+        _ => Vec::new(),
     }
 }
 

@@ -3,7 +3,7 @@
 use super::failure::Outcome;
 use super::flags::CompileFlags;
 use crate::compile::Options;
-use crate::error::Error;
+use crate::error::{Code, Error};
 use crate::import::Model;
 use crate::import::proto::tensor_shape_proto::dimension::Value as Dim;
 use crate::import::proto::type_proto::Value as Type;
@@ -97,10 +97,8 @@ impl Shapes {
     /// A question that the data leave open, with what they have.
     pub fn explain(&self, error: Error) -> Error {
         let keys: Vec<String> = self.arrays.iter().map(|(name, _)| format!("`{name}`")).collect();
-        match error.code.0 {
-            2 if !keys.is_empty() && error.what.starts_with("the loss") => {
-                error.note(format!("the data have {}", keys.join(", ")))
-            }
+        match error.code {
+            Code::UNCLEAR_LOSS if !keys.is_empty() => error.note(format!("the data have {}", keys.join(", "))),
             _ => error,
         }
     }

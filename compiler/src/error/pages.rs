@@ -32,8 +32,15 @@ pub const PAGES: &[Page] = &[
         2,
         "something dcc must know was left open",
         "A model with symbolic dims (`batch`, `seq`) has no size until the command gives one: `--dim NAME=N` for each, and \
-         `--global-batch-size B` for the batch. Where the outputs do not say what to minimise, `--loss` does. The message lists \
-         all that is open at once, and its help is the whole command to type.",
+         `--global-batch-size B` for the batch. The message lists all that is open at once, and its help is the whole command to \
+         type.",
+    ),
+    entry(
+        3,
+        "what to minimise was left open",
+        "Neither the outputs of the model nor the keys of the data say which loss is meant: no scalar output, no integer \
+         labels that fit. `--loss` names one, and `--output` the output that it is of. Labels in the data have the key \
+         `labels`, targets `target`; `--map KEY=labels` renames.",
     ),
     entry(
         101,
