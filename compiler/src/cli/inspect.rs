@@ -232,10 +232,6 @@ fn text(value: &Value) -> String {
 
 fn line(value: &Value) -> String {
     match value {
-        Value::Object(fields) if fields.contains_key("peak") => {
-            let sizes = fields.iter().map(|(name, bytes)| format!("{name} {}", report::size(bytes.as_u64().unwrap_or(0))));
-            sizes.collect::<Vec<_>>().join(" ")
-        }
         Value::Object(fields) => {
             let text = |(name, value): (&String, &Value)| match (name.as_str(), value) {
                 ("name", Value::String(text)) => text.clone(),
