@@ -100,12 +100,6 @@ pub struct Args {
 impl Args {
     fn compile_flags(&self) -> CompileFlags {
         CompileFlags {
-            dp: 1,
-            tp: 1,
-            pp: 1,
-            schedule: "1f1b".to_owned(),
-            optimizer: "adamw".to_owned(),
-            decay: "all".to_owned(),
             dropout: "off".to_owned(),
             dim: self.dim.clone(),
             batch_dim: self.batch_dim.clone(),

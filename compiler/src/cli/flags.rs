@@ -7,11 +7,11 @@ use crate::loss::{LossKind, LossOptions};
 use crate::optimizer::{AdamDecay, Decay, Optimizer, OptimizerOptions};
 use crate::plan::{Parallel, Pin, Schedule, batch};
 use crate::train::{Names, Selection, TrainingOptions};
-use clap::ArgMatches;
 use clap::parser::ValueSource;
+use clap::{ArgMatches, FromArgMatches};
 use dcc_program::Glob;
 
-#[derive(Clone, Debug, Default, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub struct CompileFlags {
     /// Data-parallel ranks
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Parallelism")]
@@ -108,7 +108,20 @@ pub struct CompileFlags {
     pub freeze: Vec<String>,
 }
 
+impl Default for CompileFlags {
+    /// What a command without any of these flags means.
+    fn default() -> CompileFlags {
+        CompileFlags::parse([]).expect("no flag is required")
+    }
+}
+
 impl CompileFlags {
+    /// From words such as `--tp 2`, without the name of a command.
+    pub fn parse<'a>(words: impl IntoIterator<Item = &'a str>) -> std::result::Result<CompileFlags, clap::Error> {
+        let command = <CompileFlags as clap::Args>::augment_args(clap::Command::new("flags").no_binary_name(true));
+        command.try_get_matches_from(words).and_then(|matches| CompileFlags::from_arg_matches(&matches))
+    }
+
     /// The flags as options. Reads the files that `--train @FILE` and `--freeze @FILE` name.
     pub fn options(&self) -> Result<Options> {
         Ok(Options {

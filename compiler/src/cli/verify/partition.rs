@@ -6,7 +6,6 @@ use crate::cli::data::Shapes;
 use crate::cli::failure::Outcome;
 use crate::cli::flags::CompileFlags;
 use crate::error::Error;
-use clap::FromArgMatches;
 use dcc_program::artifact::Artifact;
 use dcc_program::manifest::Manifest;
 use dcc_program::program::Program;
@@ -63,9 +62,7 @@ fn unpartitioned(artifact: &Artifact, model: &Path) -> Outcome<Artifact> {
         let what = format!("the artifact was compiled from another {}", manifest.model);
         return Err(Error::usage(what).at(model.display()).help("give --model the file that was compiled").into());
     }
-    let command = <CompileFlags as clap::Args>::augment_args(clap::Command::new("flags"));
-    let words = std::iter::once("flags").chain(manifest.flags.iter().map(String::as_str));
-    let parsed = command.try_get_matches_from(words).and_then(|matches| CompileFlags::from_arg_matches(&matches));
+    let parsed = CompileFlags::parse(manifest.flags.iter().map(String::as_str));
     let flags = parsed.map_err(|error| RuntimeError::artifact(format!("the artifact's flags are not read: {error}")))?;
     let one = CompileFlags {
         dp: 1,
