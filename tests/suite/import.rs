@@ -9,6 +9,7 @@ use dcc::interp::{Bindings, Precision, Tensor, outputs};
 use dcc_program::DType;
 use expect_test::expect_file;
 use prost::Message;
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -53,6 +54,64 @@ fn all_sample_graphs_import() {
     check("samples/gpt", expect_file!["../golden/import/gpt.txt"]);
     check("tests/models", expect_file!["../golden/import/models.txt"]);
     check("tests/models/attention", expect_file!["../golden/import/attention.txt"]);
+}
+
+/// Names after `target=` in the lines of one kind of PyTorch's graph signature.
+fn signature(model: &Model, kind: &str) -> Option<BTreeSet<String>> {
+    let entries = model.graph().metadata_props.iter().chain(&model.proto.metadata_props);
+    let text = entries.into_iter().find(|entry| entry.key().ends_with("graph_signature"))?.value();
+    let lines = text.lines().filter(|line| line.contains(&format!(": {kind} ")));
+    Some(lines.filter_map(|line| Some(line.split_once("target='")?.1.split_once('\'')?.0.to_owned())).collect())
+}
+
+/// Trained tensors with their aliases: those that PyTorch names among its parameters, and others.
+fn trained(model: &Model, parameters: &BTreeSet<String>) -> (BTreeSet<String>, BTreeSet<String>) {
+    let imported = onnx(model, &Options { global_batch: Some(8), ..Options::default() }).expect("imports");
+    let trained = imported.parameters.into_iter().filter(|parameter| parameter.trained);
+    trained.flat_map(|p| p.aliases.into_iter().chain([p.tensor.name])).partition(|name| parameters.contains(name))
+}
+
+/// What trains is what PyTorch calls `named_parameters`, each under its name or renamed by the exporter (`val_7`), but for those
+/// that are not in the file at all.
+#[test]
+fn what_trains_is_what_pytorch_trains() {
+    let gone = |name: &str| match name {
+        // Biases of zeros, which the exporter's optimizer deletes.
+        "gpt2_tiny_optimized" => 16,
+        // One tensor under two names, which `named_parameters` has once: the bias of the head.
+        "bert_tiny" | "bert_tiny_opset20" => 1,
+        _ => 0,
+    };
+    let mut renamed = Vec::new();
+    for path in [models("tests/models"), models("tests/models/attention"), models("samples/gpt")].concat() {
+        let name = path.file_stem().expect("a file").to_string_lossy().into_owned();
+        let model = Model::decode(Bytes::from(std::fs::read(&path).expect("a model"))).expect("decodes");
+        let Some(parameters) = signature(&model, "PARAMETER") else { continue };
+        let (named, others) = trained(&model, &parameters);
+        assert_eq!(named.len() + others.len() + gone(&name), parameters.len(), "{name}: {others:?}");
+        if !others.is_empty() {
+            renamed.push(format!("{name}: {}", others.into_iter().collect::<Vec<_>>().join(" ")));
+        }
+    }
+    let llama = "llama_tiny_optimized: val_131 val_138 val_145 val_254 val_259 val_261 val_262 val_267 val_274 val_281 val_388 \
+                 val_393 val_395 val_396 val_411";
+    assert_eq!(renamed, ["gpt2_tiny_optimized: embedding_1", llama]);
+}
+
+/// The control: a tensor that the signature calls a buffer does not train.
+#[test]
+fn buffers_do_not_train() {
+    let path = models("tests/models").into_iter().find(|path| path.ends_with("mlp_optimized.onnx")).expect("the export");
+    let mut model = Model::decode(Bytes::from(std::fs::read(path).expect("a model"))).expect("decodes");
+    let parameters = signature(&model, "PARAMETER").expect("a signature");
+    assert_eq!(trained(&model, &parameters).0, parameters);
+    for graph in model.proto.graph.iter_mut() {
+        for entry in graph.metadata_props.iter_mut().filter(|entry| entry.key().ends_with("graph_signature")) {
+            entry.value = Some(entry.value().replace("p_fc_0_weight: PARAMETER", "b_fc_0_weight: BUFFER"));
+        }
+    }
+    let (named, others) = trained(&model, &parameters);
+    assert!(named.len() + 1 == parameters.len() && !named.contains("fc.0.weight") && others.is_empty(), "{named:?}");
 }
 
 /// The formula of `golden/import/forward.py`.

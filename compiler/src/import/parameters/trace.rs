@@ -1,0 +1,142 @@
+//! What became of parameters that the module has and the file has not, by what the exporter says of each node.
+//!
+//! A node carries the call of the exported program that it came from. Where that reads `%p_fc_weight` and the node an
+//! initializer of no module's name, that is the parameter under a new name (`val_7`: usually transposed); where it reads another
+//! parameter's, the two are one tensor (an alias). An initializer that no such call explains was computed by the exporter, under
+//! the name of the value of the exported program: rows of a parameter that no call reads any more (`embedding_1`: positions),
+//! else a function of buffers (`unsqueeze_14`: rotary tables).
+
+use super::signature::Signature;
+use crate::import::model::Model;
+use crate::import::proto::{NodeProto, TensorProto};
+use std::collections::{BTreeMap, BTreeSet};
+
+const CALL: &str = "pkg.torch.onnx.fx_node";
+const SCOPES: &str = "pkg.torch.onnx.name_scopes";
+
+#[derive(Clone, Debug, Default)]
+pub struct Trace {
+    /// Module names of tied parameters, by the one initializer that stands for them.
+    pub aliases: BTreeMap<String, Vec<String>>,
+    /// Initializers that are a parameter under another name.
+    renamed: BTreeSet<String>,
+    /// Those that are rows of one of the `tables`.
+    pub rows: Vec<String>,
+    /// Weights without a tensor of their own that no call reads.
+    pub tables: Vec<String>,
+    /// Float initializers that nothing explains.
+    pub constants: Vec<String>,
+    /// Parameters that a call reads, but no tensor of the file stands for.
+    pub lost: Vec<String>,
+}
+
+impl Trace {
+    pub fn new(model: &Model, signature: &Signature) -> Trace {
+        let graph = model.graph();
+        let names: BTreeSet<&str> = graph.initializer.iter().map(|tensor| tensor.name()).collect();
+        let missing: Vec<(&str, &str)> = signature.parameters().filter(|(name, _)| !names.contains(name)).collect();
+        if missing.is_empty() {
+            return Trace::default();
+        }
+        let aliases = find_aliases(model, signature, &missing);
+        let aliased: BTreeSet<&str> = aliases.values().flatten().map(String::as_str).collect();
+        let anonymous = |tensor: &&TensorProto| {
+            let is_float = crate::import::dtype(tensor.data_type()).is_ok_and(|dtype| dtype.is_float());
+            is_float && elements(tensor) > 1 && signature.is_parameter(tensor.name()).is_none()
+        };
+        let anonymous: BTreeSet<&str> = graph.initializer.iter().filter(anonymous).map(|tensor| tensor.name()).collect();
+        let calls: BTreeSet<&str> =
+            graph.node.iter().map(|node| property(node, CALL)).filter(|call| !call.is_empty()).collect();
+        let (renamed, found) = renamed(model, &calls, &missing, &anonymous);
+        let open = || missing.iter().filter(|(name, _)| !aliased.contains(name) && !found.contains(name));
+        // Without calls nobody knows which are read.
+        let is_read = |argument: &str| calls.is_empty() || calls.iter().any(|call| mentions(call, argument));
+        let lost = open().filter(|(_, argument)| is_read(argument)).map(|(name, _)| (*name).to_owned()).collect();
+        let unread = open().filter(|(name, argument)| !is_read(argument) && name.ends_with(".weight"));
+        let tables: Vec<String> = unread.map(|(name, _)| (*name).to_owned()).collect();
+        let unexplained = anonymous.into_iter().filter(|name| !renamed.contains(*name)).map(str::to_owned);
+        let (rows, constants) = unexplained.partition(|name| !tables.is_empty() && name.starts_with("embedding"));
+        Trace { lost, tables, rows, constants, renamed: renamed.into_iter().map(str::to_owned).collect(), aliases }
+    }
+
+    /// Whether an initializer that the signature does not name stands for a parameter.
+    pub fn trains(&self, name: &str) -> bool {
+        self.renamed.contains(name) || self.rows.iter().any(|rows| rows == name)
+    }
+}
+
+/// Saturating: a tensor that large is refused elsewhere.
+pub fn elements(tensor: &TensorProto) -> i64 {
+    tensor.dims.iter().fold(1, |product: i64, &dim| product.saturating_mul(dim))
+}
+
+fn property<'a>(node: &'a NodeProto, key: &str) -> &'a str {
+    node.metadata_props.iter().find(|entry| entry.key() == key).map_or("", |entry| entry.value())
+}
+
+/// Initializers that are read where a call reads a missing parameter, and those of the parameters that are surely among them.
+fn renamed<'a>(
+    model: &'a Model,
+    calls: &BTreeSet<&'a str>,
+    missing: &[(&'a str, &str)],
+    anonymous: &BTreeSet<&'a str>,
+) -> (BTreeSet<&'a str>, BTreeSet<&'a str>) {
+    // Without calls all of them may be.
+    if calls.is_empty() {
+        return (anonymous.clone(), BTreeSet::new());
+    }
+    let mut read: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for node in &model.graph().node {
+        let call = property(node, CALL);
+        // A value that the call itself names was computed by an earlier call.
+        let inputs = node.input.iter().filter_map(|input| anonymous.get(input.as_str()).copied());
+        read.entry(call).or_default().extend(inputs.filter(|input| !mentions(call, input)));
+    }
+    let (mut renamed, mut found) = (BTreeSet::new(), BTreeSet::new());
+    for (call, tensors) in read.into_iter().filter(|(_, tensors)| !tensors.is_empty()) {
+        let named: Vec<&str> = missing.iter().filter(|(_, a)| mentions(call, a)).map(|(name, _)| *name).collect();
+        if named.len() == tensors.len() {
+            found.extend(&named);
+        }
+        if !named.is_empty() {
+            renamed.extend(tensors);
+        }
+    }
+    (renamed, found)
+}
+
+/// Initializers that stand for other parameters too: a node came from a call on `%p_wte` or belongs to the module `wte`, but
+/// reads `lm_head.weight`.
+fn find_aliases(model: &Model, signature: &Signature, missing: &[(&str, &str)]) -> BTreeMap<String, Vec<String>> {
+    let initializers: BTreeSet<&str> = model.graph().initializer.iter().map(|tensor| tensor.name()).collect();
+    let mut aliases: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for node in &model.graph().node {
+        let call = property(node, CALL);
+        // `['', 'transformer', 'transformer.wte', 'embedding']`: modules from outside in, then the operator.
+        let innermost = property(node, SCOPES).rsplit('\'').nth(3).unwrap_or_default();
+        for &(name, argument) in missing {
+            let (module, leaf) = name.rsplit_once('.').unwrap_or(("", name));
+            let called = mentions(call, argument);
+            let inside = innermost == module && !module.is_empty();
+            let own = |input: &str| signature.argument(input).is_some_and(|argument| mentions(call, argument));
+            let stands = |input: &&String| {
+                let same_leaf = input.rsplit_once('.').is_some_and(|(_, other)| other == leaf);
+                initializers.contains(input.as_str()) && same_leaf && (called && !own(input) || inside && own(input))
+            };
+            let mut others = node.input.iter().filter(stands);
+            if let (Some(one), None) = (others.next(), others.next()) {
+                let names = aliases.entry(one.clone()).or_default();
+                if names.iter().all(|known| known != name) {
+                    names.push(name.to_owned());
+                }
+            }
+        }
+    }
+    aliases
+}
+
+/// Whether the text of an FX call has `%argument`.
+fn mentions(call: &str, argument: &str) -> bool {
+    let ends = |rest: &str| !rest.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
+    call.split('%').skip(1).any(|part| part.strip_prefix(argument).is_some_and(ends))
+}
