@@ -156,9 +156,7 @@ fn work(worker: &mut Worker) -> Result<Outcome> {
 
 /// The same ranks as threads of this process, without a launcher: for tests. The messages of all ranks, in each rank's order.
 pub fn local(job: &Job) -> Result<Vec<Vec<Message>>> {
-    let world = job.world()?;
-    let patience = Patience { timeout: job.flags.timeout()? };
-    local_ranks(&world, job.flags.threads(world.ranks())?, patience, |rank| {
+    on_threads(job, |rank| {
         let mut messages = Vec::new();
         let tell = &mut |message: &Message| {
             messages.push(message.clone());
@@ -167,6 +165,25 @@ pub fn local(job: &Job) -> Result<Vec<Vec<Message>>> {
         train(rank, job, &mut Outside { tell, asked_to_stop: &|| Stop::Continue })?;
         Ok(messages)
     })
+}
+
+/// The same under watch: `tell` gets each message, and `asked_to_stop` is asked once a step, on the thread of the rank.
+pub fn watched(
+    job: &Job,
+    tell: &(dyn Fn(u32, &Message) -> Result<()> + Sync),
+    asked_to_stop: &(dyn Fn(u32) -> Stop + Sync),
+) -> Result<()> {
+    let done = on_threads(job, |rank| {
+        let number = rank.rank;
+        train(rank, job, &mut Outside { tell: &mut |message| tell(number, message), asked_to_stop: &|| asked_to_stop(number) })
+    });
+    done.map(drop)
+}
+
+fn on_threads<T: Send>(job: &Job, body: impl Fn(&mut Rank<'_>) -> Result<T> + Sync) -> Result<Vec<T>> {
+    let world = job.world()?;
+    let patience = Patience { timeout: job.flags.timeout()? };
+    local_ranks(&world, job.flags.threads(world.ranks())?, patience, body)
 }
 
 fn train(rank: &mut Rank<'_>, job: &Job, outside: &mut Outside<'_>) -> Result<Outcome> {

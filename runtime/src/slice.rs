@@ -1,7 +1,7 @@
 //! Boxes of row-major tensors: which contiguous runs of a global tensor a rank's local buffer holds, and where.
 
 use dcc_program::program::Piece;
-use dcc_program::{Coordinates, Mesh, TensorType};
+use dcc_program::{Coordinates, Mesh, Shape, TensorType};
 
 /// A box of a global tensor, held in a local buffer that may be larger (blocks of uneven shards have unspecified tails).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +42,15 @@ impl Slice {
         }
     }
 
+    /// Becomes a copy of `other` in the memory it has.
+    pub fn copy_from(&mut self, other: &Slice) {
+        let Slice { global, start, extent, local } = other;
+        self.global.clone_from(global);
+        self.start.clone_from(start);
+        self.extent.clone_from(extent);
+        self.local.clone_from(local);
+    }
+
     /// The same elements as part of the tensor that this one is a piece of: `piece` along its dim, `whole` elements there.
     pub fn as_piece(mut self, piece: &Piece, whole: u64) -> Slice {
         let dim = usize::from(piece.dim);
@@ -73,7 +82,7 @@ impl Slice {
             split -= 1;
         }
         let len = self.extent[split..].iter().product();
-        let mut index = vec![0; split];
+        let mut index = Shape::from_elem(0, split);
         loop {
             each(Run {
                 global: self.offset(&self.global, &self.start, &index),

@@ -217,12 +217,14 @@ impl Rank {
     fn take(&mut self, bytes: &[u8], number: u32, receive: &mut dyn FnMut(u32, Message)) {
         self.line.extend_from_slice(bytes);
         while let Some(end) = self.line.iter().position(|&byte| byte == b'\n') {
-            let line: Vec<u8> = self.line.drain(..=end).collect();
-            match serde_json::from_slice(&line) {
-                Ok(Message::Failed(error)) => self.failed = Some(error),
-                Ok(message) => receive(number, message),
-                // Something printed where only messages belong: better shown than lost.
-                Err(_) => receive(number, Message::Note(String::from_utf8_lossy(&line).trim_end().to_owned())),
+            let line = &self.line[..end];
+            // Something printed where only messages belong: better shown than lost.
+            let shown = |_| Message::Note(String::from_utf8_lossy(line).trim_end().to_owned());
+            let message = serde_json::from_slice(line).unwrap_or_else(shown);
+            self.line.drain(..=end);
+            match message {
+                Message::Failed(error) => self.failed = Some(error),
+                message => receive(number, message),
             }
         }
     }

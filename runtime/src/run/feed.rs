@@ -4,6 +4,7 @@ use super::Flags;
 use crate::data::{Dataset, Files, Input, Position};
 use crate::error::{Error, Result};
 use crate::exec::Port;
+use crate::slice::Slice;
 use dcc_program::manifest::Manifest;
 use dcc_program::program::Program;
 use std::path::PathBuf;
@@ -14,6 +15,8 @@ pub(super) struct Feed {
     dataset: Dataset,
     /// Rows that are wider than the rank's part of them.
     staging: Vec<u8>,
+    /// That part.
+    part: Slice,
 }
 
 impl Feed {
@@ -22,7 +25,7 @@ impl Feed {
         let inputs = inputs(programs, manifest)?;
         let dataset = Dataset::open(&Files::open(files, &flags.map)?, &inputs, &flags.data_options(seed)?)?;
         let staging = Vec::with_capacity(inputs.iter().map(whole_bytes).max().unwrap_or(0));
-        Ok(Feed { inputs, dataset, staging })
+        Ok(Feed { inputs, dataset, staging, part: Slice::whole(&[]) })
     }
 
     pub fn dataset(&self) -> &Dataset {
@@ -45,7 +48,8 @@ impl Feed {
         Position { steps: position.steps + steps, samples: position.samples + steps * self.samples() }
     }
 
-    /// Fills the rank's buffer of an input for one microbatch of the batch at `position`.
+    /// Fills the rank's buffer of an input for one microbatch of the batch at `position`. Allocates nothing from the second
+    /// step on.
     pub fn fill(&mut self, port: &Port, microbatch: u32, position: Position, out: &mut [u8]) -> Result<()> {
         let known = self.inputs.iter().position(|input| input.name == port.name);
         let index = known.ok_or_else(|| Error::artifact(format!("input `{}` of one stage only", port.name)))?;
@@ -58,7 +62,8 @@ impl Feed {
             return Ok(());
         }
         // As many rows, otherwise whole: the box of which the rank holds a part.
-        let mut part = slice.clone();
+        let part = &mut self.part;
+        part.copy_from(slice);
         if let Some(dim) = batch {
             (part.global[dim], part.start[dim]) = (slice.extent[dim], 0);
         }
