@@ -3,6 +3,13 @@
 //! The first line of a case is its options (`tp=2 grad-accum=2 optimizer=sgd`), `====` ends the input. A new case is a file without
 //! output and a run with `UPDATE_EXPECT=1`. `stage=N` and `show=forward,kernels` (of a plan: `show=param,dot_general`) cut the text to what the case is about;
 //! `input=NAME` takes a longer graph from `tests/golden/inputs`.
+//!
+//! The gate's cases are programs and faults (`faults`), those of the compile report commands (`report`).
+
+#[cfg(target_os = "linux")]
+mod faults;
+#[cfg(target_os = "linux")]
+mod report;
 
 use dcc::graph::{Graph, verify};
 use dcc::loss::{LossKind, LossOptions};
@@ -173,16 +180,21 @@ fn check(pass: &str) {
         let input = whole.split_once(END).map_or(whole.as_str(), |(input, _)| input);
         let case = Case::parse(input).unwrap_or_else(|e| panic!("{pass}/{name}: {e}"));
         let output = case.run(pass).unwrap_or_else(|e| format!("{e}\n"));
-        let lines = input.lines().count() + output.lines().count();
-        assert!(lines < LINES, "{pass}/{name} has {lines} lines: show less of it\n{output}");
-        expect_file![path].assert_eq(&format!("{input}{END}{output}"));
+        hold(&path, input, &output);
     }
+}
+
+/// Compares with what the file has, or writes it.
+fn hold(path: &Path, input: &str, output: &str) {
+    let lines = input.lines().count() + output.lines().count();
+    assert!(lines < LINES, "{} has {lines} lines: show less of it\n{output}", path.display());
+    expect_file![path].assert_eq(&format!("{input}{END}{output}"));
 }
 
 macro_rules! passes {
     ($($pass:ident),+ $(,)?) => {
         /// In the order of the compiler; each folder has the name of its pass.
-        pub const PASSES: &[&str] = &[$(stringify!($pass)),+];
+        const PASSES: &[&str] = &[$(stringify!($pass)),+];
 
         $(#[test]
         fn $pass() {
@@ -192,6 +204,11 @@ macro_rules! passes {
 }
 
 passes! { rewrite, sources, train, plan, place, lower }
+
+/// Whether every .txt of the folder is read here.
+pub fn reads(folder: &str) -> bool {
+    PASSES.contains(&folder) || ["check", "inputs", "report"].contains(&folder)
+}
 
 #[test]
 fn every_input_is_read() {
