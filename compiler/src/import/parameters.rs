@@ -160,6 +160,8 @@ impl Classifier {
             Some(true) => Class::Trained,
             Some(false) => folded(1),
             None if origin == Origin::Initializer && self.trace.trains(&tensor.name) => Class::Trained,
+            // A tensor that flags may name, read in many places.
+            None if self.trace.constants.contains(&tensor.name) => folded(1),
             None => folded(FOLDED),
         }
     }
