@@ -108,12 +108,12 @@ impl Error {
 
     /// The command leaves open something that dcc must know, such as the size of a symbolic dim.
     pub fn unbound(what: impl Into<String>) -> Error {
-        Error::new(Code::UNBOUND.0, what)
+        Error::new(2, what)
     }
 
     /// The outputs do not say what to minimise.
     pub fn unclear_loss(what: impl Into<String>) -> Error {
-        Error::new(Code::UNCLEAR_LOSS.0, what)
+        Error::new(3, what)
     }
 
     // 01xx: the model file.
