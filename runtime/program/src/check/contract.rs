@@ -160,11 +160,22 @@ pub(super) fn reshape(spec: &FactorSpec, operand: &TensorType, result: &TensorTy
         return refuse(Fault::Malformed, format!("a reshape of {} operands", spec.operands.len()));
     }
     let factors = Factors::new(spec, &[operand], result, mesh)?;
-    if let Some(f) = spec.ids().find(|&f| !spec.in_operand(0, f) || !spec.in_result(f)) {
-        return refuse(Fault::Type, format!("factor {} is not on both sides of the reshape", spec.names[f.0 as usize]));
+    let shared = |f: FactorId| spec.in_operand(0, f) && spec.in_result(f);
+    if let Some(f) = spec.ids().find(|&f| !shared(f) && !factors.of(f).is_empty()) {
+        let what = format!("factor {} is sharded, but not on both sides of the reshape", spec.names[f.0 as usize]);
+        return refuse(Fault::Type, what);
     }
-    let order = |dims: &[DimFactors]| -> Vec<FactorId> {
-        dims.iter().flatten().copied().filter(|f| factors.sizes[f.0 as usize] != 1).collect()
+    // Each run of factors of one side alone counts as its product: whole on every rank, it may be regrouped freely.
+    let order = |dims: &[DimFactors]| -> Vec<(Option<FactorId>, u64)> {
+        let mut order: Vec<(Option<FactorId>, u64)> = Vec::new();
+        for &f in dims.iter().flatten().filter(|f| factors.sizes[f.0 as usize] != 1) {
+            let size = factors.sizes[f.0 as usize];
+            match order.last_mut() {
+                Some((None, product)) if !shared(f) => *product = product.saturating_mul(size),
+                _ => order.push((shared(f).then_some(f), size)),
+            }
+        }
+        order
     };
     if order(&spec.operands[0]) != order(&spec.result) {
         return refuse(Fault::Type, format!("the reshape {} would move elements", spec.text()));
