@@ -77,6 +77,12 @@ section_gate() {
     DCC_LONG=1 cargo test --release -q -p dcc-tests --test suite gate:: -- --nocapture --test-threads 1 || miss gate
 }
 
+# ONNX's own node cases through the binary; PYTHON names one that has the onnx package.
+section_conformance() {
+    "${PYTHON:-python3}" tests/conformance/run.py --dcc "$DCC" --least 1450 --refused "$scratch/refused" || miss conformance
+    cut -d ' ' -f 1 "$scratch/refused" | sort | uniq -c | sort -rn | awk '{ printf "%s %s, ", $1, $2 } END { print "refused" }'
+}
+
 section_memory() {
     cargo test --release -q -p dcc-tests --test suite memory:: -- --nocapture --test-threads 1 || miss memory
 }

@@ -26,6 +26,7 @@ pub struct Options {
     pub import: import::Options,
     /// `global`, `micro` and `accumulate` as the user gave them.
     pub batch: Given,
+    pub batch_norm: BatchNorm,
     pub precision: Precision,
     pub training: TrainingOptions,
     pub parallel: Parallel,
@@ -37,6 +38,23 @@ pub struct Options {
     pub flags: Vec<String>,
     /// Size of each external data file, where it is there.
     pub external_bytes: BTreeMap<String, u64>,
+}
+
+/// `--batch-norm` and `--bn-groups`: the samples that BatchNorm takes statistics of while training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BatchNorm {
+    /// Each of `groups` equal parts of the global batch.
+    Batch { groups: u64 },
+    /// What a rank holds of a microbatch: depends on the mesh, as in frameworks that do not synchronise it.
+    Local,
+    /// None: the running statistics stay and normalise.
+    Frozen,
+}
+
+impl Default for BatchNorm {
+    fn default() -> BatchNorm {
+        BatchNorm::Batch { groups: 1 }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -83,9 +101,9 @@ pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
     log("training step built", &training.graph);
     let parallel = Parallel { microbatches: batch.accumulate, ..options.parallel.clone() };
     let plan = plan::choose(&training.graph, &parallel)?;
-    let (placed, train) = programs(&training.graph, &plan, options, Mode::Train)?;
+    let (placed, train) = programs(&training.graph, &plan, options, Mode::Train, &[])?;
     let eval_plan = plan::follow(&training.eval, &plan, &training.graph);
-    let (_, eval) = programs(&training.eval, &eval_plan, options, Mode::Eval)?;
+    let (_, eval) = programs(&training.eval, &eval_plan, options, Mode::Eval, &train)?;
     log("placed", &placed);
     check_memory(&train, options)?;
     let instructions: usize = train.iter().flat_map(|p| &p.sections).map(|s| s.body.len()).sum();
@@ -109,18 +127,47 @@ fn log(pass: &str, graph: &Graph) {
 fn import(model: &Model, options: &Options) -> Result<(Imported, Batch)> {
     let (dp, pp) = (options.parallel.dp, options.parallel.pp);
     let mut import_options = options.import.clone();
-    let known = options.batch.global.is_some() || options.batch.model.is_some() || both(&options.batch);
-    let batch = if known { Some(batch::resolve(options.batch, dp, pp)?) } else { None };
+    let has_norm = has_batch_norm(model);
+    let mut given = options.batch;
+    if let (BatchNorm::Batch { groups }, true) = (options.batch_norm, has_norm) {
+        given.groups = Some(groups);
+    }
+    let known = given.global.is_some() || given.model.is_some() || both(&given);
+    let batch = if known { Some(batch::resolve(given, dp, pp)?) } else { None };
     import_options.global_batch = batch.map(|b| b.global);
+    import_options.batch_norm = batch_norm(options.batch_norm, batch, dp);
     let mut imported = import::onnx(model, &import_options)?;
     let batch = match batch {
         Some(batch) => batch,
-        None => batch::resolve(Given { model: imported.batch, ..options.batch }, dp, pp)?,
+        None => {
+            let batch = batch::resolve(Given { model: imported.batch, ..given }, dp, pp)?;
+            if has_norm && options.batch_norm == BatchNorm::Local {
+                import_options.batch_norm = batch_norm(options.batch_norm, Some(batch), dp);
+                imported = import::onnx(model, &import_options)?;
+            }
+            batch
+        }
     };
     if options.precision == Precision::F64 {
         imported.graph = precision::widen(&imported.graph)?;
     }
     Ok((imported, batch))
+}
+
+fn has_batch_norm(model: &Model) -> bool {
+    let functions = model.proto.functions.iter().flat_map(|function| &function.node);
+    model.graph().node.iter().chain(functions).any(|node| node.op_type() == "BatchNormalization")
+}
+
+fn batch_norm(chosen: BatchNorm, batch: Option<Batch>, dp: u32) -> import::BatchNorm {
+    match chosen {
+        BatchNorm::Batch { groups } => import::BatchNorm::Groups(groups),
+        BatchNorm::Local => {
+            let microbatches = batch.map_or(1, |batch| batch.accumulate);
+            import::BatchNorm::Groups(u64::from(microbatches) * u64::from(dp))
+        }
+        BatchNorm::Frozen => import::BatchNorm::Frozen,
+    }
 }
 
 fn both(given: &Given) -> bool {
@@ -138,11 +185,12 @@ fn simplify(graph: &Graph, options: &Options) -> Result<Graph> {
     }
 }
 
-/// Placing, lowering and the gate.
-fn programs(graph: &Graph, plan: &Plan, options: &Options, mode: Mode) -> Result<(Graph, Vec<Program>)> {
+/// Placing, lowering and the gate; parameters stand where the programs `beside` have them.
+fn programs(graph: &Graph, plan: &Plan, options: &Options, mode: Mode, beside: &[Program]) -> Result<(Graph, Vec<Program>)> {
     let placed = place::place(graph, plan)?;
     let name = options.name.trim_end_matches(".onnx");
-    let programs = lower::programs(&placed, plan, name, mode, |stage| schedule::order(plan, stage))?;
+    let mut programs = lower::programs(&placed, plan, name, mode, |stage| schedule::order(plan, stage))?;
+    beside.iter().zip(&mut programs).for_each(|(first, program)| lower::share(first, program));
     check::programs(&programs).map_err(Error::gate)?;
     Ok((placed, programs))
 }

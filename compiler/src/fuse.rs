@@ -134,7 +134,7 @@ impl Fuser<'_> {
         let node = &self.graph[id];
         match &node.op {
             Op::Input(_) | Op::Param(_) | Op::Scalar(_) => Role::Leaf,
-            Op::Const(_) | Op::Iota(_) | Op::Uniform(_) | Op::BroadcastInDim(_) => Role::Inline,
+            Op::Const(_) | Op::Training(_) | Op::Iota(_) | Op::Uniform(_) | Op::BroadcastInDim(_) => Role::Inline,
             Op::Transpose(_) | Op::Slice(_) | Op::Pad(_) | Op::Concatenate(_) | Op::Reverse(_) | Op::Gather(_) => Role::Inline,
             Op::Reshape(_) if self.is_inline_reshape(id) => Role::Inline,
             Op::Reshape(_) | Op::ResolveMicrobatches(_) | Op::DropMicrobatch(_) => Role::View,
@@ -158,7 +158,7 @@ impl Fuser<'_> {
     /// Pointwise on only generated tensors (masks, positions): cheaper made again than read.
     fn is_generated(&self, id: NodeId) -> bool {
         let generated = |o: &NodeId| match &self.graph[*o].op {
-            Op::Const(_) | Op::Iota(_) => true,
+            Op::Const(_) | Op::Training(_) | Op::Iota(_) => true,
             Op::BroadcastInDim(_) | Op::Reshape(_) => {
                 self.fusion.roles[o.0 as usize] == Role::Inline && self.is_generated_operand(self.graph[*o].operands[0])
             }
@@ -169,7 +169,7 @@ impl Fuser<'_> {
 
     fn is_generated_operand(&self, id: NodeId) -> bool {
         match &self.graph[id].op {
-            Op::Const(_) | Op::Iota(_) => true,
+            Op::Const(_) | Op::Training(_) | Op::Iota(_) => true,
             Op::Uniform(_) | Op::Gather(_) => false,
             _ => {
                 self.fusion.roles[id.0 as usize] == Role::Inline

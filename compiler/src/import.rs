@@ -6,6 +6,7 @@
 
 mod build;
 mod contract;
+mod control;
 mod flatten;
 mod fold;
 mod gains;
@@ -57,6 +58,21 @@ pub enum Dropout {
     Off,
 }
 
+/// By what statistics the model's BatchNormalization nodes normalise while training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BatchNorm {
+    /// Those of each of as many parts of the global batch; running ones follow.
+    Groups(u64),
+    /// The running ones, as they are.
+    Frozen,
+}
+
+impl Default for BatchNorm {
+    fn default() -> BatchNorm {
+        BatchNorm::Groups(1)
+    }
+}
+
 /// What the command line says about the model's shapes.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
@@ -69,9 +85,10 @@ pub struct Options {
     /// Inputs whose value is part of the program.
     pub constants: BTreeMap<String, Tensor>,
     pub dropout: Dropout,
+    pub batch_norm: BatchNorm,
 }
 
-/// An output of the model.
+/// An output of the model; one without elements is not in the graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutputInfo {
     pub name: String,
@@ -126,8 +143,10 @@ fn import(
     options: &Options,
     old: Option<Old>,
 ) -> Result<(Imported, Vec<Option<Shape>>)> {
-    let classifier = Classifier::new(model, gains::gains(model, flat));
-    let mut importer = Importer { model, flat, classifier, build: Build::new(options.dropout), values: Vec::new(), old };
+    let classifier = Classifier::new(model, gains::gains(model, flat), gains::statistics(flat));
+    let mut build = Build::new(options.dropout);
+    build.batch_norm = options.batch_norm;
+    let mut importer = Importer { model, flat, classifier, build, values: Vec::new(), old, inner_nodes: 0 };
     importer.values.resize(flat.values.len(), None);
     importer.build.warnings = importer.classifier.warnings();
     let live = importer.live();
@@ -147,6 +166,8 @@ struct Importer<'f, 'm> {
     build: Build,
     values: Vec<Option<Value>>,
     old: Option<Old>,
+    /// Nodes of inner graphs imported so far, each time they run.
+    inner_nodes: usize,
 }
 
 impl Importer<'_, '_> {
@@ -158,9 +179,8 @@ impl Importer<'_, '_> {
         }
         for node in self.flat.nodes.iter().rev() {
             if node.outputs.iter().flatten().any(|id| live[id.0 as usize]) {
-                for id in node.inputs.iter().flatten() {
-                    live[id.0 as usize] = true;
-                }
+                node.reads().for_each(|id| live[id.0 as usize] = true);
+                control::mark_inner(node, &mut live);
             }
         }
         live
@@ -179,7 +199,8 @@ impl Importer<'_, '_> {
                 None => {
                     self.build.graph.set_origin(&input.name);
                     let InputInfo { name, dtype, shape, batch_dim, .. } = input.clone();
-                    self.build.graph.add(Input { name, dtype, shape, batch_dim }, &[])?.into()
+                    let node = self.build.graph.add(Input { name, dtype, shape, batch_dim }, &[])?;
+                    self.known_if_empty(node.into())
                 }
             };
             self.values[id.0 as usize] = Some(value);
@@ -193,7 +214,7 @@ impl Importer<'_, '_> {
         let inputs: Vec<Option<Value>> =
             node.inputs.iter().map(|id| id.and_then(|id| self.values[id.0 as usize].clone())).collect();
         self.build.rescale = self.rescale(node);
-        let results = self.import(node, &inputs).map_err(|mut error| {
+        let results = self.import(node, &inputs, live).map_err(|mut error| {
             if let Some(old) = self.old.as_ref().filter(|_| error.code.0 == 104) {
                 error = Error::baked_batch(format!(
                     "the batch of the file, {}, cannot become {} here: {}",
@@ -211,9 +232,20 @@ impl Importer<'_, '_> {
             let Some(result) = results.get(position) else {
                 return Err(Error::attribute(format!("output {position} of {} is not supported", node.op)).at(place));
             };
-            self.values[id.0 as usize] = Some(result.clone());
+            self.values[id.0 as usize] = Some(self.known_if_empty(result.clone()));
         }
         Ok(())
+    }
+
+    /// What has no elements is known.
+    fn known_if_empty(&self, value: Value) -> Value {
+        match value {
+            Value::Node(id) if self.build.graph.ty(id).elements() == 0 => {
+                let ty = self.build.graph.ty(id);
+                known::Known::nothing(ty.dtype, &ty.shape).into()
+            }
+            other => other,
+        }
     }
 
     fn rescale(&self, node: &Node) -> Option<Rescale> {
@@ -226,13 +258,16 @@ impl Importer<'_, '_> {
         Some(Rescale { from: old.from, to: old.to, input, output })
     }
 
-    fn import(&mut self, node: &Node, inputs: &[Option<Value>]) -> Result<Vec<Value>> {
+    fn import(&mut self, node: &Node, inputs: &[Option<Value>], live: &[bool]) -> Result<Vec<Value>> {
+        if !node.bodies.is_empty() {
+            return self.control(node, inputs, live);
+        }
         let Some(import) = ops::find(node.op) else {
             return Err(Error::unsupported_op(format!("the operator {} of opset {} is not supported", node.op, node.opset))
                 .help("README.md lists the operators that dcc imports"));
         };
         let output = node.outputs.iter().flatten().next().map_or("", |id| self.flat.values[id.0 as usize].as_str());
-        let call = Call { node, inputs, model: self.model, classifier: &self.classifier, output };
+        let call = Call { node, inputs, model: self.model, classifier: &self.classifier, output, live };
         let results = import(&mut self.build, &call)?;
         match node.unread().next() {
             Some(name) => Err(Error::attribute(format!("attribute `{name}` of {} is not supported", node.op))),
@@ -247,11 +282,19 @@ impl Importer<'_, '_> {
         let mut outputs = Vec::with_capacity(self.flat.outputs.len());
         for (name, id) in &self.flat.outputs {
             let value = self.values[id.0 as usize].clone().expect("flatten ordered definitions before uses");
+            if let Some(nothing) = value.known().filter(|known| known.elements() == 0) {
+                let (dtype, shape) = (nothing.dtype, nothing.shape.clone());
+                outputs.push(OutputInfo { name: (*name).to_owned(), dtype, shape, is_loss: false });
+                continue;
+            }
             let node = self.build.node(&value).map_err(|error| error.at(format!("output `{name}`")))?;
             self.build.graph.outputs.push(((*name).to_owned(), node));
             let ty = self.build.graph.ty(node);
             let is_loss = losses.contains(&Some(*id));
             outputs.push(OutputInfo { name: (*name).to_owned(), dtype: ty.dtype, shape: ty.shape.clone(), is_loss });
+        }
+        for (statistic, id) in std::mem::take(&mut self.build.statistics) {
+            self.build.graph.outputs.push((statistic.text(), id));
         }
         let built = &self.build.graph;
         let graph = built.map(|graph, _, node, operands| Ok(graph.add_typed(node.op.clone(), operands, node.ty.clone())))?;

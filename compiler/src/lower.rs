@@ -4,6 +4,7 @@
 //! the next execution of their section and the rest of a transfer's time is left to `overlap`.
 
 mod emit;
+mod layout;
 mod memory;
 mod select;
 mod units;
@@ -16,6 +17,8 @@ use crate::plan::Plan;
 use crate::train::Output;
 use dcc_program::program::{Mode, Program, SectionKind};
 use std::collections::{BTreeMap, BTreeSet};
+
+pub use layout::share;
 
 /// One execution of a section: its kind and microbatch.
 pub type Turn = (SectionKind, u32);

@@ -32,7 +32,7 @@ pub use dot::DotGeneral;
 pub use elementwise::{Binary, Cast, Compare, Select, StopGradient};
 pub use example::Example;
 pub use gather::{Gather, ScatterAdd};
-pub use leaf::{Const, Input, Iota, Param, Scalar, Uniform};
+pub use leaf::{Const, Input, Iota, Param, Scalar, Training, Uniform};
 pub use movement::{BroadcastInDim, Reshape, Transpose};
 pub use reduce::{Cumsum, Reduce};
 pub use rule::Rule;
@@ -147,7 +147,7 @@ macro_rules! ops {
 }
 
 ops! {
-    Input, Param, Scalar, Const, Iota, Uniform,
+    Input, Param, Scalar, Const, Training, Iota, Uniform,
     Unary, Binary, Compare, Select, Cast, StopGradient,
     BroadcastInDim, Reshape, Transpose, Slice, Pad, Concatenate, Reverse,
     Reduce, Cumsum, DotGeneral, Gather, ScatterAdd, Attention, AttentionGrad,

@@ -88,7 +88,7 @@ impl<'a> Placer<'a> {
             let node = &self.graph[id];
             let of_sources = || node.operands.iter().all(|o| self.sources[o.0 as usize]);
             let source = match &node.op {
-                Op::Const(_) | Op::Iota(_) | Op::Uniform(_) | Op::BroadcastInDim(_) => true,
+                Op::Const(_) | Op::Training(_) | Op::Iota(_) | Op::Uniform(_) | Op::BroadcastInDim(_) => true,
                 Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select(_) | Op::Cast(_) => of_sources(),
                 _ => false,
             };
@@ -138,6 +138,13 @@ impl<'a> Placer<'a> {
                     Some(stage) => mine.extend([stage]),
                     None => mine.extend(&self.reach[operand.0 as usize]),
                 }
+            }
+            // What only the update reads lives where its new value is computed: a running statistic.
+            if let (Op::GradSum(_), Some(GradOf::Value(param))) = (&graph[id].op, graph.grad_of(id))
+                && matches!(graph[param].op, Op::Param(_))
+                && self.reach[param.0 as usize].is_empty()
+            {
+                self.reach[param.0 as usize].extend(&mine);
             }
             self.reach[id.0 as usize] = mine;
         }
@@ -213,11 +220,13 @@ impl<'a> Placer<'a> {
         if home == stage { Ok(built) } else { self.transfer(built, stage, node.phase) }
     }
 
-    /// The value on another stage: whole over space, still pending over microbatches.
+    /// The value on another stage: whole over space, still pending over microbatches. Of one microbatch, what the forward pass
+    /// reads is resolved in place, so it is before it is sent.
     fn transfer(&mut self, value: NodeId, stage: u32, phase: Phase) -> Result<NodeId> {
         let mb = self.mb();
+        let whole = phase == Phase::Forward && self.plan.microbatches() == 1;
         let ty = self.out.ty(value);
-        let sharding = ty.sharding.with_pending(ty.sharding.pending.iter().copied().filter(|p| p.0 == mb));
+        let sharding = ty.sharding.with_pending(ty.sharding.pending.iter().copied().filter(|p| p.0 == mb && !whole));
         let value = self.reshard(value, &sharding, phase)?;
         let ty = self.out.ty(value).clone();
         let section = self.out[value].phase;
@@ -330,6 +339,12 @@ impl<'a> Placer<'a> {
         values: &[NodeId],
     ) -> (Vec<Pending>, BTreeMap<Pending, Vec<usize>>) {
         let node = &self.graph[id];
+        // Of one microbatch, what a running average is of is read as the forward pass reads it: resolved in place.
+        let read = |v: NodeId| node.operands.contains(&v) && self.graph[v].phase == Phase::Forward;
+        let averaged = matches!(self.graph.grad_of(id), Some(GradOf::Value(v)) if node.phase == Phase::Backward && read(v));
+        if averaged && self.plan.microbatches() == 1 {
+            return (Vec::new(), BTreeMap::new());
+        }
         let used: BTreeSet<AxisId> = strategy.factors.iter().flatten().copied().collect();
         let all: BTreeSet<Pending> = values.iter().flat_map(|&v| self.out.ty(v).sharding.pending.iter().copied()).collect();
         let mut keepers = BTreeMap::new();

@@ -137,6 +137,13 @@ impl<'a> Rewriter<'a> {
 
     /// What is added next stands in the place of old node `id`.
     fn stamp(&mut self, id: NodeId) {
+        // A parameter that only the update reads stands before what is said to be its gradient.
+        if let Some(GradOf::Value(of)) = self.graph.grad_of(id)
+            && matches!(self.graph[of].op, Op::Param(_))
+            && self.map[of.0 as usize].is_none()
+        {
+            self.copy(of);
+        }
         let node = &self.graph[id];
         self.out.set_phase(node.phase);
         self.out.set_stage(node.stage);

@@ -4,6 +4,7 @@
 //! [`Output`]: the loss, the gradient norm, and the new value of every trained weight and its states.
 //! [`updates`] finds the latter by their `Param` leaves.
 
+mod statistics;
 #[cfg(test)]
 mod tests;
 
@@ -16,7 +17,10 @@ use crate::optimizer::{self, OptimizerOptions, Update};
 use dcc_program::Glob;
 use dcc_program::kernel::{BinaryOp, CompareOp};
 use dcc_program::program::{ParamKind, Piece};
+use statistics::Use;
 use std::collections::BTreeSet;
+
+pub use statistics::Statistic;
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TrainingOptions {
@@ -152,12 +156,13 @@ pub fn updates(graph: &Graph) -> Vec<Update> {
 /// Errors: the loss is not clear, nothing trains, an option is out of range, an op on the way has no gradient.
 pub fn train_step(forward: &Graph, trainable: &[Trainable], options: &TrainingOptions) -> Result<Training> {
     let wanted = options.selection.apply(trainable)?;
-    let mut graph = forward.clone();
+    let (mut graph, statistics) = statistics::settle(forward, Use::Training)?;
     let loss = loss::attach(&mut graph, &options.loss)?;
     let (params, gradients) = gradients(&mut graph, loss.value, &wanted)?;
     let step = optimizer::update(&mut graph, &options.optimizer, &params, &gradients)?;
     graph.outputs = vec![(Output::Loss.text(), loss.value), (Output::GradNorm.text(), step.grad_norm)];
-    for update in &step.updates {
+    let moved = statistics::update(&mut graph, &statistics)?;
+    for update in step.updates.iter().chain(&moved) {
         let name = Output::new_value(param(&graph, update.param)).text();
         graph.outputs.push((name, update.new));
     }
@@ -180,7 +185,7 @@ pub fn gradient_step(
     options: &TrainingOptions,
 ) -> Result<(Graph, Option<(String, u64)>)> {
     let wanted = options.selection.apply(trainable)?;
-    let mut graph = without_dropout(forward)?;
+    let mut graph = for_evaluation(forward)?;
     let loss = loss::attach(&mut graph, &options.loss)?;
     let (params, gradients) = gradients(&mut graph, loss.value, &wanted)?;
     graph.outputs = vec![(Output::Loss.text(), loss.value)];
@@ -193,15 +198,21 @@ pub fn gradient_step(
 
 /// The loss of a batch as evaluation has it: without dropout, without update.
 pub fn eval_step(forward: &Graph, options: &LossOptions) -> Result<Graph> {
-    let mut graph = without_dropout(forward)?;
+    let mut graph = for_evaluation(forward)?;
     let Loss { value, count, accuracy, .. } = loss::attach(&mut graph, options)?;
     graph.outputs = vec![(Output::EvalLoss.text(), value), (Output::EvalCount.text(), count)];
     graph.outputs.extend(accuracy.map(|id| (Output::EvalAccuracy.text(), id)));
     live(&graph)
 }
 
+/// The forward graph as evaluation has it: nothing dropped, running statistics instead of those of the batch.
+pub fn for_evaluation(graph: &Graph) -> Result<Graph> {
+    let (graph, _) = statistics::settle(graph, Use::Evaluation)?;
+    without_dropout(&graph)
+}
+
 /// Dropout as the identity. `select(uniform ≥ p, x, 0)` has the mean `(1 - p) x`, which takes its place.
-pub fn without_dropout(graph: &Graph) -> Result<Graph> {
+fn without_dropout(graph: &Graph) -> Result<Graph> {
     let out = graph.map(|out, id, node, operands| {
         let Op::Select(_) = node.op else { return Ok(out.add_typed(node.op.clone(), operands, node.ty.clone())) };
         let Some(p) = drop_rate(graph, node.operands[0]) else {

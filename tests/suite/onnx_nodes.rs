@@ -22,17 +22,20 @@ pub fn tensor(value: &Value) -> Tensor {
     }
 }
 
-fn constant(name: &str, tensor: &Tensor) -> dcc::import::Tensor {
-    let bytes: Vec<u8> = match tensor.dtype {
+fn bytes(tensor: &Tensor) -> Vec<u8> {
+    match tensor.dtype {
         DType::F32 => tensor.f64s().iter().flat_map(|&x| (x as f32).to_le_bytes()).collect(),
         DType::F64 => tensor.f64s().iter().flat_map(|x| x.to_le_bytes()).collect(),
         dtype => tensor.i64s().iter().flat_map(|x| x.to_le_bytes().into_iter().take(dtype.bytes() as usize)).collect(),
-    };
+    }
+}
+
+pub fn constant(name: &str, tensor: &Tensor) -> dcc::import::Tensor {
     dcc::import::Tensor {
         name: name.to_owned(),
         dtype: tensor.dtype,
         shape: tensor.shape.clone(),
-        data: TensorData::Owned(Bytes::from(bytes)),
+        data: TensorData::Owned(Bytes::from(bytes(tensor))),
     }
 }
 
@@ -63,9 +66,15 @@ fn run(case: &Value) -> Result<(), String> {
     for parameter in &parameters {
         bindings = bindings.weight(&parameter.tensor.name, parameter.tensor.read(&model).map_err(|error| error.to_string())?);
     }
+    let graph = dcc::train::for_evaluation(&graph).map_err(|error| error.to_string())?;
     let results = outputs(&graph, &bindings, Precision::Declared).map_err(|error| error.to_string())?;
-    for ((name, got), wanted) in results.iter().zip(case["outputs"].as_array().expect("outputs")) {
-        let wanted = tensor(wanted);
+    let wanted: Vec<Tensor> = case["outputs"].as_array().expect("outputs").iter().map(tensor).collect();
+    compare(&results, &wanted)
+}
+
+/// The first difference.
+fn compare(results: &[(String, Tensor)], wanted: &[Tensor]) -> Result<(), String> {
+    for ((name, got), wanted) in results.iter().zip(wanted) {
         if (got.dtype, &got.shape) != (wanted.dtype, &wanted.shape) {
             return Err(format!(
                 "{name} is {}{:?}, not {}{:?}",

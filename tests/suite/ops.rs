@@ -1,6 +1,7 @@
 //! Every op on the list, from its own examples: a new op cannot miss a test. Each comparison has a control that must fail.
 
 mod gradient;
+mod nodes;
 mod sharding;
 mod torch;
 

@@ -1,6 +1,6 @@
 //! The flags that say what to compile, shared by `compile`, `run` and `eval`, and the options that they mean.
 
-use crate::compile::{Options, Precision};
+use crate::compile::{BatchNorm, Options, Precision};
 use crate::error::{Error, Result};
 use crate::import::{self, Dropout};
 use crate::loss::{LossKind, LossOptions};
@@ -51,6 +51,12 @@ pub struct CompileFlags {
     /// Share that Dropout nodes drop: as-exported, off, or a number
     #[arg(long, default_value = "as-exported", value_name = "P", help_heading = "Model")]
     pub dropout: String,
+    /// Statistics of BatchNorm while training: of the global batch, of each rank's part of a microbatch, or the running ones
+    #[arg(long, default_value = "batch", value_parser = ["batch", "local", "frozen"], help_heading = "Model")]
+    pub batch_norm: String,
+    /// Parts of the global batch that BatchNorm takes statistics of, one by one (default 1); microbatches must divide it
+    #[arg(long, value_name = "G", help_heading = "Model")]
+    pub bn_groups: Option<u64>,
     /// Floats to compute in (default: as exported)
     #[arg(long, value_parser = ["f32", "f64"], help_heading = "Model")]
     pub dtype: Option<String>,
@@ -132,12 +138,24 @@ impl CompileFlags {
                 ..import::Options::default()
             },
             batch: self.batch()?,
+            batch_norm: self.batch_norm()?,
             precision: if self.dtype.as_deref() == Some("f64") { Precision::F64 } else { Precision::AsExported },
             training: TrainingOptions { loss: self.loss()?, optimizer: self.optimizer()?, selection: self.selection()? },
             parallel: self.parallel()?,
             memory_limit: self.memory_limit.as_deref().map(size).transpose()?,
             ..Options::default()
         })
+    }
+
+    fn batch_norm(&self) -> Result<BatchNorm> {
+        match (self.batch_norm.as_str(), self.bn_groups) {
+            ("batch", None) => Ok(BatchNorm::Batch { groups: 1 }),
+            ("batch", Some(groups)) if groups > 0 => Ok(BatchNorm::Batch { groups }),
+            ("local", None) => Ok(BatchNorm::Local),
+            ("frozen", None) => Ok(BatchNorm::Frozen),
+            (_, Some(0)) => Err(Error::usage("--bn-groups 0: a batch has at least one group")),
+            (other, _) => Err(Error::usage(format!("--bn-groups does not belong to --batch-norm {other}"))),
+        }
     }
 
     /// Batches that no machine could hold are typing errors.
@@ -149,7 +167,7 @@ impl CompileFlags {
             }
         }
         let (global, micro, accumulate) = (self.global_batch_size, self.micro_batch_size, self.grad_accum);
-        Ok(batch::Given { global, micro, accumulate, model: None })
+        Ok(batch::Given { global, micro, accumulate, ..batch::Given::default() })
     }
 
     fn parallel(&self) -> Result<Parallel> {
@@ -321,6 +339,17 @@ mod tests {
         for bad in ["", "GiB", "-1", "1XB", "nan"] {
             assert_eq!(size(bad).unwrap_err().code.0, 1, "{bad}");
         }
+    }
+
+    #[test]
+    fn batch_norm_is_one_of_three() {
+        let of =
+            |batch_norm: &str, bn_groups| CompileFlags { batch_norm: batch_norm.to_owned(), bn_groups, ..Default::default() };
+        let read = |batch_norm, bn_groups| of(batch_norm, bn_groups).batch_norm();
+        assert_eq!(read("batch", None), Ok(BatchNorm::Batch { groups: 1 }));
+        assert_eq!(read("batch", Some(4)), Ok(BatchNorm::Batch { groups: 4 }));
+        assert_eq!((read("local", None), read("frozen", None)), (Ok(BatchNorm::Local), Ok(BatchNorm::Frozen)));
+        assert!(read("batch", Some(0)).is_err() && read("local", Some(2)).is_err() && read("frozen", Some(2)).is_err());
     }
 
     #[test]

@@ -3,10 +3,10 @@
 use super::{Options, Precision, inputs, programs, simplify, tensors};
 use crate::error::{Error, Result};
 use crate::graph::{self, Graph, NodeId, Phase};
-use crate::import::{self, Model};
+use crate::import::{self, Model, OutputInfo};
 use crate::ops::Op;
 use crate::plan::{self, Parallel};
-use crate::train::{Trainable, TrainingOptions, gradient_step, without_dropout};
+use crate::train::{Trainable, TrainingOptions, for_evaluation, gradient_step};
 use dcc_program::DType;
 use dcc_program::artifact::{Artifact, Tensor};
 use dcc_program::kernel::BinaryOp;
@@ -18,13 +18,15 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug)]
 pub struct Subject {
     pub name: String,
-    /// The forward graph without dropout.
+    /// The forward graph: no dropout, running statistics.
     pub graph: Graph,
     /// Where the values of its parameters are.
     pub tensors: Vec<Tensor>,
     pub parameters: BTreeMap<String, manifest::Parameter>,
     /// Outputs that one of ONNX's loss operators computes.
     pub loss_outputs: Vec<String>,
+    /// Outputs without elements, which no program gives, by their place among all.
+    pub empty_outputs: Vec<(usize, OutputInfo)>,
 }
 
 /// A graph to evaluate, and the program that does.
@@ -53,9 +55,10 @@ impl Subject {
         };
         Ok(Subject {
             name: options.name.clone(),
-            graph: without_dropout(&imported.graph)?,
+            graph: for_evaluation(&imported.graph)?,
             tensors: tensors(model, &imported, options)?,
             parameters: imported.parameters.iter().map(parameter).collect(),
+            empty_outputs: imported.outputs.iter().cloned().enumerate().filter(|(_, o)| o.shape.contains(&0)).collect(),
             loss_outputs: imported.outputs.iter().filter(|o| o.is_loss).map(|o| o.name.clone()).collect(),
         })
     }
@@ -69,8 +72,8 @@ impl Subject {
     ) -> Result<Subject> {
         let parsed = Graph::parse(text).map_err(|what| Error::internal(format!("the forward graph is malformed: {what}")))?;
         graph::verify(&parsed)?;
-        let graph = without_dropout(&parsed)?;
-        Ok(Subject { name: name.to_owned(), graph, tensors, parameters, loss_outputs: Vec::new() })
+        let graph = for_evaluation(&parsed)?;
+        Ok(Subject { name: name.to_owned(), graph, tensors, parameters, loss_outputs: Vec::new(), empty_outputs: Vec::new() })
     }
 
     /// The model's outputs.
@@ -105,7 +108,7 @@ impl Subject {
         // The one stage, also for what depends on no input that counts samples.
         let computed = |id: &NodeId| graph[*id].phase == Phase::Forward && !graph[*id].operands.is_empty();
         plan.stages.extend(graph.ids().filter(computed).map(|id| (id, 0)));
-        let (_, programs) = programs(&graph, &plan, &options, Mode::Eval)?;
+        let (_, programs) = programs(&graph, &plan, &options, Mode::Eval, &[])?;
         Ok(Evaluation { inputs: inputs::of_graphs(&[&source]), source, graph, programs })
     }
 

@@ -13,10 +13,11 @@ use super::rescale::Rescale;
 use super::tensor::{Tensor, TensorData};
 use super::value::{Value, broadcast_shape, not_a_tensor};
 use super::view::View;
-use super::{Dropout, Parameter};
+use super::{BatchNorm, Dropout, Parameter};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};
 use crate::ops::{Const, Cumsum, Iota, Op, Param, StopGradient};
+use crate::train::Statistic;
 
 /// The graph under construction.
 #[derive(Debug)]
@@ -25,6 +26,9 @@ pub struct Build {
     pub parameters: Vec<Parameter>,
     pub warnings: Vec<String>,
     pub dropout: Dropout,
+    pub batch_norm: BatchNorm,
+    /// Running averages, and what they are of.
+    pub statistics: Vec<(Statistic, NodeId)>,
     /// Random ops so far; their ids must not depend on what follows.
     pub random_ops: u32,
     /// Set while a node of a static export is imported for another batch.
@@ -33,7 +37,16 @@ pub struct Build {
 
 impl Build {
     pub fn new(dropout: Dropout) -> Build {
-        Build { graph: Graph::new(), parameters: Vec::new(), warnings: Vec::new(), dropout, random_ops: 0, rescale: None }
+        Build {
+            graph: Graph::new(),
+            parameters: Vec::new(),
+            warnings: Vec::new(),
+            dropout,
+            batch_norm: BatchNorm::default(),
+            statistics: Vec::new(),
+            random_ops: 0,
+            rescale: None,
+        }
     }
 
     /// Adds a tensor of the model as a parameter, trained or not.
@@ -218,6 +231,10 @@ impl Build {
         let shape = x.shape(self)?;
         let kept: Shape = (0..shape.len()).filter(|dim| !dims.contains(dim)).map(|dim| shape[dim]).collect();
         let wide: Shape = (0..shape.len()).map(|dim| if dims.contains(&dim) { 1 } else { shape[dim] }).collect();
+        if shape.contains(&0) {
+            let nothing = Known::neutral(op, x.dtype(self)?);
+            return Ok(nothing.broadcast(if keep { &wide } else { &kept }).into());
+        }
         if let Some(known) = x.known().filter(|known| known.varying().len() <= 1).and_then(|known| known.reduce(op, dims)) {
             return self.reshape(&known.into(), if keep { &wide } else { &kept });
         }

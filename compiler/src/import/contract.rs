@@ -8,6 +8,7 @@ use dcc_program::FactorSpec;
 use dcc_program::kernel::BinaryOp;
 
 use super::build::Build;
+use super::ops::computed_in;
 use super::shape::merged;
 use super::value::Value;
 use crate::error::Result;
@@ -25,9 +26,16 @@ struct Term {
 type Splits = Vec<(String, Vec<u64>)>;
 
 impl Build {
-    /// The contraction of `a` and `b` by factor names, such as `["m", "k"]`, `["k", "n"]` to `["m", "n"]`. Equal names have
+    /// The contraction of `a` and `b` (halves in f32, which they are summed in) by factor names, such as `["m", "k"]`, `["k", "n"]` to `["m", "n"]`. Equal names have
     /// equal sizes; a name missing from `out` is summed over.
     pub fn dot(&mut self, a: (&Value, &[&str]), b: (&Value, &[&str]), out: &[&str]) -> Result<Value> {
+        let dtype = a.0.dtype(self)?;
+        let wide = computed_in(dtype);
+        if wide != dtype {
+            let (x, y) = (self.cast(a.0, wide)?, self.cast(b.0, wide)?);
+            let product = self.dot((&x, a.1), (&y, b.1), out)?;
+            return self.cast(&product, dtype);
+        }
         let mut terms = Vec::with_capacity(2);
         let mut sizes: Vec<(String, u64)> = Vec::new();
         for (value, factors) in [a, b] {

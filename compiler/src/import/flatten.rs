@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 
 use super::model::{Model, default_opset, is_default_domain};
-use super::node::{Attribute, Node, ValueId};
-use super::proto::{AttributeProto, FunctionProto, NodeProto, ValueInfoProto};
+use super::node::{Attribute, Body, Node, ValueId};
+use super::proto::{AttributeProto, FunctionProto, GraphProto, NodeProto, ValueInfoProto};
 use super::schema::{self, Known};
 use super::sort::sort;
 use super::tensor::Tensor;
@@ -46,6 +46,7 @@ struct Call<'c, 'm> {
 }
 
 struct Flattener<'m> {
+    model: &'m Model,
     functions: HashMap<(&'m str, &'m str, &'m str), &'m FunctionProto>,
     flat: Flat<'m>,
     /// Nodes and calls so far.
@@ -57,7 +58,7 @@ pub fn flatten(model: &Model) -> Result<Flat<'_>> {
     let graph = model.graph();
     let functions = model.proto.functions.iter();
     let functions = functions.map(|function| ((function.domain(), function.name(), function.overload()), function)).collect();
-    let mut flattener = Flattener { functions, flat: Flat::default(), count: 0 };
+    let mut flattener = Flattener { model, functions, flat: Flat::default(), count: 0 };
     let mut scope = Scope::new();
     if let Some(sparse) = graph.sparse_initializer.first() {
         let name = sparse.values.as_ref().map_or("", |values| values.name());
@@ -115,6 +116,7 @@ impl<'m> Flattener<'m> {
                 continue;
             }
             check_schema(&node, proto).map_err(|error| error.at(&place))?;
+            self.bodies(proto, &mut node, scope, call).map_err(|error| error.at(&place))?;
             for name in &proto.output {
                 let id = match name.as_str() {
                     "" => None,
@@ -125,6 +127,64 @@ impl<'m> Flattener<'m> {
             self.flat.nodes.push(node);
         }
         Ok(())
+    }
+
+    /// Adds the graphs among the node's attributes. Their names are gone from the scope afterwards.
+    fn bodies(&mut self, proto: &'m NodeProto, node: &mut Node<'m>, scope: &mut Scope<'m>, call: Call<'_, 'm>) -> Result<()> {
+        for attribute in &proto.attribute {
+            let Some(graph) = &attribute.g else { continue };
+            if call.depth > DEPTH_LIMIT {
+                return Err(Error::limit(format!("graphs inside of graphs more than {DEPTH_LIMIT} deep")));
+            }
+            let prefix =
+                format!("{}/", if node.name.is_empty() { format!("{}_{}", node.op, node.index) } else { node.name.clone() });
+            let inner = Call { prefix: &prefix, index: Some(node.index), depth: call.depth + 1, ..call };
+            let first = self.flat.values.len();
+            let outer = std::mem::take(&mut self.flat.nodes);
+            let built = self.graph_body(graph, scope, inner);
+            let nodes = std::mem::replace(&mut self.flat.nodes, outer);
+            let body = Body { nodes, ..built? };
+            let own = |name: &str, scope: &mut Scope<'m>| {
+                if scope.get(name).copied().flatten().is_some_and(|id| id.0 as usize >= first) {
+                    scope.remove(name);
+                }
+            };
+            graph.initializer.iter().for_each(|tensor| own(tensor.name(), scope));
+            graph.input.iter().for_each(|input| own(input.name(), scope));
+            graph.node.iter().flat_map(|node| &node.output).for_each(|name| own(name, scope));
+            let reads = body.nodes.iter().flat_map(Node::reads).chain(body.outputs.iter().copied());
+            node.captures.extend(reads.filter(|id| (id.0 as usize) < first));
+            node.bodies.push((attribute.name(), body));
+        }
+        Ok(())
+    }
+
+    /// Flattens a graph attribute; its nodes are left in `flat`.
+    fn graph_body(&mut self, graph: &'m GraphProto, scope: &mut Scope<'m>, call: Call<'_, 'm>) -> Result<Body<'m>> {
+        let mut body = Body { inputs: Vec::new(), initializers: Vec::new(), nodes: Vec::new(), outputs: Vec::new() };
+        for proto in &graph.initializer {
+            let name = format!("{}{}", call.prefix, proto.name());
+            let tensor = Tensor::new(self.model, &name, proto)?;
+            body.initializers.push((self.define(scope, proto.name(), &name)?, tensor));
+        }
+        for input in &graph.input {
+            body.inputs.push(self.define(scope, input.name(), &format!("{}{}", call.prefix, input.name()))?);
+        }
+        self.body(&graph.node, scope, call)?;
+        for output in &graph.output {
+            let undefined = || Error::graph(format!("no node computes the output `{}` of an inner graph", output.name()));
+            body.outputs.push(scope.get(output.name()).copied().flatten().ok_or_else(undefined)?);
+        }
+        let mut live: std::collections::BTreeSet<ValueId> = body.outputs.iter().copied().collect();
+        let nodes = std::mem::take(&mut self.flat.nodes);
+        for node in nodes.into_iter().rev() {
+            if node.outputs.iter().flatten().any(|id| live.contains(id)) {
+                live.extend(node.reads());
+                self.flat.nodes.push(node);
+            }
+        }
+        self.flat.nodes.reverse();
+        Ok(body)
     }
 
     /// The node without inputs and outputs; references to attributes of the function are resolved.
@@ -150,6 +210,8 @@ impl<'m> Flattener<'m> {
             inputs: Vec::new(),
             outputs: Vec::new(),
             attributes,
+            bodies: Vec::new(),
+            captures: Vec::new(),
         })
     }
 

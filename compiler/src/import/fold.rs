@@ -223,6 +223,26 @@ impl Known {
         known.filter(|_| self.elements() <= super::known::BUDGET)
     }
 
+    /// What changes nothing in a reduction, and is that of nothing: the least value for a maximum, the greatest for a minimum.
+    pub fn neutral(op: Reduce, dtype: DType) -> Known {
+        let bits = 8 * dtype.bytes() as u32;
+        let (low, high) = match dtype {
+            DType::U8 | DType::U16 | DType::U32 => (0, (1_i64 << bits) - 1),
+            DType::U64 => (0, -1),
+            DType::Bool => (0, 1),
+            _ => (i64::MIN >> (64 - bits), i64::MAX >> (64 - bits)),
+        };
+        match (op, dtype.is_float()) {
+            (Reduce::Sum, _) => Known::int(dtype, 0).cast(dtype).expect("one number"),
+            (Reduce::Prod, true) => Known::scalar(dtype, 1.0),
+            (Reduce::Prod, false) => Known::int(dtype, 1),
+            (Reduce::Max, true) => Known::scalar(dtype, f64::NEG_INFINITY),
+            (Reduce::Max, false) => Known::int(dtype, low),
+            (Reduce::Min, true) => Known::scalar(dtype, f64::INFINITY),
+            (Reduce::Min, false) => Known::int(dtype, high),
+        }
+    }
+
     fn map(&self, dtype: DType, f: impl Fn(u64) -> u64) -> Option<Known> {
         let stored: Shape = (0..self.rank()).map(|dim| self.stored(dim)).collect();
         Known::build(dtype, &self.shape, &stored, |at| f(self.bits_at(at))).map(Known::compressed)

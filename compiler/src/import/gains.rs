@@ -47,6 +47,19 @@ pub(super) fn gains(model: &Model, flat: &Flat) -> BTreeSet<String> {
     found
 }
 
+/// Names of the running means and variances of batch normalisations.
+pub(super) fn statistics(flat: &Flat) -> BTreeSet<String> {
+    let norms = flat.nodes.iter().filter(|node| node.op == "BatchNormalization");
+    let ids = norms.flat_map(|node| [3, 4].map(|position| node.inputs.get(position).copied().flatten())).flatten();
+    let mut found: BTreeSet<ValueId> = ids.collect();
+    for node in flat.nodes.iter().rev().filter(|node| node.op == "Identity") {
+        if node.outputs.iter().flatten().any(|id| found.contains(id)) {
+            found.extend(node.inputs.iter().flatten());
+        }
+    }
+    found.into_iter().map(|id| flat.values[id.0 as usize].clone()).collect()
+}
+
 impl<'m> Producers<'_, 'm> {
     fn node(&self, id: ValueId) -> Option<&Node<'m>> {
         self.node_of.get(&id).map(|&position| &self.flat.nodes[position])

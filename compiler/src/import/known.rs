@@ -45,6 +45,11 @@ impl Known {
         Known::build(dtype, &[count], &[count], |at| encode(dtype, start + step * at[0] as f64)).map(Known::compressed)
     }
 
+    /// A tensor without elements.
+    pub fn nothing(dtype: DType, shape: &[u64]) -> Known {
+        Known { dtype, shape: Shape::from_slice(shape), stored: Shape::from_slice(shape), bits: Vec::new() }
+    }
+
     pub fn splat(&self, shape: &[u64]) -> Option<Known> {
         let bits = vec![self.uniform_bits()?];
         Some(Known { dtype: self.dtype, shape: Shape::from_slice(shape), stored: ones(shape.len()), bits })

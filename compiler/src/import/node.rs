@@ -9,6 +9,7 @@ use bytes::Bytes;
 
 use super::proto::attribute_proto::AttributeType;
 use super::proto::{AttributeProto, TensorProto};
+use super::tensor::Tensor;
 use crate::error::{Error, Result};
 
 /// Index into `Flat::values`.
@@ -29,6 +30,20 @@ pub struct Node<'m> {
     pub inputs: Vec<Option<ValueId>>,
     pub outputs: Vec<Option<ValueId>>,
     pub attributes: Vec<Attribute<'m>>,
+    /// The graphs among its attributes, by name.
+    pub bodies: Vec<(&'m str, Body<'m>)>,
+    /// Outer values that its bodies read.
+    pub captures: Vec<ValueId>,
+}
+
+/// A graph inside a node: a branch, or what a loop repeats.
+#[derive(Clone, Debug)]
+pub struct Body<'m> {
+    pub inputs: Vec<ValueId>,
+    pub initializers: Vec<(ValueId, Tensor)>,
+    /// Those that an output depends on, in order.
+    pub nodes: Vec<Node<'m>>,
+    pub outputs: Vec<ValueId>,
 }
 
 #[derive(Clone, Debug)]
@@ -92,6 +107,25 @@ impl<'m> Node<'m> {
         let Some(proto) = self.typed(name, AttributeType::String)? else { return Ok(default) };
         let bytes = proto.s.as_ref().unwrap_or(&EMPTY);
         std::str::from_utf8(bytes).map_err(|_| Error::attribute(format!("attribute `{name}` is not UTF-8")))
+    }
+
+    pub fn strings(&self, name: &str) -> Result<Option<Vec<String>>> {
+        let Some(proto) = self.typed(name, AttributeType::Strings)? else { return Ok(None) };
+        let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec());
+        let all: std::result::Result<Vec<String>, _> = proto.strings.iter().map(text).collect();
+        all.map(Some).map_err(|_| Error::attribute(format!("attribute `{name}` is not UTF-8")))
+    }
+
+    /// A graph attribute. Errors: there is none of that name.
+    pub fn body(&self, name: &str) -> Result<&Body<'m>> {
+        self.ignore(name);
+        let found = self.bodies.iter().find(|(own, _)| *own == name).map(|(_, body)| body);
+        found.ok_or_else(|| Error::attribute(format!("{} without its graph `{name}`", self.op)))
+    }
+
+    /// What it reads, its bodies included.
+    pub fn reads(&self) -> impl Iterator<Item = ValueId> {
+        self.inputs.iter().flatten().chain(&self.captures).copied()
     }
 
     /// The names of the attributes that nobody has read.

@@ -2,19 +2,31 @@
 //!
 //! Importers only build core ops; gradient, sharding and kernels follow from these.
 
+mod activation;
 mod attention;
+mod batch_norm;
+mod block;
 mod compare;
 mod constant;
+mod einsum;
 mod elementwise;
+mod gates;
+mod grid;
+mod group_norm;
 mod index;
 mod loss;
+mod masked_attention;
 mod matmul;
 mod movement;
 mod norm;
+mod quantize;
 mod random;
+mod recurrent;
 mod reduce;
+mod scatter;
 mod sequence;
 mod shape;
+mod top_k;
 
 use dcc_program::Shape;
 
@@ -30,19 +42,29 @@ use crate::error::{Error, Result};
 pub type Import = fn(&mut Build, &Call) -> Result<Vec<Value>>;
 
 const FAMILIES: &[&[(&str, Import)]] = &[
+    activation::ONNX,
     attention::ONNX,
+    batch_norm::ONNX,
+    block::ONNX,
     compare::ONNX,
     constant::ONNX,
+    einsum::ONNX,
     elementwise::ONNX,
+    grid::ONNX,
+    group_norm::ONNX,
     index::ONNX,
     loss::ONNX,
     matmul::ONNX,
     movement::ONNX,
     norm::ONNX,
+    quantize::ONNX,
     random::ONNX,
+    recurrent::ONNX,
     reduce::ONNX,
+    scatter::ONNX,
     sequence::ONNX,
     shape::ONNX,
+    top_k::ONNX,
 ];
 
 /// The importer of an operator of the default domain.
@@ -53,6 +75,7 @@ pub fn find(op: &str) -> Option<Import> {
 /// All operators that dcc imports, sorted.
 pub fn supported() -> Vec<&'static str> {
     let mut names: Vec<&str> = FAMILIES.iter().flat_map(|family| family.iter()).map(|&(name, _)| name).collect();
+    names.extend(super::control::OPERATORS);
     names.sort_unstable();
     names
 }
@@ -65,6 +88,8 @@ pub struct Call<'a, 'm> {
     pub classifier: &'a Classifier,
     /// The name of the first output.
     pub output: &'a str,
+    /// By value: whether an output of the model depends on it.
+    pub live: &'a [bool],
 }
 
 impl Call<'_, '_> {
@@ -80,8 +105,9 @@ impl Call<'_, '_> {
         self.inputs.get(position)?.as_ref()
     }
 
+    /// Whether an output of the model depends on this one of the node.
     pub fn wants(&self, output: usize) -> bool {
-        self.node.outputs.get(output).is_some_and(Option::is_some)
+        self.node.outputs.get(output).copied().flatten().is_some_and(|id| self.live[id.0 as usize])
     }
 
     /// An input that has to be known. Errors: DCC0110 where it is a constant whose file is absent, else DCC0111.
@@ -139,6 +165,8 @@ fn axes(given: &[i64], rank: usize) -> Result<Vec<usize>> {
 fn sizes(ints: &[i64]) -> Result<Shape> {
     super::tensor::dims(ints)
 }
+
+pub(in crate::import) use attention::computed_in;
 
 fn attribute_value(name: &str, value: impl std::fmt::Display) -> Error {
     Error::attribute(format!("{name} = {value} is not supported"))

@@ -69,6 +69,8 @@ pub struct Classifier {
     /// What became of the parameters that the signature names and the file does not.
     trace: Trace,
     gains: BTreeSet<String>,
+    /// Running statistics, which are never computed with while compiling: a training step moves them.
+    statistics: BTreeSet<String>,
     /// PyTorch wrote the file: module parameters are initializers, and tensors in Constant nodes are not weights.
     from_torch: bool,
     /// Small tensors with aliases: tied, or merged by the exporter because they started out equal.
@@ -76,14 +78,14 @@ pub struct Classifier {
 }
 
 impl Classifier {
-    pub fn new(model: &Model, gains: BTreeSet<String>) -> Classifier {
+    pub fn new(model: &Model, gains: BTreeSet<String>, statistics: BTreeSet<String>) -> Classifier {
         let signature = Signature::of(model);
         let trace = signature.as_ref().map_or_else(Trace::default, |signature| Trace::new(model, signature));
         let sizes: BTreeMap<&str, i64> = model.graph().initializer.iter().map(|t| (t.name(), trace::elements(t))).collect();
         let small = |name: &&String| sizes.get(name.as_str()).is_some_and(|&size| size <= MERGED);
         let merged = trace.aliases.keys().filter(small).cloned().collect();
         let from_torch = model.proto.producer_name() == "pytorch";
-        Classifier { signature, trace, gains, from_torch, merged }
+        Classifier { signature, trace, gains, statistics, from_torch, merged }
     }
 
     /// What the exporter did to parameters, for the user to know.
@@ -144,6 +146,9 @@ impl Classifier {
     }
 
     fn class(&self, tensor: &Tensor, origin: Origin) -> Class {
+        if self.statistics.contains(&tensor.name) {
+            return Class::Frozen;
+        }
         let folded = |limit: u64| if tensor.elements() <= limit { Class::Known } else { Class::Frozen };
         if !tensor.dtype.is_float() {
             return folded(FOLDED_INTS);

@@ -168,13 +168,24 @@ impl Build {
 
     /// `low` and `high` elements `value` around dim `dim`.
     pub fn pad(&mut self, x: &Value, dim: usize, low: u64, high: u64, value: f64) -> Result<Value> {
-        let dtype = x.dtype(self)?;
-        let side = |size: u64, mut shape: Shape| {
-            shape[dim] = size;
-            Known::scalar(dtype, value).broadcast(&shape).into()
-        };
+        let value = Known::scalar(x.dtype(self)?, value).into();
+        self.pad_with(x, dim, low, high, &value)
+    }
+
+    /// The same with a value of one element.
+    pub fn pad_with(&mut self, x: &Value, dim: usize, low: u64, high: u64, value: &Value) -> Result<Value> {
         let shape = x.shape(self)?;
-        let parts = [side(low, shape.clone()), x.clone(), side(high, shape)];
+        let value = self.reshape(value, &[])?;
+        let mut parts = Vec::with_capacity(3);
+        for count in [low, high] {
+            let mut side = shape.clone();
+            side[dim] = count;
+            match count {
+                0 => {}
+                _ => parts.push(self.broadcast(&value, &side)?),
+            }
+        }
+        parts.insert(usize::from(low > 0), x.clone());
         self.concatenate(&parts, dim)
     }
 

@@ -4,18 +4,21 @@ use std::collections::BTreeSet;
 
 use super::flatten::flatten;
 use super::model::Model;
+use super::node::Node;
 use crate::error::Result;
 
 /// Operands of `op` that say shapes, axes, counts or pads.
 fn operands(op: &str) -> &'static [usize] {
     match op {
-        "ConstantOfShape" => &[0],
+        "ConstantOfShape" | "If" => &[0],
+        "Loop" => &[0, 1],
         "Range" => &[0, 1, 2],
         "Slice" => &[1, 2, 3, 4],
         "Pad" => &[1, 3],
         "SequenceInsert" => &[2],
-        "CumSum" | "Expand" | "OneHot" | "Reshape" | "SequenceAt" | "SequenceErase" | "Split" | "SplitToSequence"
-        | "Squeeze" | "Tile" | "Trilu" | "Unsqueeze" => &[1],
+        "Col2Im" => &[1, 2],
+        "AffineGrid" | "CenterCropPad" | "Compress" | "CumProd" | "CumSum" | "Expand" | "OneHot" | "Reshape" | "SequenceAt"
+        | "SequenceErase" | "Split" | "SplitToSequence" | "Squeeze" | "Tile" | "TopK" | "Trilu" | "Unsqueeze" => &[1],
         op if op.starts_with("Reduce") => &[1],
         _ => &[],
     }
@@ -26,12 +29,28 @@ fn operands(op: &str) -> &'static [usize] {
 pub fn size_inputs(model: &Model) -> Result<BTreeSet<String>> {
     let flat = flatten(model)?;
     let mut says_sizes = vec![false; flat.values.len()];
-    for node in flat.nodes.iter().rev() {
-        let passes = node.outputs.iter().flatten().any(|id| says_sizes[id.0 as usize]) && !matches!(node.op, "Shape" | "Size");
+    visit(&flat.nodes, &mut says_sizes);
+    let found = flat.inputs.iter().filter(|(id, _)| says_sizes[id.0 as usize]);
+    Ok(found.map(|(_, info)| info.name().to_owned()).collect())
+}
+
+/// Marks what says sizes, from the last node to the first.
+fn visit(nodes: &[Node], says_sizes: &mut [bool]) {
+    for node in nodes.iter().rev() {
+        for (_, body) in &node.bodies {
+            visit(&body.nodes, says_sizes);
+            // The last inputs of a body are the last inputs of its node.
+            for (inner, outer) in body.inputs.iter().rev().zip(node.inputs.iter().rev()) {
+                if let Some(outer) = outer {
+                    says_sizes[outer.0 as usize] |= says_sizes[inner.0 as usize];
+                }
+            }
+        }
+        let passes = node.bodies.is_empty()
+            && node.outputs.iter().flatten().any(|id| says_sizes[id.0 as usize])
+            && !matches!(node.op, "Shape" | "Size");
         for (position, id) in node.inputs.iter().enumerate().filter_map(|(position, id)| Some((position, (*id)?))) {
             says_sizes[id.0 as usize] |= passes || operands(node.op).contains(&position);
         }
     }
-    let found = flat.inputs.iter().filter(|(id, _)| says_sizes[id.0 as usize]);
-    Ok(found.map(|(_, info)| info.name().to_owned()).collect())
 }

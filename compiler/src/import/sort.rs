@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
 use super::node::ValueId;
-use super::proto::NodeProto;
+use super::proto::{GraphProto, NodeProto};
 use crate::error::{Error, Result};
 
 /// The nodes with their positions, each after those that it reads, otherwise in file order. `scope` holds what is defined
@@ -32,6 +32,13 @@ pub(super) fn sort<'m>(
             readers[source].push(position);
             missing[position] += 1;
         }
+        // What inner graphs define themselves has no producer here.
+        let mut captured = Vec::new();
+        node.attribute.iter().filter_map(|attribute| attribute.g.as_ref()).for_each(|graph| reads(graph, &mut captured));
+        for &source in captured.iter().filter_map(|name| producer.get(name)).filter(|&&source| source != position) {
+            readers[source].push(position);
+            missing[position] += 1;
+        }
     }
     let mut ready: BinaryHeap<Reverse<usize>> =
         (0..nodes.len()).filter(|&position| missing[position] == 0).map(Reverse).collect();
@@ -48,6 +55,15 @@ pub(super) fn sort<'m>(
     match order.len() == nodes.len() {
         true => Ok(order),
         false => Err(cycle(nodes, &producer, &missing)),
+    }
+}
+
+/// All names that a graph and those inside it read.
+fn reads<'m>(graph: &'m GraphProto, names: &mut Vec<&'m str>) {
+    names.extend(graph.output.iter().map(|output| output.name()));
+    for node in &graph.node {
+        names.extend(node.input.iter().map(String::as_str));
+        node.attribute.iter().filter_map(|attribute| attribute.g.as_ref()).for_each(|graph| reads(graph, names));
     }
 }
 

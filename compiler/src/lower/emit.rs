@@ -176,6 +176,7 @@ impl<'a> Emitter<'a> {
         let operand = |i: usize| node.operands[i];
         match &node.op {
             Op::Const(c) => self.expr(Expr::Const { dtype: c.dtype, bits: c.bits }),
+            Op::Training(_) => self.expr(Expr::Const { dtype: DType::Bool, bits: 1 }),
             Op::Iota(op) => {
                 let position = self.position(&index[usize::from(op.dim)]);
                 if op.dtype == DType::I64 { position } else { self.expr(Expr::Cast(op.dtype, position)) }

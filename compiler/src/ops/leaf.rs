@@ -48,6 +48,10 @@ pub struct Const {
     pub bits: u64,
 }
 
+/// Whether a training step computes this. `train` settles what reads it, so that no program has it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Training {}
+
 /// The index along `dim`, counted from 0.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Iota {
@@ -190,6 +194,23 @@ impl OpDef for Const {
         let floats = [0.1, -0.0, 1e300, f64::NEG_INFINITY].map(|x| Const::float(DType::F32, x));
         let ints = [i64::MIN, -1, 7].map(|x| Const::int(DType::I64, x));
         floats.into_iter().chain(ints).chain([Const::int(DType::Bool, 1)]).map(|c| Example::new(c, [])).collect()
+    }
+}
+
+impl OpDef for Training {
+    const NAME: &'static str = "training";
+
+    fn infer(&self, operands: &[&TensorType]) -> Result<TensorType> {
+        leaf(Self::NAME, operands, DType::Bool, &Shape::new())
+    }
+
+    /// Of a graph that is not settled: as in a training step.
+    fn eval(&self, _: &[&Tensor], result: &TensorType) -> Tensor {
+        Tensor::new(result.dtype, result.shape.clone(), Data::Int(vec![1]))
+    }
+
+    fn examples() -> Vec<Example> {
+        vec![Example::new(Training {}, [])]
     }
 }
 

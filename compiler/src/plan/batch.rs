@@ -23,11 +23,28 @@ pub struct Given {
     pub accumulate: Option<u32>,
     /// The model's own batch where its export is static, or the slice under `--layout steps`; counts where B is not given.
     pub model: Option<u64>,
+    /// The groups of a model with BatchNorm, which the microbatches must divide.
+    pub groups: Option<u64>,
 }
 
 /// Any two of the triple fix the third. Defaults: B from the model; M = pp where that divides B/dp, else the largest divisor of
 /// B/dp below it. Errors: a B that is neither given nor the model's, contradictions, with the arithmetic.
 pub fn resolve(given: Given, dp: u32, pp: u32) -> Result<Batch> {
+    let batch = split(given, dp, pp)?;
+    let microbatches = u64::from(batch.accumulate);
+    match given.groups {
+        Some(groups) if !groups.is_multiple_of(microbatches) => Err(Error::batch(format!(
+            "{microbatches} microbatches do not divide the {groups} groups that BatchNorm takes statistics of"
+        ))
+        .help(format!(
+            "use --grad-accum 1, or --bn-groups {microbatches} for statistics of {} samples each",
+            batch.global / microbatches
+        ))),
+        _ => Ok(batch),
+    }
+}
+
+fn split(given: Given, dp: u32, pp: u32) -> Result<Batch> {
     for (flag, value) in [
         ("--global-batch-size", given.global),
         ("--micro-batch-size", given.micro),
@@ -59,7 +76,10 @@ pub fn resolve(given: Given, dp: u32, pp: u32) -> Result<Batch> {
             divide(global, dp, u64::from(accumulate), "--grad-accum")?;
             u64::from(accumulate)
         }
-        _ => (1..=u64::from(pp).min(share)).rev().find(|m| share.is_multiple_of(*m)).unwrap_or(1),
+        _ => {
+            let fits = |m: &u64| share.is_multiple_of(*m) && given.groups.is_none_or(|groups| groups.is_multiple_of(*m));
+            (1..=u64::from(pp).min(share)).rev().find(fits).unwrap_or(1)
+        }
     };
     let count = u32::try_from(accumulate).map_err(|_| {
         Error::batch(format!("{accumulate} microbatches are more than 2^32")).help("use a larger --micro-batch-size")
@@ -103,7 +123,7 @@ mod tests {
     use super::*;
 
     fn check(global: Option<u64>, micro: Option<u64>, accumulate: Option<u32>, model: Option<u64>, dp: u32, pp: u32) -> String {
-        match resolve(Given { global, micro, accumulate, model }, dp, pp) {
+        match resolve(Given { global, micro, accumulate, model, groups: None }, dp, pp) {
             Ok(b) => format!("{} = {} × {dp} × {}", b.global, b.micro, b.accumulate),
             Err(e) => e.to_string(),
         }
@@ -122,6 +142,17 @@ mod tests {
         assert_eq!(check(None, None, None, Some(6), 1, 4), "6 = 2 × 1 × 3");
         assert_eq!(check(None, None, None, Some(7), 1, 4), "7 = 7 × 1 × 1");
         assert_eq!(check(None, None, None, Some(2), 1, 4), "2 = 1 × 1 × 2");
+    }
+
+    #[test]
+    fn microbatches_divide_the_groups_of_batch_norm() {
+        let of = |groups, accumulate| {
+            let given = Given { global: Some(64), accumulate, groups: Some(groups), ..Given::default() };
+            resolve(given, 2, 4).map(|batch| batch.accumulate)
+        };
+        assert_eq!((of(1, None), of(2, None), of(6, None)), (Ok(1), Ok(2), Ok(2)));
+        assert_eq!(of(8, Some(4)), Ok(4));
+        assert_eq!(of(1, Some(4)).unwrap_err().code.0, 302);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The plan of a graph that shares parameters with one already planned: evaluation lies where training does.
 
 use super::Plan;
-use crate::graph::{Graph, Node, NodeId, Phase};
+use crate::graph::{GradOf, Graph, Node, NodeId, Phase};
 use crate::ops::Op;
 use std::collections::{BTreeMap, HashMap};
 
@@ -48,6 +48,16 @@ fn param_homes<'g>(plan: &Plan, graph: &'g Graph) -> HashMap<&'g str, u32> {
         }
         if let (Op::Param(param), Some(stage)) = (&graph[id].op, readers[id.0 as usize]) {
             homes.insert(param.name.as_str(), stage);
+        }
+    }
+    // A running statistic has no reader: it lives where its new value is computed.
+    for id in graph.ids().filter(|&id| matches!(graph[id].op, Op::GradSum(_)) && graph[id].phase == Phase::Backward) {
+        let Some(GradOf::Value(of)) = graph.grad_of(id) else { continue };
+        let source = graph[id].operands.first().and_then(|&part| graph.grad_of(part));
+        if let (Op::Param(param), Some(GradOf::Value(value))) = (&graph[of].op, source)
+            && let Some(&stage) = plan.stages.get(&value)
+        {
+            homes.entry(param.name.as_str()).or_insert(stage);
         }
     }
     homes

@@ -109,7 +109,7 @@ impl<'a> Forward<'a> {
             Op::Input(_) => Kind::Input,
             Op::Param(_) => Kind::Param,
             Op::StopGradient(_) => Kind::Alias,
-            Op::Const(_) | Op::Iota(_) | Op::Uniform(_) | Op::BroadcastInDim(_) => Kind::Source,
+            Op::Const(_) | Op::Training(_) | Op::Iota(_) | Op::Uniform(_) | Op::BroadcastInDim(_) => Kind::Source,
             _ if local && !any(|f| f.kind != Kind::Source) => Kind::Source,
             _ if batched => Kind::Batched,
             _ if weighted => Kind::Begin,

@@ -185,7 +185,7 @@ fn shardings(rule: &Rule) -> Vec<Vec<(FactorId, u32)>> {
 
 /// Made on each rank from global positions, never split: nothing to combine.
 fn is_source(op: &Op) -> bool {
-    matches!(op, Op::Iota(_) | Op::Uniform(_) | Op::Const(_))
+    matches!(op, Op::Iota(_) | Op::Uniform(_) | Op::Const(_) | Op::Training(_))
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn every_sharding_gives_the_whole() {
             *checked.entry(example.op.name()).or_default() += 1;
         }
     }
-    let leaves = ["const", "input", "iota", "param", "scalar", "uniform"];
+    let leaves = ["const", "input", "iota", "param", "scalar", "training", "uniform"];
     let unchecked: Vec<&&str> = Op::NAMES.iter().filter(|n| !checked.contains_key(**n) && !leaves.contains(n)).collect();
     assert!(unchecked.is_empty(), "{unchecked:?}");
 }

@@ -4,7 +4,7 @@ use dcc_program::kernel::{BinaryOp, CompareOp};
 use dcc_program::program::{Attention as Attributes, MaskKind};
 use dcc_program::{DType, FactorSpec};
 
-use super::{Call, Import, attribute_value};
+use super::{Call, Import, attribute_value, masked_attention};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};
 use crate::import::build::Build;
@@ -14,8 +14,13 @@ use crate::ops::{Attention, Op};
 
 pub const ONNX: &[(&str, Import)] = &[("Attention", attention), ("RotaryEmbedding", rotary_embedding)];
 
+/// The floats that products of `dtype` are computed in.
+pub(in crate::import) fn computed_in(dtype: DType) -> DType {
+    if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
+}
+
 /// `[batch, heads, tokens, size]` from that or from `[batch, tokens, heads * size]`.
-fn with_heads(build: &mut Build, x: &Value, heads: Option<i64>) -> Result<Value> {
+pub(super) fn with_heads(build: &mut Build, x: &Value, heads: Option<i64>) -> Result<Value> {
     let shape = x.shape(build)?;
     match (shape.as_slice(), heads) {
         ([_, _, _, _], _) => Ok(x.clone()),
@@ -27,29 +32,53 @@ fn with_heads(build: &mut Build, x: &Value, heads: Option<i64>) -> Result<Value>
     }
 }
 
+/// Queries, keys and values as `[batch, heads, tokens, size]`, halves widened: products of halves are summed in f32.
+pub(super) struct Heads {
+    pub q: Value,
+    pub k: Value,
+    pub v: Value,
+    /// What the model has them in.
+    pub dtype: DType,
+}
+
+impl Heads {
+    fn read(build: &mut Build, call: &Call) -> Result<Heads> {
+        let dtype = call.input(0)?.dtype(build)?;
+        let (q_heads, kv_heads) = (call.node.int("q_num_heads")?, call.node.int("kv_num_heads")?);
+        let mut each = Vec::with_capacity(3);
+        for (position, heads) in [(0, q_heads), (1, kv_heads), (2, kv_heads)] {
+            let x = build.cast(call.input(position)?, computed_in(dtype))?;
+            each.push(with_heads(build, &x, heads)?);
+        }
+        let [q, k, v] = <[Value; 3]>::try_from(each).expect("three inputs");
+        let [heads, keys, values] = [q.shape(build)?[1], k.shape(build)?[1], v.shape(build)?[1]];
+        if keys == 0 || !heads.is_multiple_of(keys) || values != keys {
+            return Err(Error::shape(format!("{heads} query heads, {keys} key heads, {values} value heads")));
+        }
+        Ok(Heads { q, k, v, dtype })
+    }
+}
+
 /// softmax(Q Kᵀ scale + mask) V with fewer key heads than query heads where they divide.
 fn attention(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
-    for (position, name) in [(4, "past_key"), (5, "past_value"), (6, "nonpad_kv_seqlen")] {
-        if call.optional(position).is_some() {
-            return Err(Error::attribute(format!("Attention with {name} is not supported")));
-        }
+    let heads = Heads::read(build, call)?;
+    if masked_attention::is_wanted(call)? {
+        return masked_attention::attention(build, call, heads);
     }
-    check_attributes(call)?;
+    let _ = call.node.int_or("qk_matmul_output_mode", 0)?;
+    let Heads { q, k, v, dtype } = heads;
     let flat = call.input(0)?.rank(build)? == 3;
-    let (q_heads, kv_heads) = (call.node.int("q_num_heads")?, call.node.int("kv_num_heads")?);
-    let q = with_heads(build, call.input(0)?, q_heads)?;
-    let k = with_heads(build, call.input(1)?, kv_heads)?;
-    let v = with_heads(build, call.input(2)?, kv_heads)?;
     let (q_shape, k_shape, v_shape) = (q.shape(build)?, k.shape(build)?, v.shape(build)?);
     let (heads, key_heads) = (q_shape[1], k_shape[1]);
-    if key_heads == 0 || !heads.is_multiple_of(key_heads) || v_shape[1] != key_heads {
-        return Err(Error::shape(format!("{heads} query heads, {key_heads} key heads, {} value heads", v_shape[1])));
-    }
     let groups = heads / key_heads;
     let scale = call.node.float("scale")?.unwrap_or(1.0 / (q_shape[3] as f64).sqrt());
     let causal = call.node.flag("is_causal", false)?;
     let scores = [q_shape[0], heads, q_shape[2], k_shape[2]];
     let mask = match call.optional(3) {
+        Some(mask) if mask.dtype(build)?.is_float() => {
+            let mask = build.cast(mask, computed_in(dtype))?;
+            Mask::read(build, &mask, &scores)?
+        }
         Some(mask) => Mask::read(build, mask, &scores)?,
         None => Mask::default(),
     };
@@ -74,23 +103,7 @@ fn attention(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
         y = build.transpose(&y, &[0, 2, 1, 3])?;
         y = build.reshape(&y, &[q_shape[0], q_shape[2], heads * v_shape[3]])?;
     }
-    Ok(vec![y])
-}
-
-/// What there is no core attention for.
-fn check_attributes(call: &Call) -> Result<()> {
-    let softcap = call.node.float_or("softcap", 0.0)?;
-    if softcap != 0.0 {
-        return Err(attribute_value("softcap", softcap));
-    }
-    let mode = call.node.int_or("qk_matmul_output_mode", 0)?;
-    if mode != 0 || call.wants(3) {
-        return Err(attribute_value("qk_matmul_output_mode", mode));
-    }
-    match call.node.int("softmax_precision")? {
-        None | Some(1 | 11) => Ok(()),
-        Some(other) => Err(attribute_value("softmax_precision", other)),
-    }
+    Ok(vec![build.cast(&y, dtype)?])
 }
 
 /// The mask of an attention without the dims along which it repeats.

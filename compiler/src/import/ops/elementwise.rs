@@ -148,11 +148,11 @@ fn relu(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     Ok(vec![build.select(&negative, &zero, x)?])
 }
 
-/// `x` where it is at least 0, else `negative`.
-fn above_zero(build: &mut Build, x: &Value, negative: &Value) -> Result<Value> {
+/// `x` where it is above 0, else `low`, whose slope counts at 0, as in PyTorch.
+pub(super) fn above_zero(build: &mut Build, x: &Value, low: &Value) -> Result<Value> {
     let zero = Known::scalar(x.dtype(build)?, 0.0).into();
-    let positive = build.compare(CompareOp::Ge, x, &zero)?;
-    build.select(&positive, x, negative)
+    let positive = build.compare(CompareOp::Gt, x, &zero)?;
+    build.select(&positive, x, low)
 }
 
 fn leaky_relu(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
@@ -161,21 +161,36 @@ fn leaky_relu(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     Ok(vec![above_zero(build, x, &negative)?])
 }
 
-/// `alpha * expm1(min(x, 0))` below zero: the minimum keeps the unused branch, and its gradient, finite.
-fn elu(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
-    let x = call.input(0)?;
-    let low = build.binary_scalar(BinaryOp::Min, x, 0.0)?;
-    let low = build.unary(UnaryOp::Expm1, &low)?;
-    let low = build.binary_scalar(BinaryOp::Mul, &low, call.node.float_or("alpha", 1.0)?)?;
-    Ok(vec![above_zero(build, x, &low)?])
+/// `x`, and above 0 `scale * expm1(x / width)` of 0 instead: so that branch stays finite where it is not taken, its gradient
+/// too, and has its slope at 0.
+pub(super) fn exponential_below_zero(build: &mut Build, x: &Value, width: f64, scale: f64) -> Result<Value> {
+    let zero: Value = Known::scalar(x.dtype(build)?, 0.0).into();
+    let positive = build.compare(CompareOp::Gt, x, &zero)?;
+    let mut low = build.select(&positive, &zero, x)?;
+    if width != 1.0 {
+        low = build.binary_scalar(BinaryOp::Div, &low, width)?;
+    }
+    low = build.unary(UnaryOp::Expm1, &low)?;
+    low = build.binary_scalar(BinaryOp::Mul, &low, scale)?;
+    build.select(&positive, x, &low)
 }
 
-/// `max(0, min(1, alpha x + beta))`.
-fn hard_sigmoid_of(build: &mut Build, x: &Value, alpha: f64, beta: f64) -> Result<Value> {
+fn elu(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    Ok(vec![exponential_below_zero(build, call.input(0)?, 1.0, call.node.float_or("alpha", 1.0)?)?])
+}
+
+/// `max(0, min(1, alpha x + beta))`, flat at both ends.
+pub(super) fn hard_sigmoid_of(build: &mut Build, x: &Value, alpha: f64, beta: f64) -> Result<Value> {
     let line = build.binary_scalar(BinaryOp::Mul, x, alpha)?;
     let line = build.binary_scalar(BinaryOp::Add, &line, beta)?;
-    let line = build.binary_scalar(BinaryOp::Min, &line, 1.0)?;
-    build.binary_scalar(BinaryOp::Max, &line, 0.0)
+    let dtype = x.dtype(build)?;
+    let mut line = line;
+    for (outside, bound) in [(CompareOp::Ge, 1.0), (CompareOp::Le, 0.0)] {
+        let bound = Known::scalar(dtype, bound).into();
+        let beyond = build.compare(outside, &line, &bound)?;
+        line = build.select(&beyond, &bound, &line)?;
+    }
+    Ok(line)
 }
 
 fn hard_sigmoid(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
@@ -190,24 +205,31 @@ fn hard_swish(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
 }
 
 /// `max(x, 0) + log1p(exp(-|x|))`.
-fn softplus(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
-    let x = call.input(0)?;
+pub(super) fn softplus_of(build: &mut Build, x: &Value) -> Result<Value> {
     let size = build.unary(UnaryOp::Abs, x)?;
     let tail = build.unary(UnaryOp::Neg, &size)?;
     let tail = build.unary(UnaryOp::Exp, &tail)?;
     let tail = build.unary(UnaryOp::Log1p, &tail)?;
     let high = build.binary_scalar(BinaryOp::Max, x, 0.0)?;
-    Ok(vec![build.binary(BinaryOp::Add, &high, &tail)?])
+    build.binary(BinaryOp::Add, &high, &tail)
+}
+
+fn softplus(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    Ok(vec![softplus_of(build, call.input(0)?)?])
 }
 
 fn swish(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
-    let x = call.input(0)?;
-    let gate = match call.node.float_or("alpha", 1.0)? {
+    Ok(vec![swish_of(build, call.input(0)?, call.node.float_or("alpha", 1.0)?)?])
+}
+
+/// `x sigmoid(alpha x)`.
+pub(super) fn swish_of(build: &mut Build, x: &Value, alpha: f64) -> Result<Value> {
+    let gate = match alpha {
         1.0 => x.clone(),
         alpha => build.binary_scalar(BinaryOp::Mul, x, alpha)?,
     };
     let gate = build.unary(UnaryOp::Logistic, &gate)?;
-    Ok(vec![build.binary(BinaryOp::Mul, x, &gate)?])
+    build.binary(BinaryOp::Mul, x, &gate)
 }
 
 /// `x/2 (1 + erf(x/√2))`, or with tanh `x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))`. Hendrycks and Gimpel 2016, arXiv 1606.08415.

@@ -20,8 +20,9 @@ impl Build {
         Ok(self.graph.add(Gather { spec: spec.clone() }, &[data, indices])?.into())
     }
 
-    /// Indices with those below 0 counted from the end of a dim of `size`. Errors: DCC0104 for known ones that lie outside.
-    fn indices_from_front(&mut self, indices: &Value, size: u64) -> Result<Value> {
+    /// Indices into a dim of `size` of `data`, those below 0 counted from its end. Errors: DCC0104 for known ones that lie
+    /// outside.
+    pub(super) fn indices_from_front(&mut self, data: &Value, indices: &Value, size: u64) -> Result<Value> {
         let dtype = indices.dtype(self)?;
         if dtype.is_float() || dtype == DType::Bool {
             return Err(Error::dtype(format!("indices of {}", dtype.name())));
@@ -35,7 +36,7 @@ impl Build {
                 }
                 known.numbers().any(|at| at < 0.0)
             }
-            Value::Node(id) => !self.never_negative(*id),
+            Value::Node(id) => !(self.is_table(data) && self.never_negative(*id)),
             Value::List(_) => return Err(crate::import::value::not_a_tensor()),
         };
         if !negative {
@@ -45,6 +46,11 @@ impl Build {
         let below = self.compare(CompareOp::Lt, &indices, &zero)?;
         let moved = self.binary_scalar(BinaryOp::Add, &indices, size as f64)?;
         self.select(&below, &moved, &indices)
+    }
+
+    /// Whether data are a tensor of the model: inputs that index one, such as tokens, are checked when they are loaded.
+    fn is_table(&self, data: &Value) -> bool {
+        matches!(data, Value::Node(id) if matches!(self.graph[*id].op, Op::Param(_)))
     }
 
     /// Whether the value is made of inputs (whose range is checked when data are loaded) and positions only by steps that
@@ -71,14 +77,19 @@ impl Build {
 /// Slices along one axis; an embedding lookup where data is a matrix.
 fn gather(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let data = call.input(0)?;
+    let dim = call.axis(0, data.rank(build)?)?;
+    Ok(vec![take(build, data, dim, call.input(1)?)?])
+}
+
+/// The slices of `data` along `dim` at `indices`, whose dims take the place of that dim.
+pub(super) fn take(build: &mut Build, data: &Value, dim: usize, indices: &Value) -> Result<Value> {
     let shape = data.shape(build)?;
-    let dim = call.axis(0, shape.len())?;
-    let indices = build.indices_from_front(call.input(1)?, shape[dim])?;
+    let indices = build.indices_from_front(data, indices, shape[dim])?;
     let inner = indices.shape(build)?;
     if let (Some(data), Some(indices)) = (data.known(), indices.known())
         && let Some(known) = data.gather(dim, indices)
     {
-        return Ok(vec![known.into()]);
+        return Ok(known.into());
     }
     let joined: Shape = shape[..dim].iter().chain(&inner).chain(&shape[dim + 1..]).copied().collect();
     if let Some((known, (first, count))) = indices.known().and_then(|known| Some((known, known.consecutive()?))) {
@@ -87,13 +98,13 @@ fn gather(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
         let kept = (0..inner.len()).map(|d| if spread.contains(&d) { inner[d] } else { 1 });
         let narrow: Shape = shape[..dim].iter().copied().chain(kept).chain(shape[dim + 1..].iter().copied()).collect();
         let rows = build.reshape(&rows, &narrow)?;
-        return Ok(vec![build.broadcast(&rows, &joined)?]);
+        return build.broadcast(&rows, &joined);
     }
     let names = |letter: char, count: usize| (0..count).map(|i| format!("{letter}{i}")).collect::<Vec<String>>();
     let (outer, index, tail) = (names('a', dim), names('i', inner.len()), names('e', shape.len() - dim - 1));
     let text = format!("{0} v {2}, {1} -> {0} {1} {2}", outer.join(" "), index.join(" "), tail.join(" "));
     let (data, indices) = (build.node(data)?, build.node(&indices)?);
-    Ok(vec![build.gather(&FactorSpec::parse(&text).expect("names are identifiers"), data, indices)?])
+    build.gather(&FactorSpec::parse(&text).expect("names are identifiers"), data, indices)
 }
 
 /// Elements along one axis, one index per element of the result.
@@ -101,7 +112,7 @@ fn gather_elements(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let mut data = call.input(0)?.clone();
     let shape = data.shape(build)?;
     let dim = call.axis(0, shape.len())?;
-    let indices = build.indices_from_front(call.input(1)?, shape[dim])?;
+    let indices = build.indices_from_front(&data, call.input(1)?, shape[dim])?;
     let wanted = indices.shape(build)?;
     if wanted.len() != shape.len() {
         return Err(Error::shape(format!("indices {:?} into {:?}", wanted.as_slice(), shape.as_slice())));
@@ -118,55 +129,74 @@ fn gather_elements(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     Ok(vec![build.gather(&FactorSpec::parse(&text).expect("names are identifiers"), data, indices)?])
 }
 
+/// Index tuples into the first `depth` dims (after the batch dims), as positions in what those dims merge to.
+pub(super) struct Tuples {
+    pub depth: usize,
+    /// For each dim of a tuple its indices.
+    pub parts: Vec<Value>,
+    pub offsets: Value,
+}
+
+impl Build {
+    /// Reads the tuples along the last dim of `indices` into dims of `data` from `batch` on. Errors: DCC0104.
+    pub(super) fn tuples(&mut self, data: &Value, indices: &Value, batch: usize) -> Result<Tuples> {
+        let (shape, index_shape) = (data.shape(self)?, indices.shape(self)?);
+        let depth = index_shape.last().copied().unwrap_or(0) as usize;
+        if depth == 0 || batch + depth > shape.len() {
+            return Err(Error::shape(format!("index tuples {:?} into {:?}", index_shape.as_slice(), shape.as_slice())));
+        }
+        let outer = index_shape.len() - 1;
+        let mut parts = Vec::with_capacity(depth);
+        let mut offsets: Option<Value> = None;
+        for (dim, &size) in shape[batch..batch + depth].iter().enumerate() {
+            let part = self.narrow(indices, outer, dim as u64, 1)?;
+            let part = self.reshape(&part, &index_shape[..outer])?;
+            let part = self.indices_from_front(data, &part, size)?;
+            let wide = self.cast(&part, DType::I64)?;
+            parts.push(part);
+            offsets = Some(match offsets {
+                None => wide,
+                Some(offsets) => {
+                    let row = self.binary_scalar(BinaryOp::Mul, &offsets, size as f64)?;
+                    self.binary(BinaryOp::Add, &row, &wide)?
+                }
+            });
+        }
+        Ok(Tuples { depth, parts, offsets: offsets.expect("depth is at least 1") })
+    }
+}
+
 /// Elements (or slices) at index tuples: a slice where the indices are a grid of positions, else one gather of the tuples'
-/// offsets.
+/// offsets. The first `batch_dims` are shared with the indices.
 fn gather_nd(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let (data, indices) = (call.input(0)?, call.input(1)?);
-    let batch = call.node.int_or("batch_dims", 0)?;
-    if batch != 0 {
-        return Err(attribute_value("batch_dims", batch));
-    }
     let (shape, index_shape) = (data.shape(build)?, indices.shape(build)?);
-    let depth = index_shape.last().copied().unwrap_or(0) as usize;
-    if depth == 0 || depth > shape.len() {
-        return Err(Error::shape(format!("index tuples {:?} into {:?}", index_shape.as_slice(), shape.as_slice())));
+    let given = call.node.int_or("batch_dims", 0)?;
+    let batch = usize::try_from(given).ok().filter(|&batch| batch < index_shape.len() && batch < shape.len());
+    let batch = batch.filter(|&batch| index_shape[..batch] == shape[..batch]);
+    let batch = batch.ok_or_else(|| attribute_value("batch_dims", given))?;
+    let Tuples { depth, parts, offsets } = build.tuples(data, indices, batch)?;
+    let (outer, rest) = (index_shape.len() - 1, batch + depth);
+    if batch == 0 {
+        let joined: Vec<u64> = index_shape[..outer].iter().chain(&shape[depth..]).copied().collect();
+        if let Some(value) = grid(build, data, &parts, &joined)? {
+            return Ok(vec![value]);
+        }
+        if let (Some(data), Some(indices)) = (data.known(), indices.known())
+            && let Some(known) = data.gather_nd(indices)
+        {
+            return Ok(vec![known.into()]);
+        }
     }
-    let outer = index_shape.len() - 1;
-    let mut parts = Vec::with_capacity(depth);
-    for (dim, &size) in shape[..depth].iter().enumerate() {
-        let part = build.narrow(indices, outer, dim as u64, 1)?;
-        let part = build.reshape(&part, &index_shape[..outer])?;
-        parts.push(build.indices_from_front(&part, size)?);
-    }
-    let joined: Vec<u64> = index_shape[..outer].iter().chain(&shape[depth..]).copied().collect();
-    if let Some(value) = grid(build, data, &parts, &joined)? {
-        return Ok(vec![value]);
-    }
-    if let (Some(data), Some(indices)) = (data.known(), indices.known())
-        && let Some(known) = data.gather_nd(indices)
-    {
-        return Ok(vec![known.into()]);
-    }
-    let mut offset: Option<Value> = None;
-    for (part, &size) in parts.iter().zip(&shape) {
-        let part = build.cast(part, DType::I64)?;
-        offset = Some(match offset {
-            None => part,
-            Some(offset) => {
-                let row = build.binary_scalar(BinaryOp::Mul, &offset, size as f64)?;
-                build.binary(BinaryOp::Add, &row, &part)?
-            }
-        });
-    }
-    let offset = offset.expect("depth is at least 1");
-    let rows: u64 = shape[..depth].iter().product();
-    let flat: Vec<u64> = std::iter::once(rows).chain(shape[depth..].iter().copied()).collect();
+    let rows: u64 = shape[batch..rest].iter().product();
+    let flat: Vec<u64> = shape[..batch].iter().copied().chain([rows]).chain(shape[rest..].iter().copied()).collect();
     let data = build.reshape(data, &flat)?;
     let names = |letter: char, count: usize| (0..count).map(|i| format!("{letter}{i}")).collect::<Vec<_>>().join(" ");
-    let (index, tail) = (names('i', outer), names('e', shape.len() - depth));
-    let spec = FactorSpec::parse(&format!("v {tail}, {index} -> {index} {tail}")).expect("names are identifiers");
-    let (data, offset) = (build.node(&data)?, build.node(&offset)?);
-    Ok(vec![build.gather(&spec, data, offset)?])
+    let (shared, index, tail) = (names('b', batch), names('i', outer - batch), names('e', shape.len() - rest));
+    let text = format!("{shared} v {tail}, {shared} {index} -> {shared} {index} {tail}");
+    let spec = FactorSpec::parse(&text).expect("names are identifiers");
+    let (data, offsets) = (build.node(&data)?, build.node(&offsets)?);
+    Ok(vec![build.gather(&spec, data, offsets)?])
 }
 
 /// Where each index is one number or counts up along a result dim of its own: the part of data that they span, its dims

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::import::build::Build;
 use crate::import::value::Value;
 
-pub const ONNX: &[(&str, Import)] = &[("Einsum", einsum), ("Gemm", gemm), ("MatMul", matmul)];
+pub const ONNX: &[(&str, Import)] = &[("Gemm", gemm), ("MatMul", matmul)];
 
 /// NumPy's matmul: batch dims broadcast, a vector is a row on the left and a column on the right.
 fn matmul(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
@@ -80,47 +80,4 @@ fn gemm(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
         y = build.add_under_reshape(&y, &bias)?;
     }
     Ok(vec![y])
-}
-
-/// One or two operands; every letter at most once in each.
-fn einsum(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
-    let equation: String = call.node.string_or("equation", "")?.chars().filter(|c| !c.is_whitespace()).collect();
-    let unsupported = || Error::attribute(format!("the equation `{equation}` is not supported")).help("write it with MatMul");
-    let (inputs, output) = match equation.split_once("->") {
-        Some((inputs, output)) => (inputs, output.to_owned()),
-        None => (equation.as_str(), implicit_output(&equation)),
-    };
-    let terms: Vec<&str> = inputs.split(',').collect();
-    let distinct = |term: &str| term.chars().enumerate().all(|(i, c)| c.is_ascii_alphabetic() && !term[..i].contains(c));
-    if terms.len() != call.inputs.len() || !terms.iter().all(|term| distinct(term)) || !distinct(&output) {
-        return Err(unsupported());
-    }
-    let names = |term: &str| term.chars().map(|c| c.to_string()).collect::<Vec<String>>();
-    match terms.as_slice() {
-        [one] => {
-            let x = call.input(0)?;
-            let summed: Vec<usize> = (0..one.len()).filter(|&dim| !output.contains(&one[dim..=dim])).collect();
-            let kept: String = one.chars().filter(|&c| output.contains(c)).collect();
-            let sum = build.reduce(dcc_program::Reduce::Sum, x, &summed, false)?;
-            let perm: Option<Vec<usize>> = output.chars().map(|c| kept.find(c)).collect();
-            Ok(vec![build.transpose(&sum, &perm.ok_or_else(unsupported)?)?])
-        }
-        [a, b] => {
-            let here = |term: &str, other: &str| term.chars().all(|c| other.contains(c) || output.contains(c));
-            if !here(a, b) || !here(b, a) || !output.chars().all(|c| a.contains(c) || b.contains(c)) {
-                return Err(unsupported());
-            }
-            let (a, b, out) = (names(a), names(b), names(&output));
-            let [a, b, out] = [&a, &b, &out].map(|names| names.iter().map(String::as_str).collect::<Vec<&str>>());
-            Ok(vec![build.dot((call.input(0)?, &a), (call.input(1)?, &b), &out)?])
-        }
-        _ => Err(unsupported()),
-    }
-}
-
-/// Without `->`: the letters that occur once, in alphabetical order.
-fn implicit_output(inputs: &str) -> String {
-    let mut letters: Vec<char> = inputs.chars().filter(|&c| inputs.matches(c).count() == 1 && c != ',').collect();
-    letters.sort_unstable();
-    letters.into_iter().collect()
 }

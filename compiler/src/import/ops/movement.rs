@@ -118,9 +118,9 @@ fn pad(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let mut x = call.input(0)?.clone();
     let rank = x.rank(build)?;
     let pads = call.ints_either(build, "pads", 1)?.ok_or_else(|| Error::graph("Pad without pads"))?;
-    let value = match call.node.float("value")? {
-        Some(value) => value,
-        None => call.optional(2).map_or(Ok(0.0), |_| call.known_number(build, 2))?,
+    let value = match (call.node.float("value")?, call.optional(2)) {
+        (None, Some(value)) => value.clone(),
+        (number, _) => Known::scalar(x.dtype(build)?, number.unwrap_or(0.0)).into(),
     };
     let along = match call.optional(3) {
         Some(_) => call.known_ints(build, 3)?,
@@ -140,7 +140,7 @@ fn pad(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
         x = build.narrow(&x, dim, cut_low, left)?;
         let (low, high) = (low.max(0) as u64, high.max(0) as u64);
         x = match mode {
-            "constant" => build.pad(&x, dim, low, high, value)?,
+            "constant" => build.pad_with(&x, dim, low, high, &value)?,
             _ => pad_by_copies(build, &x, dim, low, high, mode)?,
         };
     }

@@ -29,7 +29,7 @@ fn statistics(build: &mut Build, call: &Call) -> Result<(Vec<usize>, Value)> {
 }
 
 /// `x / √(mean(x²) + epsilon)`; gives that and the reciprocal root.
-fn by_root_mean_square(build: &mut Build, x: &Value, dims: &[usize], epsilon: f64) -> Result<(Value, Value)> {
+pub(super) fn by_root_mean_square(build: &mut Build, x: &Value, dims: &[usize], epsilon: f64) -> Result<(Value, Value)> {
     let square = build.binary(BinaryOp::Mul, x, x)?;
     let mean = build.mean(&square, dims, true)?;
     let shifted = build.binary_scalar(BinaryOp::Add, &mean, epsilon)?;
