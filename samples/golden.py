@@ -43,6 +43,7 @@ import init
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "tests/golden/numbers"
 MLP = "tests/models/mlp.onnx --data tests/models/data/mlp.npz --init-rule *.weight=std:0.1 --global-batch-size 32"
+RECURRENT = "tests/models/NAME.onnx --data tests/models/data/mlp.npz --init-rule *weight*=std:0.3 --global-batch-size 32"
 SAMPLE_MLP = "samples/mlp/model.onnx --data samples/mlp/digits.npz --init-rule *.weight=std:0.04 --global-batch-size 64"
 IGNORE = "--data tests/models/data/mlp_ignore.npz --init-rule *.weight=std:0.1 --global-batch-size 32"
 GPT2 = "--optimizer adamw --lr 3e-3 --betas 0.9,0.98 --weight-decay 0.1 --grad-clip 0.5 --lr-schedule cosine --warmup 4 --min-lr 3e-4"
@@ -62,6 +63,12 @@ CASES = {
     "mlp_nll": f"tests/models/mlp_nll.onnx {IGNORE} --optimizer sgd --lr 0.05 --momentum 0.9",
     "sample_mlp_momentum": f"{SAMPLE_MLP} --optimizer sgd --lr 0.05 --momentum 0.9",
     "sample_mlp_adamw": f"{SAMPLE_MLP} --optimizer adamw --lr 1e-3 --weight-decay 0.01",
+    "norm_mlp": f"{MLP.replace('mlp.onnx', 'norm_mlp.onnx')} --optimizer sgd --lr 0.05 --momentum 0.9",
+    "norm_mlp_legacy": f"{MLP.replace('mlp.onnx', 'norm_mlp_legacy.onnx')} --optimizer adamw --lr 2e-3 --weight-decay 0.1",
+    "norm_mlp_groups": f"{MLP.replace('mlp.onnx', 'norm_mlp.onnx')} --optimizer adamw --lr 2e-3 --grad-accum 2 --bn-groups 2",
+    "lstm": f"{RECURRENT.replace('NAME', 'lstm')} --optimizer adamw --lr 5e-3 --grad-clip 0.5",
+    "lstm_legacy": f"{RECURRENT.replace('NAME', 'lstm_legacy')} --optimizer sgd --lr 0.1 --momentum 0.9",
+    "gru_legacy": f"{RECURRENT.replace('NAME', 'gru_legacy')} --optimizer adamw --lr 5e-3 --weight-decay 0.1",
     "two_inputs_mse": f"{TWO} --loss mse {ADAM}",
     "two_inputs_l1": f"{TWO} --loss l1 {ADAM}",
     "two_inputs_bce": f"{TWO.replace('inputs.npz', 'inputs_bce.npz')} --loss bce --optimizer sgd --lr 0.05 --momentum 0.9",
@@ -95,7 +102,8 @@ def parse(flags):
     for name, default in (("--lr", 1e-3), ("--momentum", 0.0), ("--eps", 1e-8), ("--weight-decay", 0.0), ("--grad-clip", None),
                           ("--min-lr", 0.0), ("--label-smoothing", 0.0)):
         p.add_argument(name, type=float, default=default)
-    for name, default in (("--steps", 20), ("--warmup", 0), ("--init", None), ("--global-batch-size", None)):
+    for name, default in (("--steps", 20), ("--warmup", 0), ("--init", None), ("--global-batch-size", None), ("--grad-accum", 1),
+                          ("--bn-groups", 1)):
         p.add_argument(name, type=int, default=default)
     for name in ("--init-rule", "--input", "--no-decay", "--freeze"):
         p.add_argument(name, action="append", default=[])
@@ -182,6 +190,8 @@ def as_file(module, dtype, change):
                 setattr(child, name, float(np.float32(getattr(child, name))) * change.get("norm_eps", 1))
         if hasattr(child, "scaling"):
             child.scaling *= change.get("scale", 1)
+        if isinstance(child, torch.nn.modules.batchnorm._BatchNorm):
+            child.momentum = 1 - float(np.float32(1 - child.momentum))
         if isinstance(child, torch.nn.Embedding):
             child.padding_idx = None  # a Gather knows none: every row that is read gets its gradient
         if isinstance(child, NewGELUActivation):
@@ -202,7 +212,7 @@ def prepare(o, dtype, change=()):
     values = init.model_values(model, o.init, o.init_rule)
     init.fill_torch(module, values)
     module = as_file(module, dtype, dict(change))
-    named = dict(module.named_parameters(remove_duplicate=False))
+    named = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
     return module, inputs, model, {name: named[name] for name in values}
 
 
@@ -234,9 +244,14 @@ def train(o, dtype, change=(), steps=None):
     trained = {n: p for n, p in parameters.items() if not any(fnmatchcase(n, g) for g in o.freeze)}
     for step in range(steps or o.steps):
         rows = tensors(batch(step), dtype)
-        loss = loss_of(o, run_model(module, names, rows), rows)
         module.zero_grad(set_to_none=True)
-        loss.backward()
+        loss = 0
+        for part in range(o.grad_accum):  # parts of equal counts
+            size = o.global_batch_size and o.global_batch_size // o.grad_accum
+            some = rows if o.grad_accum == 1 else {k: v[part * size:(part + 1) * size] for k, v in rows.items()}
+            part_loss = loss_of(o, run_model(module, names, some), some) / o.grad_accum
+            part_loss.backward()
+            loss += part_loss.detach()
         if step == 0:
             trained = {n: p for n, p in trained.items() if p.grad is not None}
             optimizer = optimizer_of(o, trained)
@@ -280,16 +295,19 @@ def forward_of_graph(o, module, model, rows):
                     np.array(a.f if a.name == "value_float" else list(a.floats), np.float64))))
     del double.graph.value_info[:]
     feed = {i.name: rows[i.name].numpy() for i in model.graph.input}
+    trains = any(a.name == "training_mode" and a.i for node in model.graph.node for a in node.attribute)
+    module.train(trains)  # BatchNorm is exported in either form
     with torch.no_grad():
         expected = run_model(module, list(feed), rows)[0].numpy()
     return float(np.abs(ReferenceEvaluator(double, new_ops=[Gelu]).run(None, feed)[0] - expected).max() / np.abs(expected).max())
 
 
 def noise_of(name, shape):
-    """[start, end) of the elements whose exact gradient is zero: attention's key bias (softmax ignores it)."""
+    """[start, end) of the elements whose exact gradient is zero: attention's key bias (softmax ignores it), a bias before
+    BatchNorm."""
     if name.endswith("attn.c_attn.bias"):
         return [shape[0] // 3, 2 * shape[0] // 3]
-    return [0, shape[0]] if name.endswith("attention.self.key.bias") else None
+    return [0, shape[0]] if name.endswith("attention.self.key.bias") or name == "fc.bias" else None
 
 
 def number(x):

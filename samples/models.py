@@ -27,6 +27,33 @@ class Mlp(nn.Module):
         return logits
 
 
+class NormMlp(nn.Module):
+    """A network on `image` with batch normalisation of vectors, and of the channels of what follows."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.norm, self.fc2 = nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Linear(32, 40)
+        self.norm2, self.out = nn.BatchNorm2d(5, momentum=0.3), nn.Linear(40, 10)
+
+    def forward(self, image):
+        x = F.relu(self.norm(self.fc(image)))
+        x = self.norm2(self.fc2(x).view(-1, 5, 4, 2))
+        return self.out(F.relu(x).flatten(1))
+
+
+class Recurrent(nn.Module):
+    """A classifier of `image` as a sequence of its eight rows."""
+
+    def __init__(self, kind, **kw):
+        super().__init__()
+        self.rnn = getattr(nn, kind)(8, 12, batch_first=True, **kw)
+        self.out = nn.Linear(12 * (2 if kw.get("bidirectional") else 1), 10)
+
+    def forward(self, image):
+        y, _ = self.rnn(image.view(-1, 8, 8))
+        return self.out(y[:, -1])
+
+
 class TwoInputs(nn.Module):
     """Two batched inputs, an unbatched one (`basis`), two outputs; only `prediction` reaches the loss."""
 
@@ -104,6 +131,14 @@ def tokens(vocab, batch, length):
 def mlp(widths=(64, 128, 128, 10), **kw):
     labels = {"labels": torch.randint(0, widths[-1], (5,))} if kw.get("loss") else {}
     return Mlp(widths, **kw).train(), {"image": torch.rand(5, widths[0])} | labels
+
+
+def norm_mlp():
+    return NormMlp().train(), {"image": torch.rand(5, 64)}
+
+
+def recurrent(kind, **kw):
+    return Recurrent(kind, **kw).train(), {"image": torch.rand(5, 64)}
 
 
 def two_inputs():

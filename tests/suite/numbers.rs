@@ -22,7 +22,7 @@ struct Case {
 
 const ALL: Case = Case { name: "", steps: None, rows: &Row::ALL, mesh: "", controls: false };
 
-const CASES: [Case; 26] = [
+const CASES: [Case; 34] = [
     Case { name: "mlp_momentum", controls: true, ..ALL },
     Case { name: "mlp_nesterov", controls: true, ..ALL },
     Case { name: "mlp_adamw", controls: true, ..ALL },
@@ -34,6 +34,14 @@ const CASES: [Case; 26] = [
     Case { name: "mlp_nll", ..ALL },
     Case { name: "sample_mlp_momentum", ..ALL },
     Case { name: "sample_mlp_adamw", ..ALL },
+    Case { name: "norm_mlp", controls: true, ..ALL },
+    Case { name: "norm_mlp", mesh: "--dp 2 --tp 2 --pp 2", rows: &[Row::F64], ..ALL },
+    Case { name: "norm_mlp_legacy", ..ALL },
+    Case { name: "norm_mlp_groups", ..ALL },
+    Case { name: "norm_mlp_groups", mesh: "--dp 2 --pp 2", rows: &[Row::F64], ..ALL },
+    Case { name: "lstm", ..ALL },
+    Case { name: "lstm_legacy", ..ALL },
+    Case { name: "gru_legacy", ..ALL },
     Case { name: "two_inputs_mse", ..ALL },
     Case { name: "two_inputs_l1", ..ALL },
     Case { name: "two_inputs_bce", controls: true, ..ALL },

@@ -151,9 +151,12 @@ fn whole_models_stay_what_they_are() {
         gpt2_tiny_opset20: attention 4, rsqrt 9 of 18 sums, tanh 4, erf 0, logistic 0, dot 17, transpose 0, div 0, sqrt 0, pow 0
         gpt2_tiny_optimized: attention 4, rsqrt 9 of 18 sums, tanh 4, erf 0, logistic 0, dot 17, transpose 0, div 0, sqrt 0, pow 0
         gpt2_tiny_shuffled: attention 4, rsqrt 9 of 18 sums, tanh 4, erf 0, logistic 0, dot 17, transpose 0, div 0, sqrt 0, pow 0
+        gru_legacy: attention 0, rsqrt 0 of 0 sums, tanh 16, erf 0, logistic 32, dot 35, transpose 1, div 0, sqrt 0, pow 0
         llama_tiny: attention 2, rsqrt 5 of 5 sums, tanh 0, erf 0, logistic 2, dot 15, transpose 0, div 0, sqrt 0, pow 0
         llama_tiny_opset20: attention 2, rsqrt 5 of 5 sums, tanh 0, erf 0, logistic 2, dot 15, transpose 0, div 0, sqrt 0, pow 0
         llama_tiny_optimized: attention 2, rsqrt 5 of 5 sums, tanh 0, erf 0, logistic 2, dot 15, transpose 0, div 0, sqrt 0, pow 0
+        lstm: attention 0, rsqrt 0 of 0 sums, tanh 32, erf 0, logistic 48, dot 19, transpose 1, div 0, sqrt 0, pow 0
+        lstm_legacy: attention 0, rsqrt 0 of 0 sums, tanh 32, erf 0, logistic 48, dot 19, transpose 1, div 0, sqrt 0, pow 0
         mlp: attention 0, rsqrt 0 of 0 sums, tanh 0, erf 0, logistic 0, dot 3, transpose 0, div 0, sqrt 0, pow 0
         mlp_legacy: attention 0, rsqrt 0 of 0 sums, tanh 0, erf 0, logistic 0, dot 3, transpose 0, div 0, sqrt 0, pow 0
         mlp_legacy_dropout: attention 0, rsqrt 0 of 0 sums, tanh 0, erf 0, logistic 0, dot 3, transpose 0, div 0, sqrt 0, pow 0
@@ -161,6 +164,8 @@ fn whole_models_stay_what_they_are() {
         mlp_optimized: attention 0, rsqrt 0 of 0 sums, tanh 0, erf 0, logistic 0, dot 3, transpose 0, div 0, sqrt 0, pow 0
         mlp_sce: attention 0, rsqrt 0 of 4 sums, tanh 0, erf 0, logistic 0, dot 3, transpose 0, div 1, sqrt 0, pow 0
         mlp_sce_legacy: attention 0, rsqrt 0 of 4 sums, tanh 0, erf 0, logistic 0, dot 3, transpose 0, div 1, sqrt 0, pow 0
+        norm_mlp: attention 0, rsqrt 2 of 4 sums, tanh 0, erf 0, logistic 0, dot 3, transpose 0, div 0, sqrt 0, pow 0
+        norm_mlp_legacy: attention 0, rsqrt 2 of 4 sums, tanh 0, erf 0, logistic 0, dot 3, transpose 0, div 0, sqrt 0, pow 0
         static_bert_classifier: attention 2, rsqrt 5 of 10 sums, tanh 1, erf 2, logistic 0, dot 14, transpose 0, div 0, sqrt 0, pow 0
         static_gpt: attention 4, rsqrt 9 of 18 sums, tanh 4, erf 0, logistic 0, dot 17, transpose 0, div 0, sqrt 0, pow 0
         static_mixer: attention 0, rsqrt 2 of 5 sums, tanh 0, erf 2, logistic 0, dot 6, transpose 1, div 0, sqrt 0, pow 0
