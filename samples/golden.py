@@ -182,8 +182,9 @@ def rotary(self, x, position_ids):
     return angle.cos(), angle.sin()
 
 
-def as_file(module, dtype, change):
+def as_file(module, model, dtype, change):
     """Makes the module compute as the ONNX file says, in `dtype`. change: factor for `norm_eps` or `scale`."""
+    calls = any("torch.ops.aten.embedding" in entry.value for node in model.graph.node for entry in node.metadata_props)
     for child in module.modules():
         for name in ("eps", "variance_epsilon"):
             if hasattr(child, name):
@@ -192,8 +193,8 @@ def as_file(module, dtype, change):
             child.scaling *= change.get("scale", 1)
         if isinstance(child, torch.nn.modules.batchnorm._BatchNorm):
             child.momentum = 1 - float(np.float32(1 - child.momentum))
-        if isinstance(child, torch.nn.Embedding):
-            child.padding_idx = None  # a Gather knows none: every row that is read gets its gradient
+        if isinstance(child, torch.nn.Embedding) and not calls:
+            child.padding_idx = None  # a Gather without its call knows none: every row that is read gets its gradient
         if isinstance(child, NewGELUActivation):
             child.forward = FileGelu().forward
         elif isinstance(child, LlamaRMSNorm):
@@ -211,7 +212,7 @@ def prepare(o, dtype, change=()):
     model = onnx.load(ROOT / o.model, load_external_data=False)
     values = init.model_values(model, o.init, o.init_rule)
     init.fill_torch(module, values)
-    module = as_file(module, dtype, dict(change))
+    module = as_file(module, model, dtype, dict(change))
     named = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
     return module, inputs, model, {name: named[name] for name in values}
 

@@ -9,6 +9,7 @@ mod contract;
 mod control;
 mod flatten;
 mod fold;
+mod fx;
 mod gains;
 mod inputs;
 mod known;

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 
+use super::fx::FxCall;
 use super::model::{Model, default_opset, is_default_domain};
 use super::node::{Attribute, Body, Node, ValueId};
 use super::proto::{AttributeProto, FunctionProto, GraphProto, NodeProto, ValueInfoProto};
@@ -212,6 +213,7 @@ impl<'m> Flattener<'m> {
             attributes,
             bodies: Vec::new(),
             captures: Vec::new(),
+            call: FxCall::of(proto),
         })
     }
 

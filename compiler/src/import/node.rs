@@ -7,6 +7,7 @@ use std::cell::Cell;
 
 use bytes::Bytes;
 
+use super::fx::FxCall;
 use super::proto::attribute_proto::AttributeType;
 use super::proto::{AttributeProto, TensorProto};
 use super::tensor::Tensor;
@@ -34,6 +35,8 @@ pub struct Node<'m> {
     pub bodies: Vec<(&'m str, Body<'m>)>,
     /// Outer values that its bodies read.
     pub captures: Vec<ValueId>,
+    /// The PyTorch call that the exporter made it of, where the file says so.
+    pub call: FxCall<'m>,
 }
 
 /// A graph inside a node: a branch, or what a loop repeats.

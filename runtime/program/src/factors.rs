@@ -141,21 +141,33 @@ impl FactorSpec {
                 *slot = Some(size);
             }
         }
-        for (dims, ty) in sides() {
-            for (dim, &size) in dims.iter().zip(&ty.shape).filter(|(dim, _)| dim.len() != 1) {
+        // A compound dim gives the size of its last unknown factor, which may be what another one waits for.
+        let compound = |(dims, ty): (&'_ Vec<DimFactors>, &'_ TensorType)| -> Vec<(DimFactors, u64)> {
+            dims.iter().cloned().zip(ty.shape.iter().copied()).filter(|(dim, _)| dim.len() != 1).collect()
+        };
+        let mut open: Vec<(DimFactors, u64)> = sides().flat_map(compound).collect();
+        while !open.is_empty() {
+            let before = open.len();
+            for (dim, size) in std::mem::take(&mut open) {
                 let known = dim.iter().filter_map(|f| sizes[f.0 as usize]).fold(1u64, u64::saturating_mul);
                 let unknown: Vec<_> = dim.iter().filter(|f| sizes[f.0 as usize].is_none()).collect();
                 match unknown[..] {
                     [] if known == size => {}
                     [one] if known > 0 && size % known == 0 => sizes[one.0 as usize] = Some(size / known),
-                    _ => {
-                        return Err(format!("dim {size} is not ({})", self.dims_text(std::slice::from_ref(dim))));
-                    }
+                    [_, _, ..] => open.push((dim, size)),
+                    _ => return Err(self.not_dim(size, &dim)),
                 }
+            }
+            if let (true, Some((dim, size))) = (open.len() == before, open.first()) {
+                return Err(self.not_dim(*size, dim));
             }
         }
         let missing = |i: usize| format!("size of factor {} is unknown", self.names[i]);
         sizes.iter().enumerate().map(|(i, s)| s.ok_or_else(|| missing(i))).collect()
+    }
+
+    fn not_dim(&self, size: u64, dim: &DimFactors) -> String {
+        format!("dim {size} is not ({})", self.dims_text(std::slice::from_ref(dim)))
     }
 
     /// Axes of a compound dim distributed over its factors: each factor is filled exactly before the next gets any, the last

@@ -78,7 +78,24 @@ impl Build {
 fn gather(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let data = call.input(0)?;
     let dim = call.axis(0, data.rank(build)?)?;
-    Ok(vec![take(build, data, dim, call.input(1)?)?])
+    let indices = call.input(1)?;
+    let rows = take(build, data, dim, indices)?;
+    let is_read = |row: &u64| indices.known().is_none_or(|known| known.numbers().any(|at| at == *row as f64));
+    match call.node.call.padding_row().filter(is_read) {
+        Some(row) => Ok(vec![without_gradient(build, &rows, indices, row)?]),
+        None => Ok(vec![rows]),
+    }
+}
+
+/// The `rows` at `indices`, of which those of `row` pass no gradient on: PyTorch's `padding_idx`.
+fn without_gradient(build: &mut Build, rows: &Value, indices: &Value, row: u64) -> Result<Value> {
+    let row = Known::int(indices.dtype(build)?, row as i64).into();
+    let is_row = build.compare(CompareOp::Eq, indices, &row)?;
+    let tail = rows.rank(build)? - indices.rank(build)?;
+    let over_rows: Shape = indices.shape(build)?.into_iter().chain(std::iter::repeat_n(1, tail)).collect();
+    let is_row = build.reshape(&is_row, &over_rows)?;
+    let fixed = build.stop_gradient(rows)?;
+    build.select(&is_row, &fixed, rows)
 }
 
 /// The slices of `data` along `dim` at `indices`, whose dims take the place of that dim.

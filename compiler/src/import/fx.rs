@@ -1,0 +1,44 @@
+//! What PyTorch's exporter says of a node: the call of the exported program that it was made of.
+
+use super::proto::NodeProto;
+
+/// The metadata property that holds the call.
+const KEY: &str = "pkg.torch.onnx.fx_node";
+
+/// A text such as `%embedding : [num_users=1] = call_function[target=torch.ops.aten.embedding.default](args = (%p_wte_weight,
+/// %input_ids, 0), kwargs = {})`; empty where the file has none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FxCall<'m>(pub &'m str);
+
+impl<'m> FxCall<'m> {
+    pub fn of(node: &'m NodeProto) -> FxCall<'m> {
+        FxCall(node.metadata_props.iter().find(|entry| entry.key() == KEY).map_or("", |entry| entry.value()))
+    }
+
+    /// The row of an embedding that gets no gradient, `padding_idx`: the call's third argument, absent or -1 where there is none.
+    pub fn padding_row(&self) -> Option<u64> {
+        let (_, call) = self.0.split_once("target=torch.ops.aten.embedding.default](args = (")?;
+        let (arguments, _) = call.split_once("), kwargs")?;
+        arguments.split(", ").nth(2)?.parse().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn padding_rows() {
+        let call = |op: &str, arguments: &str| {
+            let text =
+                format!("%e : [num_users=1] = call_function[target=torch.ops.aten.{op}](args = ({arguments}), kwargs = {{}})");
+            FxCall(&text).padding_row()
+        };
+        assert_eq!(call("embedding.default", "%p_w, %ids, 0"), Some(0));
+        assert_eq!(call("embedding.default", "%p_w, %ids, 7, False, True"), Some(7));
+        assert_eq!(call("embedding.default", "%p_w, %ids"), None);
+        assert_eq!(call("embedding.default", "%p_w, %ids, -1, True"), None);
+        assert_eq!(call("index_select.default", "%p_w, %ids, 0"), None);
+        assert_eq!(FxCall("").padding_row(), None);
+    }
+}
