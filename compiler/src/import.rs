@@ -18,6 +18,7 @@ mod node;
 mod ops;
 mod parameters;
 pub mod proto;
+mod repair;
 mod rescale;
 mod schema;
 mod shape;

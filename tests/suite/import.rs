@@ -3,7 +3,7 @@
 use crate::onnx_model::{model, node, opset};
 use bytes::Bytes;
 use dcc::import::proto::attribute_proto::AttributeType;
-use dcc::import::proto::{AttributeProto, FunctionProto, NodeProto};
+use dcc::import::proto::{AttributeProto, FunctionProto, ModelProto, NodeProto, TensorProto};
 use dcc::import::{Imported, InputInfo, Model, Options, Parameter, TensorData, onnx};
 use dcc::interp::{Bindings, Precision, Tensor, outputs};
 use dcc_program::DType;
@@ -71,24 +71,19 @@ fn trained(model: &Model, parameters: &BTreeSet<String>) -> (BTreeSet<String>, B
     trained.flat_map(|p| p.aliases.into_iter().chain([p.tensor.name])).partition(|name| parameters.contains(name))
 }
 
-/// What trains is what PyTorch calls `named_parameters`, each under its name or renamed by the exporter (`val_7`), but for those
-/// that are not in the file at all.
+/// What trains is what PyTorch calls `named_parameters`, each under its name or renamed by the exporter (`val_7`); those that it
+/// merged into others or deleted are back.
 #[test]
 fn what_trains_is_what_pytorch_trains() {
-    let gone = |name: &str| match name {
-        // Biases of zeros, which the exporter's optimizer deletes.
-        "gpt2_tiny_optimized" => 16,
-        // One tensor under two names, which `named_parameters` has once: the bias of the head.
-        "bert_tiny" | "bert_tiny_opset20" => 1,
-        _ => 0,
-    };
+    // One tensor under two names, which `named_parameters` has once: the bias of the head.
+    let twice = |name: &str| usize::from(name.starts_with("bert_tiny"));
     let mut renamed = Vec::new();
     for path in [models("tests/models"), models("tests/models/attention"), models("samples/gpt")].concat() {
         let name = path.file_stem().expect("a file").to_string_lossy().into_owned();
         let model = Model::decode(Bytes::from(std::fs::read(&path).expect("a model"))).expect("decodes");
         let Some(parameters) = signature(&model, "PARAMETER") else { continue };
         let (named, others) = trained(&model, &parameters);
-        assert_eq!(named.len() + others.len() + gone(&name), parameters.len(), "{name}: {others:?}");
+        assert_eq!(named.len() + others.len() + twice(&name), parameters.len(), "{name}: {others:?}");
         if !others.is_empty() {
             renamed.push(format!("{name}: {}", others.into_iter().collect::<Vec<_>>().join(" ")));
         }
@@ -96,6 +91,24 @@ fn what_trains_is_what_pytorch_trains() {
     let llama = "llama_tiny_optimized: val_131 val_138 val_145 val_254 val_259 val_261 val_262 val_267 val_274 val_281 val_388 \
                  val_393 val_395 val_396 val_411";
     assert_eq!(renamed, ["gpt2_tiny_optimized: embedding_1", llama]);
+}
+
+/// Norms that began equal are one tensor of the file, and as many parameters as the module has; without PyTorch's calls nothing
+/// says so.
+#[test]
+fn merged_norms_are_the_modules_again() {
+    let path = models("tests/models").into_iter().find(|path| path.ends_with("llama_tiny_optimized.onnx")).expect("the export");
+    let mut file = ModelProto::decode(Bytes::from(std::fs::read(path).expect("a model"))).expect("decodes");
+    let norms = |file: &ModelProto| -> usize {
+        let model = Model::decode(Bytes::from(file.encode_to_vec())).expect("decodes");
+        let imported = onnx(&model, &Options { global_batch: Some(8), ..Options::default() }).expect("imports");
+        imported.parameters.iter().filter(|p| p.tensor.name.ends_with("norm.weight") && p.trained).count()
+    };
+    assert_eq!(norms(&file), 5);
+    for node in file.graph.iter_mut().flat_map(|graph| &mut graph.node) {
+        node.metadata_props.clear();
+    }
+    assert_eq!(norms(&file), 1);
 }
 
 /// The control: a tensor that the signature calls a buffer does not train.
@@ -144,7 +157,18 @@ fn weight(model: &Model, parameter: &Parameter) -> Tensor {
         return parameter.tensor.read(model).expect("data in the file");
     }
     let offset = f64::from(parameter.gain && shape.len() == 1);
-    Tensor::floats(*dtype, shape, fill(name, shape.iter().product(), offset))
+    let stored = stored_as(model, data).unwrap_or_else(|| name.clone());
+    Tensor::floats(*dtype, shape, fill(&stored, shape.iter().product(), offset))
+}
+
+/// The name in the file of what lies there: parameters that the exporter merged have names of their own.
+fn stored_as(model: &Model, data: &TensorData) -> Option<String> {
+    let TensorData::External { offset, .. } = data else { return None };
+    let file = ModelProto::decode(model.bytes().clone()).expect("decoded before");
+    let at = |tensor: &&TensorProto| {
+        tensor.external_data.iter().any(|entry| entry.key() == "offset" && entry.value() == offset.to_string())
+    };
+    Some(file.graph?.initializer.iter().find(at)?.name().to_owned())
 }
 
 /// Largest error relative to the largest value, f32.

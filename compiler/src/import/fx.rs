@@ -7,12 +7,22 @@ const KEY: &str = "pkg.torch.onnx.fx_node";
 
 /// A text such as `%embedding : [num_users=1] = call_function[target=torch.ops.aten.embedding.default](args = (%p_wte_weight,
 /// %input_ids, 0), kwargs = {})`; empty where the file has none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FxCall<'m>(pub &'m str);
 
 impl<'m> FxCall<'m> {
     pub fn of(node: &'m NodeProto) -> FxCall<'m> {
         FxCall(node.metadata_props.iter().find(|entry| entry.key() == KEY).map_or("", |entry| entry.value()))
+    }
+
+    /// The values that it names, its own first.
+    pub fn values(&self) -> impl Iterator<Item = &'m str> {
+        let end = |part: &str| part.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(part.len());
+        self.0.split('%').skip(1).map(move |part| &part[..end(part)])
+    }
+
+    pub fn reads(&self, value: &str) -> bool {
+        self.values().any(|other| other == value)
     }
 
     /// The row of an embedding that gets no gradient, `padding_idx`: the call's third argument, absent or -1 where there is none.
@@ -26,6 +36,14 @@ impl<'m> FxCall<'m> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_are_whole_words() {
+        let call =
+            FxCall("%linear_1 : [num_users=1] = call_function[target=t](args = (%x, %p_fc_weight, %p_fc_bias), kwargs = {})");
+        assert_eq!(call.values().collect::<Vec<_>>(), ["linear_1", "x", "p_fc_weight", "p_fc_bias"]);
+        assert!(call.reads("p_fc_bias") && !call.reads("p_fc"));
+    }
 
     #[test]
     fn padding_rows() {

@@ -8,11 +8,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 use prost::Message;
 
+use super::parameters::signature::Signature;
 use super::proto::{AttributeProto, GraphProto, ModelProto, TensorProto, tensor_proto::DataLocation};
+use super::repair::repair;
 use super::schema::{NEWEST_OPSET, OLDEST_OPSET};
 use crate::error::{Error, Result};
 
-/// A decoded model. Its tensors are slices of `bytes`.
+/// A decoded model, with what the exporter did to its parameters undone. Its tensors are slices of `bytes`.
 #[derive(Clone, Debug)]
 pub struct Model {
     pub proto: ModelProto,
@@ -36,8 +38,11 @@ impl Model {
         if proto.graph.is_none() {
             return Err(Error::not_onnx(format!("the {size} bytes hold no ONNX graph")).help("pass an .onnx file"));
         }
-        let model = Model { proto, bytes, files: BTreeMap::new() };
+        let mut model = Model { proto, bytes, files: BTreeMap::new() };
         model.check_opset()?;
+        if let (Some(signature), Some(graph)) = (Signature::of(&model), &mut model.proto.graph) {
+            repair(graph, &signature);
+        }
         Ok(model)
     }
 

@@ -4,7 +4,7 @@
 //! node tells what became of it (`trace`). Without a signature, a float tensor of rank 1 and up that the outputs depend on
 //! differentiably is a weight, in an initializer or in a Constant node.
 
-mod signature;
+pub(super) mod signature;
 mod trace;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,8 +22,6 @@ use crate::ops::Op;
 use signature::Signature;
 use trace::Trace;
 
-/// Elements up to which torch's exporter merges initializers of equal value.
-const MERGED: i64 = 1024;
 /// Elements up to which a constant that is not trained takes part in folding.
 const FOLDED: u64 = 4096;
 /// The same for integers and bools, which are shapes, positions and masks.
@@ -73,19 +71,14 @@ pub struct Classifier {
     statistics: BTreeSet<String>,
     /// PyTorch wrote the file: module parameters are initializers, and tensors in Constant nodes are not weights.
     from_torch: bool,
-    /// Small tensors with aliases: tied, or merged by the exporter because they started out equal.
-    merged: Vec<String>,
 }
 
 impl Classifier {
     pub fn new(model: &Model, gains: BTreeSet<String>, statistics: BTreeSet<String>) -> Classifier {
         let signature = Signature::of(model);
         let trace = signature.as_ref().map_or_else(Trace::default, |signature| Trace::new(model, signature));
-        let sizes: BTreeMap<&str, i64> = model.graph().initializer.iter().map(|t| (t.name(), trace::elements(t))).collect();
-        let small = |name: &&String| sizes.get(name.as_str()).is_some_and(|&size| size <= MERGED);
-        let merged = trace.aliases.keys().filter(small).cloned().collect();
         let from_torch = model.proto.producer_name() == "pytorch";
-        Classifier { signature, trace, gains, statistics, from_torch, merged }
+        Classifier { signature, trace, gains, statistics, from_torch }
     }
 
     /// What the exporter did to parameters, for the user to know.
@@ -95,7 +88,7 @@ impl Classifier {
             if names.len() > 3 { shown + ", …" } else { shown }
         };
         let mut warnings = Vec::new();
-        let Trace { lost, aliases, rows, tables, constants, .. } = &self.trace;
+        let Trace { lost, rows, tables, others, numbers, constants, .. } = &self.trace;
         if !lost.is_empty() {
             let total = self.signature.iter().flat_map(Signature::parameters).count();
             let (count, names) = (lost.len(), few(lost));
@@ -104,19 +97,19 @@ impl Classifier {
                  them, so training differs from PyTorch's; export with `optimize=False`"
             ));
         }
-        if !self.merged.is_empty() {
-            let tied: Vec<String> = self.merged.iter().flat_map(|name| aliases[name].clone()).collect();
-            let (count, names, targets) = (tied.len(), few(&tied), few(&self.merged));
-            warnings.push(format!(
-                "{count} parameters of the module ({names}) share a tensor of the file ({targets}) and train as one: right if \
-                 the module ties them, else the exporter merged equal values; then export with `optimize=False`"
-            ));
-        }
         if !rows.is_empty() {
             warnings.push(format!(
                 "{} in the file: rows that the exporter looked up in {}, which train one by one; export with `optimize=False`",
                 few(rows),
                 few(tables)
+            ));
+        }
+        if !numbers.is_empty() {
+            warnings.push(format!(
+                "{} in the file: computed by the exporter, it seems from {}, which therefore do not train; export with \
+                 `optimize=False`",
+                few(numbers),
+                few(others)
             ));
         }
         if !constants.is_empty() {

@@ -24,7 +24,7 @@ impl Signature {
     }
 
     /// Lines such as `p_fc_weight: PARAMETER target='fc.weight'` and `b_mask: BUFFER target='mask' persistent=True`.
-    fn parse(text: &str) -> Signature {
+    pub fn parse(text: &str) -> Signature {
         let mut entries = BTreeMap::new();
         for line in text.lines() {
             let Some((argument, rest)) = line.split_once(": ") else { continue };
@@ -46,6 +46,11 @@ impl Signature {
     /// Name and argument.
     pub fn parameters(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().filter(|(_, entry)| entry.trained).map(|(name, entry)| (name.as_str(), entry.argument.as_str()))
+    }
+
+    /// The same of parameters, buffers and constants.
+    pub fn all(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, entry)| (name.as_str(), entry.argument.as_str()))
     }
 
     pub fn argument(&self, name: &str) -> Option<&str> {

@@ -7,23 +7,29 @@
 //! else a function of buffers (`unsqueeze_14`: rotary tables).
 
 use super::signature::Signature;
+use crate::import::fx::FxCall;
 use crate::import::model::Model;
 use crate::import::proto::{NodeProto, TensorProto};
 use std::collections::{BTreeMap, BTreeSet};
 
-const CALL: &str = "pkg.torch.onnx.fx_node";
 const SCOPES: &str = "pkg.torch.onnx.name_scopes";
+
+/// Module names, by initializer.
+type Aliases = BTreeMap<String, Vec<String>>;
 
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
     /// Module names of tied parameters, by the one initializer that stands for them.
-    pub aliases: BTreeMap<String, Vec<String>>,
+    pub aliases: Aliases,
     /// Initializers that are a parameter under another name.
     renamed: BTreeSet<String>,
     /// Those that are rows of one of the `tables`.
     pub rows: Vec<String>,
     /// Weights without a tensor of their own that no call reads.
     pub tables: Vec<String>,
+    /// Other parameters without a tensor that no call reads, and numbers that may have been computed from them.
+    pub others: Vec<String>,
+    pub numbers: Vec<String>,
     /// Float initializers that nothing explains.
     pub constants: Vec<String>,
     /// Parameters that a call reads, but no tensor of the file stands for.
@@ -42,21 +48,27 @@ impl Trace {
         let aliased: BTreeSet<&str> = aliases.values().flatten().map(String::as_str).collect();
         let anonymous = |tensor: &&TensorProto| {
             let is_float = crate::import::dtype(tensor.data_type()).is_ok_and(|dtype| dtype.is_float());
-            is_float && elements(tensor) > 1 && signature.is_parameter(tensor.name()).is_none()
+            is_float && signature.is_parameter(tensor.name()).is_none()
         };
-        let anonymous: BTreeSet<&str> = graph.initializer.iter().filter(anonymous).map(|tensor| tensor.name()).collect();
-        let calls: BTreeSet<&str> =
-            graph.node.iter().map(|node| property(node, CALL)).filter(|call| !call.is_empty()).collect();
-        let (renamed, found) = renamed(model, &calls, &missing, &anonymous);
+        let (numbers, tensors): (Vec<&TensorProto>, Vec<_>) =
+            graph.initializer.iter().filter(anonymous).partition(|tensor| elements(tensor) <= 1);
+        let anonymous: BTreeSet<&str> = tensors.into_iter().map(|tensor| tensor.name()).collect();
+        let calls: BTreeSet<FxCall> = graph.node.iter().map(FxCall::of).filter(|call| !call.0.is_empty()).collect();
+        let unexplained: Vec<(&str, &str)> = missing.iter().filter(|(name, _)| !aliased.contains(name)).copied().collect();
+        let (renamed, found) = renamed(model, &calls, &unexplained, &anonymous);
         let open = || missing.iter().filter(|(name, _)| !aliased.contains(name) && !found.contains(name));
         // Without calls nobody knows which are read.
-        let is_read = |argument: &str| calls.is_empty() || calls.iter().any(|call| mentions(call, argument));
+        let is_read = |argument: &str| calls.is_empty() || calls.iter().any(|call| call.reads(argument));
         let lost = open().filter(|(_, argument)| is_read(argument)).map(|(name, _)| (*name).to_owned()).collect();
-        let unread = open().filter(|(name, argument)| !is_read(argument) && name.ends_with(".weight"));
-        let tables: Vec<String> = unread.map(|(name, _)| (*name).to_owned()).collect();
+        let unread = open().filter(|(_, argument)| !is_read(argument)).map(|(name, _)| (*name).to_owned());
+        let (tables, others): (Vec<String>, Vec<String>) = unread.partition(|name| name.ends_with(".weight"));
+        // A call reads the number as a value of the exported program.
+        let numbers = numbers.into_iter().map(|tensor| tensor.name().to_owned()).filter(|name| is_read(name));
+        let numbers = if others.is_empty() || calls.is_empty() { Vec::new() } else { numbers.collect() };
         let unexplained = anonymous.into_iter().filter(|name| !renamed.contains(*name)).map(str::to_owned);
         let (rows, constants) = unexplained.partition(|name| !tables.is_empty() && name.starts_with("embedding"));
-        Trace { lost, tables, rows, constants, renamed: renamed.into_iter().map(str::to_owned).collect(), aliases }
+        let renamed = renamed.into_iter().map(str::to_owned).collect();
+        Trace { lost, tables, rows, others, numbers, constants, renamed, aliases }
     }
 
     /// Whether an initializer that the signature does not name stands for a parameter.
@@ -77,7 +89,7 @@ fn property<'a>(node: &'a NodeProto, key: &str) -> &'a str {
 /// Initializers that are read where a call reads a missing parameter, and those of the parameters that are surely among them.
 fn renamed<'a>(
     model: &'a Model,
-    calls: &BTreeSet<&'a str>,
+    calls: &BTreeSet<FxCall<'a>>,
     missing: &[(&'a str, &str)],
     anonymous: &BTreeSet<&'a str>,
 ) -> (BTreeSet<&'a str>, BTreeSet<&'a str>) {
@@ -85,18 +97,19 @@ fn renamed<'a>(
     if calls.is_empty() {
         return (anonymous.clone(), BTreeSet::new());
     }
-    let mut read: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    let mut read: BTreeMap<FxCall, BTreeSet<&str>> = BTreeMap::new();
     for node in &model.graph().node {
-        let call = property(node, CALL);
+        let call = FxCall::of(node);
         // A value that the call itself names was computed by an earlier call.
         let inputs = node.input.iter().filter_map(|input| anonymous.get(input.as_str()).copied());
-        read.entry(call).or_default().extend(inputs.filter(|input| !mentions(call, input)));
+        read.entry(call).or_default().extend(inputs.filter(|input| !call.reads(input)));
     }
     let (mut renamed, mut found) = (BTreeSet::new(), BTreeSet::new());
     for (call, tensors) in read.into_iter().filter(|(_, tensors)| !tensors.is_empty()) {
-        let named: Vec<&str> = missing.iter().filter(|(_, a)| mentions(call, a)).map(|(name, _)| *name).collect();
-        if named.len() == tensors.len() {
-            found.extend(&named);
+        let named: Vec<&str> = missing.iter().filter(|(_, a)| call.reads(a)).map(|(name, _)| *name).collect();
+        let weights: Vec<&str> = named.iter().filter(|name| name.ends_with("weight")).copied().collect();
+        for names in [&named, &weights].into_iter().filter(|names| names.len() == tensors.len()) {
+            found.extend(names.iter().copied());
         }
         if !named.is_empty() {
             renamed.extend(tensors);
@@ -107,18 +120,18 @@ fn renamed<'a>(
 
 /// Initializers that stand for other parameters too: a node came from a call on `%p_wte` or belongs to the module `wte`, but
 /// reads `lm_head.weight`.
-fn find_aliases(model: &Model, signature: &Signature, missing: &[(&str, &str)]) -> BTreeMap<String, Vec<String>> {
+fn find_aliases(model: &Model, signature: &Signature, missing: &[(&str, &str)]) -> Aliases {
     let initializers: BTreeSet<&str> = model.graph().initializer.iter().map(|tensor| tensor.name()).collect();
-    let mut aliases: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut aliases = Aliases::new();
     for node in &model.graph().node {
-        let call = property(node, CALL);
+        let call = FxCall::of(node);
         // `['', 'transformer', 'transformer.wte', 'embedding']`: modules from outside in, then the operator.
         let innermost = property(node, SCOPES).rsplit('\'').nth(3).unwrap_or_default();
         for &(name, argument) in missing {
             let (module, leaf) = name.rsplit_once('.').unwrap_or(("", name));
-            let called = mentions(call, argument);
+            let called = call.reads(argument);
             let inside = innermost == module && !module.is_empty();
-            let own = |input: &str| signature.argument(input).is_some_and(|argument| mentions(call, argument));
+            let own = |input: &str| signature.argument(input).is_some_and(|argument| call.reads(argument));
             let stands = |input: &&String| {
                 let same_leaf = input.rsplit_once('.').is_some_and(|(_, other)| other == leaf);
                 initializers.contains(input.as_str()) && same_leaf && (called && !own(input) || inside && own(input))
@@ -133,10 +146,4 @@ fn find_aliases(model: &Model, signature: &Signature, missing: &[(&str, &str)]) 
         }
     }
     aliases
-}
-
-/// Whether the text of an FX call has `%argument`.
-fn mentions(call: &str, argument: &str) -> bool {
-    let ends = |rest: &str| !rest.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
-    call.split('%').skip(1).any(|part| part.strip_prefix(argument).is_some_and(ends))
 }
