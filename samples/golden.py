@@ -44,6 +44,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "tests/golden/numbers"
 MLP = "tests/models/mlp.onnx --data tests/models/data/mlp.npz --init-rule *.weight=std:0.1 --global-batch-size 32"
 RECURRENT = "tests/models/NAME.onnx --data tests/models/data/mlp.npz --init-rule *weight*=std:0.3 --global-batch-size 32"
+CNN = "tests/models/cnn.onnx --data tests/models/data/mlp.npz --init-rule *.weight=std:0.4 --global-batch-size 16"
 SAMPLE_MLP = "samples/mlp/model.onnx --data samples/mlp/digits.npz --init-rule *.weight=std:0.04 --global-batch-size 64"
 IGNORE = "--data tests/models/data/mlp_ignore.npz --init-rule *.weight=std:0.1 --global-batch-size 32"
 GPT2 = "--optimizer adamw --lr 3e-3 --betas 0.9,0.98 --weight-decay 0.1 --grad-clip 0.5 --lr-schedule cosine --warmup 4 --min-lr 3e-4"
@@ -74,6 +75,8 @@ CASES = {
     "two_inputs_bce": f"{TWO.replace('inputs.npz', 'inputs_bce.npz')} --loss bce --optimizer sgd --lr 0.05 --momentum 0.9",
     "two_inputs_steps": "tests/models/two_inputs.onnx --data tests/models/data/two_inputs_steps.npz --layout steps --loss mse"
                         f" --init-rule *t.weight=std:0.3 {ADAM} --steps 12",
+    "cnn": f"{CNN} --optimizer adamw --lr 1e-2 --eps 1e-6 --weight-decay 0.1",
+    "cnn_legacy": f"{CNN.replace('cnn.onnx', 'cnn_legacy.onnx')} --optimizer sgd --lr 0.05 --momentum 0.9 --grad-clip 1",
     "gpt2_tiny": f"tests/models/gpt2_tiny.onnx {TINY}",
     "gpt2_tiny_opset20": f"tests/models/gpt2_tiny_opset20.onnx {TINY}",
     "gpt2_tiny_mask": f"tests/models/gpt2_tiny_mask.onnx --input attention_mask=ones {TINY}",

@@ -54,6 +54,25 @@ class Recurrent(nn.Module):
         return self.out(y[:, -1])
 
 
+class Cnn(nn.Module):
+    """8 x 8 images through every kind of convolution and pool: grouped, depthwise, pointwise, dilated, transposed."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.grouped = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 12, (3, 2), stride=(1, 2), padding=1, groups=2)
+        self.depthwise, self.pointwise = nn.Conv2d(12, 12, 3, padding=1, groups=12, bias=False), nn.Conv2d(12, 16, 1)
+        self.up, self.wide = nn.ConvTranspose2d(16, 8, 3, stride=2, output_padding=1), nn.Conv2d(8, 8, 3, padding=2, dilation=2)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, image):
+        x = F.relu(self.stem(image.unflatten(1, (1, 8, 8))))
+        x = F.relu(self.grouped(F.max_pool2d(x, 3, stride=2, padding=1)))
+        x = F.relu(self.pointwise(self.depthwise(x)))
+        x = F.avg_pool2d(x, 2, stride=2, padding=1, count_include_pad=False)
+        x = F.relu(self.wide(F.relu(self.up(x))))
+        return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
 class TwoInputs(nn.Module):
     """Two batched inputs, an unbatched one (`basis`), two outputs; only `prediction` reaches the loss."""
 
@@ -139,6 +158,10 @@ def norm_mlp():
 
 def recurrent(kind, **kw):
     return Recurrent(kind, **kw).train(), {"image": torch.rand(5, 64)}
+
+
+def cnn():
+    return Cnn().train(), {"image": torch.rand(5, 64)}
 
 
 def two_inputs():

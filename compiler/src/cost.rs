@@ -74,6 +74,8 @@ pub fn flops(op: &Op, rule: &Rule, strategy: &Strategy, mesh: &Mesh) -> f64 {
     let products = match op {
         Op::DotGeneral(_) => 1.0,
         Op::Attention(attention) if attention.out == 0 => 2.0 - f64::from(u8::from(attention.attributes.causal)),
+        // Of the three factors of a window, two are loops.
+        Op::Convolution(op) => 1.0 / op.windows.iter().map(|w| rule.size_of(&w.image) as f64).product::<f64>(),
         _ => return 0.0,
     };
     let locals = rule.spec.ids().map(|f| mesh.block(rule.size(f), &strategy.factors[usize::from(f.0)]) as f64);
@@ -111,7 +113,7 @@ pub(crate) fn repeats(forward: &Forward, id: NodeId) -> f64 {
     let node = &forward.graph[id];
     match node.op {
         _ if !forward.differentiable(id) => 0.0,
-        Op::DotGeneral(_) => node.operands.iter().filter(|&&o| forward.differentiable(o)).count() as f64,
+        Op::DotGeneral(_) | Op::Convolution(_) => node.operands.iter().filter(|&&o| forward.differentiable(o)).count() as f64,
         // Five products for two: the scores are computed again.
         Op::Attention(_) => 2.5,
         _ => 2.0,

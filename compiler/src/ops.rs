@@ -4,12 +4,14 @@
 
 pub mod attention;
 pub mod collective;
+pub mod convolution;
 pub mod dot;
 pub mod elementwise;
 pub mod example;
 pub mod gather;
 pub mod leaf;
 pub mod movement;
+pub mod pool;
 pub mod reduce;
 pub mod rule;
 pub mod slice;
@@ -28,12 +30,14 @@ pub use collective::{
     AllGather, AllReduce, AllToAll, DropMicrobatch, GradSum, KeepFirst, ReduceScatter, ResolveMicrobatches, SliceAxis,
     StageSum, Transfer,
 };
+pub use convolution::Convolution;
 pub use dot::DotGeneral;
 pub use elementwise::{Binary, Cast, Compare, Select, StopGradient};
 pub use example::Example;
 pub use gather::{Gather, ScatterAdd};
 pub use leaf::{Const, Input, Iota, Param, Scalar, Training, Uniform};
 pub use movement::{BroadcastInDim, Reshape, Transpose};
+pub use pool::MaxPool;
 pub use reduce::{Cumsum, Reduce};
 pub use rule::Rule;
 pub use slice::{Concatenate, Pad, Reverse, Slice};
@@ -150,7 +154,7 @@ ops! {
     Input, Param, Scalar, Const, Training, Iota, Uniform,
     Unary, Binary, Compare, Select, Cast, StopGradient,
     BroadcastInDim, Reshape, Transpose, Slice, Pad, Concatenate, Reverse,
-    Reduce, Cumsum, DotGeneral, Gather, ScatterAdd, Attention, AttentionGrad,
+    Reduce, Cumsum, DotGeneral, Convolution, MaxPool, Gather, ScatterAdd, Attention, AttentionGrad,
     AllReduce, ReduceScatter, AllGather, AllToAll, SliceAxis, KeepFirst, ResolveMicrobatches, DropMicrobatch,
     GradSum, StageSum, Transfer,
 }

@@ -142,20 +142,26 @@ fn flops(program: &Program, instr: &Instr) -> u64 {
     let ty = |index: usize| program.ty(instr.operands[index]);
     let mesh = &program.mesh;
     match &instr.action {
-        Action::Library(Library::Dot { spec, .. }) => 2 * volume(spec, &[ty(0), ty(1)], program.ty(instr.results[0]), mesh, ""),
+        Action::Library(Library::Dot { spec, .. }) => {
+            2 * volume(spec, &[ty(0), ty(1)], program.ty(instr.results[0]), mesh, &[])
+        }
+        Action::Library(Library::Convolution { spec, windows, .. }) => {
+            let images: Vec<&str> = windows.iter().map(|w| &w.image[..]).collect();
+            2 * volume(spec, &[ty(0), ty(1)], program.ty(instr.results[0]), mesh, &images)
+        }
         Action::Library(Library::Attention(attention)) => {
             let operands: Vec<&TensorType> = (0..attention.spec.operands.len()).map(ty).collect();
             let result = program.ty(instr.results[0]);
-            let scores = volume(&attention.spec, &operands, result, mesh, "f");
-            let values = volume(&attention.spec, &operands, result, mesh, "e");
+            let scores = volume(&attention.spec, &operands, result, mesh, &["f"]);
+            let values = volume(&attention.spec, &operands, result, mesh, &["e"]);
             2 * (scores + values) / if attention.causal { 2 } else { 1 }
         }
         Action::Library(Library::AttentionGrad(attention)) => {
             let mut operands: Vec<&TensorType> = (1..4).map(ty).collect();
             operands.extend((6..instr.operands.len()).map(ty));
             // Scores again, dQ and dK; dP and dV.
-            let scores = volume(&attention.spec, &operands, ty(0), mesh, "f");
-            let values = volume(&attention.spec, &operands, ty(0), mesh, "e");
+            let scores = volume(&attention.spec, &operands, ty(0), mesh, &["f"]);
+            let values = volume(&attention.spec, &operands, ty(0), mesh, &["e"]);
             2 * (3 * scores + 2 * values) / if attention.causal { 2 } else { 1 }
         }
         _ => 0,
@@ -163,10 +169,10 @@ fn flops(program: &Program, instr: &Instr) -> u64 {
 }
 
 /// The product of the sizes on one rank of all factors but `without`.
-fn volume(spec: &FactorSpec, operands: &[&TensorType], result: &TensorType, mesh: &Mesh, without: &str) -> u64 {
+fn volume(spec: &FactorSpec, operands: &[&TensorType], result: &TensorType, mesh: &Mesh, without: &[&str]) -> u64 {
     let local = |ty: &TensorType| TensorType::new(ty.dtype, ty.local_shape(mesh));
     let operands: Vec<TensorType> = operands.iter().map(|ty| local(ty)).collect();
     let Ok(sizes) = spec.sizes(&operands.iter().collect::<Vec<_>>(), &local(result)) else { return 0 };
-    let counted = spec.names.iter().zip(sizes).filter(|(name, _)| *name != without);
+    let counted = spec.names.iter().zip(sizes).filter(|(name, _)| !without.contains(&&name[..]));
     counted.map(|(_, size)| size).product()
 }

@@ -1,10 +1,12 @@
 //! Kernels that are written by hand, and the vector primitives that generated kernels call.
 
 pub mod attention;
+pub mod convolution;
 mod gemm;
 pub mod math;
 pub mod matmul;
 mod microkernel;
+pub mod pool;
 pub mod random;
 pub mod scatter;
 mod simd;

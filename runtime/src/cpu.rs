@@ -6,10 +6,12 @@
 mod attention;
 mod call;
 mod contraction;
+mod convolution;
 mod factors;
 mod indexed;
 mod library;
 mod memory;
+mod pool;
 mod rows;
 
 pub use call::Call;
@@ -27,7 +29,7 @@ pub struct Cpu {
     jit: Jit,
     /// Addresses and offsets of the kernel that runs now.
     arguments: Vec<u64>,
-    /// Packing space of attention, as much as any prepared call needs.
+    /// Packing space of attention and convolutions, as much as any prepared call needs.
     workspace: Vec<u64>,
 }
 
@@ -66,9 +68,17 @@ impl Cpu {
         self.jit.kernels()
     }
 
-    /// Bytes held besides the arena: packing space of matrix products and attention.
+    /// Bytes held besides the arena: packing space of matrix products, attention and convolutions.
     pub fn scratch_bytes(&self) -> usize {
         self.pool.scratch_bytes() + self.workspace.len() * size_of::<u64>()
+    }
+
+    /// Grows the workspace to `bytes`, while calls are prepared.
+    fn reserve(&mut self, bytes: usize) {
+        let words = bytes.div_ceil(size_of::<u64>());
+        if words > self.workspace.len() {
+            self.workspace.resize(words, 0);
+        }
     }
 
     /// Runs a prepared call in one execution of its section.

@@ -35,3 +35,4 @@ mod rewriting;
 mod steps;
 mod tidy;
 mod tolerance;
+mod windows;

@@ -135,6 +135,13 @@ fn mlp_on_meshes() {
 }
 
 #[test]
+fn cnn_on_meshes() {
+    for (dp, tp, pp, mb) in [(1, 1, 1, 1), (2, 2, 2, 2)] {
+        check("cnn.onnx", 8, parallel(dp, tp, pp, mb));
+    }
+}
+
+#[test]
 fn gpt_on_meshes() {
     for (dp, tp, pp, mb) in [(1, 1, 1, 1), (2, 1, 1, 2), (1, 2, 1, 1), (1, 1, 2, 4), (2, 2, 2, 2)] {
         check("gpt2_tiny.onnx", 8, parallel(dp, tp, pp, mb));

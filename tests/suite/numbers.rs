@@ -22,7 +22,7 @@ struct Case {
 
 const ALL: Case = Case { name: "", steps: None, rows: &Row::ALL, mesh: "", controls: false };
 
-const CASES: [Case; 34] = [
+const CASES: [Case; 36] = [
     Case { name: "mlp_momentum", controls: true, ..ALL },
     Case { name: "mlp_nesterov", controls: true, ..ALL },
     Case { name: "mlp_adamw", controls: true, ..ALL },
@@ -46,6 +46,8 @@ const CASES: [Case; 34] = [
     Case { name: "two_inputs_l1", ..ALL },
     Case { name: "two_inputs_bce", controls: true, ..ALL },
     Case { name: "two_inputs_steps", ..ALL },
+    Case { name: "cnn", controls: true, ..ALL },
+    Case { name: "cnn_legacy", ..ALL },
     Case { name: "gpt2_tiny", controls: true, ..ALL },
     Case { name: "gpt2_tiny_opset20", ..ALL },
     Case { name: "gpt2_tiny_mask", ..ALL },
@@ -228,6 +230,11 @@ fn every_golden_has_a_case() {
 #[test]
 fn mlps_train_as_in_torch() {
     CASES.iter().filter(|case| case.name.contains("mlp")).for_each(|case| check(case.name));
+}
+
+#[test]
+fn cnns_train_as_in_torch() {
+    CASES.iter().filter(|case| case.name.starts_with("cnn")).for_each(|case| check(case.name));
 }
 
 #[test]

@@ -50,6 +50,13 @@ impl Known {
         Known { dtype, shape: Shape::from_slice(shape), stored: Shape::from_slice(shape), bits: Vec::new() }
     }
 
+    /// A list.
+    pub fn floats(dtype: DType, values: impl IntoIterator<Item = f64>) -> Known {
+        let bits: Vec<u64> = values.into_iter().map(|value| encode(dtype, value)).collect();
+        let shape = Shape::from_slice(&[bits.len() as u64]);
+        Known { dtype, stored: shape.clone(), shape, bits }.compressed()
+    }
+
     pub fn splat(&self, shape: &[u64]) -> Option<Known> {
         let bits = vec![self.uniform_bits()?];
         Some(Known { dtype: self.dtype, shape: Shape::from_slice(shape), stored: ones(shape.len()), bits })

@@ -8,6 +8,7 @@ mod batch_norm;
 mod block;
 mod compare;
 mod constant;
+mod conv;
 mod einsum;
 mod elementwise;
 mod gates;
@@ -19,14 +20,17 @@ mod masked_attention;
 mod matmul;
 mod movement;
 mod norm;
+mod pool;
 mod quantize;
 mod random;
 mod recurrent;
 mod reduce;
+mod resize;
 mod scatter;
 mod sequence;
 mod shape;
 mod top_k;
+mod windows;
 
 use dcc_program::Shape;
 
@@ -49,6 +53,7 @@ const FAMILIES: &[&[(&str, Import)]] = &[
     compare::ONNX,
     constant::ONNX,
     einsum::ONNX,
+    conv::ONNX,
     elementwise::ONNX,
     grid::ONNX,
     group_norm::ONNX,
@@ -58,10 +63,12 @@ const FAMILIES: &[&[(&str, Import)]] = &[
     movement::ONNX,
     norm::ONNX,
     quantize::ONNX,
+    pool::ONNX,
     random::ONNX,
     recurrent::ONNX,
     reduce::ONNX,
     scatter::ONNX,
+    resize::ONNX,
     sequence::ONNX,
     shape::ONNX,
     top_k::ONNX,

@@ -15,6 +15,8 @@ fn operands(op: &str) -> &'static [usize] {
         "Range" => &[0, 1, 2],
         "Slice" => &[1, 2, 3, 4],
         "Pad" => &[1, 3],
+        "Resize" => &[1, 2, 3],
+        "Upsample" => &[1],
         "SequenceInsert" => &[2],
         "Col2Im" => &[1, 2],
         "AffineGrid" | "CenterCropPad" | "Compress" | "CumProd" | "CumSum" | "Expand" | "OneHot" | "Reshape" | "SequenceAt"

@@ -9,14 +9,14 @@ use crate::ops::Op;
 use crate::train::Output as GraphOutput;
 use dcc_program::kernel::Kernel;
 use dcc_program::program::{
-    Action, Buffer, BufferId, Input, Instr, Library, MaskKind, Mode, Output, Param, Place, Program, Scalar, Section,
-    SectionKind, StageGroup, StoreMode, TokenId, Transfer,
+    Action, Buffer, BufferId, Input, Instr, Library, Mode, Output, Param, Place, Program, Scalar, Section, SectionKind,
+    StageGroup, StoreMode, TokenId, Transfer,
 };
 use std::collections::{BTreeMap, HashMap};
 
 /// Whether the op can add its result to a buffer.
 pub(super) fn can_accumulate(op: &Op) -> bool {
-    matches!(op, Op::DotGeneral(_) | Op::ScatterAdd(_) | Op::Reduce(_))
+    matches!(op, Op::DotGeneral(_) | Op::Convolution(_) | Op::ScatterAdd(_) | Op::Reduce(_))
 }
 
 /// A program whose buffers have no places, and what `memory` must know to place them.
@@ -247,6 +247,9 @@ impl<'a, 'b> Selection<'a, 'b> {
             (Op::ResolveMicrobatches(_), _) => return self.view(id, Library::ResolveMicrobatches),
             (Op::DropMicrobatch(op), _) => return self.view(id, Library::DropMicrobatch { dim: op.dim }),
             (Op::DotGeneral(op), _) => Library::Dot { spec: op.spec.clone(), mode: self.mode(id) },
+            (Op::Convolution(op), _) => {
+                Library::Convolution { spec: op.spec.clone(), windows: op.windows.clone(), mode: self.mode(id) }
+            }
             (Op::ScatterAdd(op), _) => {
                 let indexed = op.spec.names[usize::from(op.indexed().0)].clone();
                 Library::ScatterAdd { spec: op.spec.clone(), indexed, mode: self.mode(id) }
@@ -254,7 +257,7 @@ impl<'a, 'b> Selection<'a, 'b> {
             (Op::Cumsum(op), _) => Library::Cumsum { dim: op.dim, exclusive: op.exclusive, reverse: op.reverse },
             (Op::SliceAxis(op), _) => Library::SliceAxis { axis: op.axis, dim: op.dim },
             (Op::KeepFirst(op), _) => Library::KeepFirst { axis: op.axis },
-            (Op::Attention(_) | Op::AttentionGrad(_), _) => return self.attention(id),
+            (Op::Attention(_) | Op::AttentionGrad(_) | Op::MaxPool(_), _) => return self.several_results(id),
             _ => return self.transfer(id),
         };
         let operands: Vec<BufferId> = node.operands.iter().map(|&o| self.buffer(o)).collect();
@@ -272,16 +275,16 @@ impl<'a, 'b> Selection<'a, 'b> {
     }
 
     /// All results in one launch; one that nothing reads still gets a buffer.
-    fn attention(&mut self, id: NodeId) {
+    fn several_results(&mut self, id: NodeId) {
         let stage = self.stage;
         let node = &stage.graph[id];
         let operands: Vec<BufferId> = node.operands.iter().map(|&o| self.buffer(o)).collect();
-        let (attributes, count) = match &node.op {
-            Op::Attention(op) => (op.attributes.clone(), 2),
-            Op::AttentionGrad(op) => (op.attributes.clone(), 3),
-            other => unreachable!("{} is not attention", other.name()),
+        let (library, count) = match &node.op {
+            Op::Attention(op) => (Library::Attention(op.attributes.clone()), 2),
+            Op::AttentionGrad(op) => (Library::AttentionGrad(op.attributes.clone()), 3),
+            Op::MaxPool(op) => (Library::MaxPool(op.pool.clone()), 2),
+            other => unreachable!("{} has one result", other.name()),
         };
-        debug_assert!(attributes.mask == MaskKind::None || node.operands.len() > 3);
         let siblings = siblings(stage, id);
         let results: Vec<BufferId> = (0..count)
             .map(|out| {
@@ -289,10 +292,6 @@ impl<'a, 'b> Selection<'a, 'b> {
                 made.map(|s| self.buffer(s)).unwrap_or_else(|| self.unread_result(id, out))
             })
             .collect();
-        let library = match node.op {
-            Op::Attention(_) => Library::Attention(attributes),
-            _ => Library::AttentionGrad(attributes),
-        };
         self.push(Action::Library(library), &results, &operands, id);
     }
 
@@ -302,7 +301,8 @@ impl<'a, 'b> Selection<'a, 'b> {
         let op: Op = match &node.op {
             Op::Attention(op) => crate::ops::Attention { out, ..op.clone() }.into(),
             Op::AttentionGrad(op) => crate::ops::AttentionGrad { out, ..op.clone() }.into(),
-            other => unreachable!("{} is not attention", other.name()),
+            Op::MaxPool(op) => crate::ops::MaxPool { out, ..op.clone() }.into(),
+            other => unreachable!("{} has one result", other.name()),
         };
         let mut ty = op.infer(&types).expect("its siblings were inferred");
         let spec = op.rule(&types, &ty).spec;
@@ -393,6 +393,7 @@ fn out_of(op: &Op) -> u8 {
     match op {
         Op::Attention(op) => op.out,
         Op::AttentionGrad(op) => op.out,
+        Op::MaxPool(op) => op.out,
         _ => 0,
     }
 }

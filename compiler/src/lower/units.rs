@@ -44,11 +44,12 @@ pub(super) fn siblings(stage: &Stage, node: NodeId) -> Vec<NodeId> {
         let same = match (&this.op, &other.op) {
             (Op::Attention(a), Op::Attention(b)) => a.attributes == b.attributes,
             (Op::AttentionGrad(a), Op::AttentionGrad(b)) => a.attributes == b.attributes,
+            (Op::MaxPool(a), Op::MaxPool(b)) => a.pool == b.pool,
             _ => false,
         };
         same && this.operands == other.operands && this.phase == other.phase
     };
-    if !matches!(this.op, Op::Attention(_) | Op::AttentionGrad(_)) {
+    if !matches!(this.op, Op::Attention(_) | Op::AttentionGrad(_) | Op::MaxPool(_)) {
         return vec![node];
     }
     let readers = |n: &NodeId| stage.graph[*n].operands == this.operands;

@@ -44,6 +44,11 @@ impl Rule {
         self.sizes[factor.0 as usize]
     }
 
+    /// Size of the factor of that name.
+    pub fn size_of(&self, name: &str) -> u64 {
+        self.spec.names.iter().position(|n| n == name).map_or(1, |i| self.sizes[i])
+    }
+
     pub fn is_whole(&self, factor: FactorId) -> bool {
         self.whole.contains(&factor)
     }

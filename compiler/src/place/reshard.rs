@@ -209,5 +209,5 @@ impl Placer<'_> {
 
 /// Ops of a library that write their results and cannot add to them.
 fn assigns(op: &Op) -> bool {
-    matches!(op, Op::Cumsum(_) | Op::SliceAxis(_) | Op::KeepFirst(_) | Op::Attention(_) | Op::AttentionGrad(_))
+    matches!(op, Op::Cumsum(_) | Op::SliceAxis(_) | Op::KeepFirst(_) | Op::Attention(_) | Op::AttentionGrad(_) | Op::MaxPool(_))
 }

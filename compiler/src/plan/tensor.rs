@@ -131,7 +131,8 @@ fn refuse_unshardable(forward: &Forward, problem: &Problem, tp: u32) -> Result<(
     let sharded =
         |item: &model::Item| problem.classes[item.class].choices.iter().any(|c| c.factors.iter().any(|f| !f.is_empty()));
     let heavy = |item: &model::Item| {
-        matches!(forward.graph[item.id].op, Op::DotGeneral(_) | Op::Gather(_) | Op::Attention(_)) && sharded(item)
+        matches!(forward.graph[item.id].op, Op::DotGeneral(_) | Op::Convolution(_) | Op::Gather(_) | Op::Attention(_))
+            && sharded(item)
     };
     if problem.items.iter().any(heavy) {
         return Ok(());

@@ -22,6 +22,7 @@ mod overlap;
 mod pages;
 mod track;
 mod unused;
+mod windows;
 mod writes;
 
 use crate::program::{Action, BufferId, Instr, Program, TokenId};

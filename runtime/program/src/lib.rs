@@ -17,8 +17,10 @@ pub mod program;
 pub mod simulate;
 pub mod text;
 pub mod types;
+pub mod window;
 
 pub use factors::{FactorId, FactorSpec};
 pub use glob::Glob;
 pub use mesh::{AxisId, Coordinates, Extent, Mesh, MeshAxis};
 pub use types::{AxisList, DType, Reduce, Shape, Sharding, TensorType};
+pub use window::{Pool, PoolDim, Window};

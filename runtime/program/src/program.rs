@@ -7,6 +7,7 @@ use crate::factors::FactorSpec;
 use crate::kernel::Kernel;
 use crate::mesh::{AxisId, Mesh};
 use crate::types::{DType, Reduce, TensorType};
+use crate::window::{Pool, Window};
 use smallvec::SmallVec;
 
 /// Index into `Program::buffers`.
@@ -202,6 +203,12 @@ pub use crate::kernel::StoreMode;
 pub enum Library {
     /// `Σ` over factors missing from the result of the product of both operands.
     Dot { spec: FactorSpec, mode: StoreMode },
+    /// As a dot, over those triples of image, output and tap that each window relates. Which of the three the result has makes it
+    /// a convolution, the gradient of its image (a transposed convolution) or the gradient of its kernel.
+    Convolution { spec: FactorSpec, windows: Vec<Window>, mode: StoreMode },
+    /// Results: the greatest element of each window, NaN if it has one; where it is in `x` (the first of equal ones, the last NaN),
+    /// i32, -1 for a window without elements.
+    MaxPool(Pool),
     /// Adds rows of operand 1 into a zeroed (or, accumulating, existing) result at the indices of operand 0. `indexed` is the
     /// result's factor that operand 0's values select; indices outside of the shard are dropped.
     ScatterAdd { spec: FactorSpec, indexed: String, mode: StoreMode },

@@ -17,6 +17,7 @@ mod memory;
 mod scalar;
 mod transfer;
 mod unsharded;
+mod windows;
 
 use crate::mesh::{Coordinates, Mesh};
 use crate::program::*;

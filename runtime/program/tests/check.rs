@@ -104,6 +104,45 @@ fn types_follow_from_operands() {
     mlp(Fault::Kernel, "0 of 24 points", "  y0[i, j] = x0[i, j] * 0.08", "  v0 = x0[i, j] * 0.08");
 }
 
+const WINDOWS: &str = "\
+program windows eval stage 0/1 mesh(mb=1, tp=2)
+memory persistent=4096 scratch=4096
+param b0 f32[4/tp, 6, 9] @p0 weight x
+param b1 f32[5, 6, 3] @p1024 weight kernel
+param b2 f32[4/tp, 5, 5] @p2048 weight dy
+output b3 y
+output b4 dx
+output b6 dk
+output b7 max
+output b8 place
+section forward
+b3 f32[4/tp, 5, 5] @s0 = convolution(n c x, o c k -> n o y; x = 2 y + 1 k - 1) b0, b1
+b4 f32[4/tp, 6, 9] @s512 = convolution(n o y, o c k -> n c x; x = 2 y + 1 k - 1) b2, b1
+b5 f32[5, 6, 3]+tp @s1536 = convolution(n c x, n o y -> o c k; x = 2 y + 1 k - 1) b0, b2
+t0 = start all_reduce.sum(tp) b5
+b6 f32[5, 6, 3] @s2048 = wait t0
+b7 f32[4/tp, 6, 4] @s2560, b8 i32[4/tp, 6, 4] @s3072 = max_pool(n c x -> n c y; 9 -> 4 taps 3 stride 2 dilation 1 pad 0) b0
+order forward 0
+";
+
+#[test]
+fn windows_move_along_whole_dims() {
+    check(&[WINDOWS]).unwrap();
+    let wrong = |fault, says: &str, from: &str, to: &str| refused(fault, says, &[WINDOWS], &[(0, from, to)]);
+    wrong(Fault::Sharding, "factor x of a window is sharded over tp", "b0 f32[4/tp, 6, 9]", "b0 f32[4, 6, 9/tp]");
+    wrong(Fault::Sharding, "factor c is sharded over", "b0 f32[4/tp, 6, 9]", "b0 f32[4, 6/tp, 9]");
+    wrong(Fault::Declared, "the result is f32[4/tp", "b3 f32[4/tp, 5, 5]", "b3 f32[4, 5/tp, 5]");
+    wrong(Fault::Type, "factor o is", "b3 f32[4/tp, 5, 5]", "b3 f32[4/tp, 6, 5]");
+    wrong(Fault::Pending, "declared as", "b5 f32[5, 6, 3]+tp", "b5 f32[5, 6, 3]");
+    wrong(Fault::Malformed, "unknown factor z", "x = 2 y", "z = 2 y");
+    wrong(Fault::Malformed, "in two places", "x = 2 y + 1 k", "x = 2 y + 1 y");
+    wrong(Fault::Malformed, "does not move", "x = 2 y", "x = 0 y");
+    wrong(Fault::Type, "factor k is in 2 tensors", "n c x, o c k -> n o y; ", "n k x, o k c -> n o y; ");
+    wrong(Fault::Type, "are not 9 and 4 elements", "9 -> 4 taps", "9 -> 5 taps");
+    wrong(Fault::Type, "are not 9 and 4 elements", "9 -> 4 taps", "3 -> 4 taps");
+    wrong(Fault::Declared, "the result is i32", "b8 i32[4/tp, 6, 4]", "b8 i64[4/tp, 6, 4]");
+}
+
 #[test]
 fn memory_is_not_shared() {
     mlp(Fault::Bounds, "do not fit", "scratch=96", "scratch=92");

@@ -2,6 +2,7 @@
 
 use super::call::Work;
 use super::factors::Factors;
+use super::memory::scratch;
 use super::{Cpu, Running};
 use crate::error::{Error, Result};
 use crate::exec::{Site, Span};
@@ -66,10 +67,7 @@ impl Cpu {
             DType::F64 => plan(&shape, pass, Plan::F64),
             other => return Err(Error::device(format!("no attention of {} on this device", other.name()))),
         };
-        let words = workspace.div_ceil(size_of::<u64>());
-        if words > self.workspace.len() {
-            self.workspace.resize(words, 0);
-        }
+        self.reserve(workspace);
         let spans = |ids: &[_]| ids.iter().map(|&id| site.span(id)).collect::<Result<Vec<Span>>>();
         let (operands, results) = (spans(&instr.operands)?, spans(&instr.results)?);
         let clash = |(i, a): (usize, &Span)| operands.iter().chain(&results[..i]).any(|b| a.overlaps(b));
@@ -178,8 +176,7 @@ impl Attending {
         unsafe {
             let read = |i: usize| memory.elements::<E>(self.operands[i], bases);
             let write = |i: usize| memory.elements_mut::<E>(self.results[i], bases);
-            let words = size_of_val(workspace) / size_of::<E>();
-            let workspace = std::slice::from_raw_parts_mut(workspace.as_mut_ptr().cast::<E>(), words);
+            let workspace = scratch::<E>(workspace);
             let last = self.operands.len() - 1;
             let mask = match self.mask {
                 MaskKind::None => Mask::None,

@@ -3,7 +3,9 @@
 use super::Running;
 use super::attention::Attending;
 use super::contraction::Contraction;
+use super::convolution::Convolving;
 use super::indexed::{RunningSum, Scatter};
+use super::pool::Pooling;
 use super::rows::Rows;
 use crate::error::{Error, Result};
 use crate::exec::{Site, Span};
@@ -20,6 +22,8 @@ pub struct Call(pub(super) Work);
 pub(super) enum Work {
     Kernel(Generated),
     Dot(Contraction),
+    Convolution(Box<Convolving>),
+    MaxPool(Pooling),
     Attention(Box<Attending>),
     Scatter(Scatter),
     Cumsum(RunningSum),
@@ -70,6 +74,7 @@ impl Call {
     pub fn flops(&self) -> u64 {
         match &self.0 {
             Work::Dot(dot) => dot.flops(),
+            Work::Convolution(convolution) => convolution.flops(),
             Work::Attention(attention) => attention.flops(),
             _ => 0,
         }
@@ -79,6 +84,8 @@ impl Call {
         match &self.0 {
             Work::Kernel(kernel) => kernel.run(on),
             Work::Dot(dot) => dot.run(&on),
+            Work::Convolution(convolution) => convolution.run(on),
+            Work::MaxPool(pool) => pool.run(&on),
             Work::Attention(attention) => attention.run(on),
             Work::Scatter(scatter) => scatter.run(&on),
             Work::Cumsum(sum) => sum.run(&on),

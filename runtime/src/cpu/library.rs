@@ -2,7 +2,7 @@
 
 use super::attention::Pass;
 use super::call::{Call, Work};
-use super::{contraction, indexed, rows};
+use super::{contraction, indexed, pool, rows};
 use crate::error::{Error, Result};
 use crate::exec::Site;
 use dcc_program::program::{Instr, Library, MaskKind};
@@ -17,6 +17,8 @@ impl super::Cpu {
         let result = instr.results[0];
         let work = match library {
             Library::Dot { spec, mode } => Some(contraction::dot(site, spec, *mode, instr)?),
+            Library::Convolution { spec, windows, mode } => Some(self.convolution(site, (spec, windows), *mode, instr)?),
+            Library::MaxPool(pool) => Some(pool::max_pool(site, pool, instr)?),
             Library::ScatterAdd { spec, indexed, mode } => Some(indexed::scatter_add(site, (spec, indexed), *mode, instr)?),
             Library::Cumsum { dim, exclusive, reverse } => Some(indexed::cumsum(site, (*dim, *exclusive, *reverse), instr)?),
             Library::Attention(attention) => Some(self.attention(site, attention, instr, Pass::Forward)?),
@@ -40,7 +42,8 @@ impl super::Cpu {
 fn arity(library: &Library) -> (usize, usize) {
     match library {
         Library::Zero => (0, 1),
-        Library::Dot { .. } | Library::ScatterAdd { .. } => (2, 1),
+        Library::Dot { .. } | Library::Convolution { .. } | Library::ScatterAdd { .. } => (2, 1),
+        Library::MaxPool(_) => (1, 2),
         Library::Attention(a) => (3 + usize::from(a.mask != MaskKind::None), 2),
         Library::AttentionGrad(a) => (6 + usize::from(a.mask != MaskKind::None), 3),
         _ => (1, 1),

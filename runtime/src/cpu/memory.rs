@@ -8,6 +8,16 @@ use std::ops::Range;
 const POISON: u8 = 0xff;
 const PAGE: usize = 4096;
 
+/// A workspace as elements of `E`.
+///
+/// # Safety
+/// Any bits are an `E`, which is no more aligned than a u64.
+pub(super) unsafe fn scratch<E>(words: &mut [u64]) -> &mut [E] {
+    let count = size_of_val(words) / size_of::<E>();
+    // SAFETY: the same bytes; the rest is the caller's.
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), count) }
+}
+
 /// The planned memory of one rank.
 #[derive(Debug)]
 pub struct Memory {

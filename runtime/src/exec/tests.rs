@@ -32,6 +32,7 @@ fn values(tensor: &Tensor) -> Vec<f64> {
         DType::F32 => f64::from(f32::from_ne_bytes(bytes.try_into().unwrap())),
         DType::F64 => f64::from_ne_bytes(bytes.try_into().unwrap()),
         DType::I64 => i64::from_ne_bytes(bytes.try_into().unwrap()) as f64,
+        DType::I32 => f64::from(i32::from_ne_bytes(bytes.try_into().unwrap())),
         DType::Bool => f64::from(bytes[0]),
         other => panic!("no test reads {}", other.name()),
     };
@@ -164,6 +165,27 @@ b4 f32[6, 3] @s512 = cumsum(dim 1, exclusive, reverse) b0
 b5 i64[6] @s768 = cumsum(dim 0, reverse) b1
 ";
     check_ops("mb=1, tp=2", parameters, "b2 b3 b4 b5", body);
+}
+
+/// Samples over ranks, unevenly: a convolution, what adds to it, both of its gradients; a pool and its gradient.
+#[test]
+fn convolutions_and_pools_of_uneven_shards() {
+    let parameters = "\
+param b0 f32[5/tp, 6, 9] @p0 weight x
+param b1 f32[5, 6, 3] @p1024 weight kernel
+param b2 f32[5/tp, 5, 5] @p2048 weight dy
+";
+    let body = "\
+b3 f32[5/tp, 5, 5] @s0 = convolution(n c x, o c k -> n o y; x = 2 y + 1 k - 1) b0, b1
+b3 += convolution(n c x, o c k -> n o y; x = 2 y + 1 k - 1) b0, b1
+b4 f32[5/tp, 6, 9] @s512 = convolution(n o y, o c k -> n c x; x = 2 y + 1 k - 1) b2, b1
+b5 f32[5, 6, 3]+tp @s1536 = convolution(n c x, n o y -> o c k; x = 2 y + 1 k - 1) b0, b2
+t0 = start all_reduce.sum(tp) b5
+b6 f32[5, 6, 3] @s2048 = wait t0
+b7 f32[5/tp, 6, 4] @s2560, b8 i32[5/tp, 6, 4] @s3072 = max_pool(n c x -> n c y; 3 -> 2 taps 2 stride 2 dilation 1 pad 1, 3 -> 2 taps 2 stride 1 dilation 1 pad 0) b0
+b9 f32[5/tp, 6, 9] @s3392 = scatter_add(n c y, n c y -> n c x; x) b8, b7
+";
+    check_ops("mb=1, tp=2", parameters, "b3 b4 b6 b7 b8 b9", body);
 }
 
 /// A pass forward and one backward, at `mesh`, with heads over `tp`.

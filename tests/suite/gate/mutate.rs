@@ -226,7 +226,7 @@ fn operation(p: &mut Program, r: &mut Random) -> Option<()> {
     let flip =
         |mode: &mut StoreMode| *mode = if *mode == StoreMode::Assign { StoreMode::Accumulate } else { StoreMode::Assign };
     match library {
-        Library::Dot { mode, .. } | Library::ScatterAdd { mode, .. } => flip(mode),
+        Library::Dot { mode, .. } | Library::ScatterAdd { mode, .. } | Library::Convolution { mode, .. } => flip(mode),
         _ if to_copy => *library = Library::Copy,
         Library::SliceAxis { axis, dim } => (*axis, *dim) = (a, d),
         Library::KeepFirst { axis } => *axis = a,

@@ -216,6 +216,7 @@ fn wrong_rules_are_found() {
     breaks(&find(|op| matches!(op, Op::Cumsum(_))), &|rule| rule.whole.clear());
     breaks(&find(|op| matches!(op, Op::Reverse(_))), &|rule| rule.whole.clear());
     breaks(&find(|op| matches!(op, Op::Attention(_))), &|rule| rule.whole.clear());
+    breaks(&find(|op| matches!(op, Op::Convolution(_))), &|rule| rule.whole.clear());
     breaks(&find(|op| matches!(op, Op::Gather(_))), &|rule| rule.masked.clear());
     breaks(&find(|op| matches!(op, Op::ScatterAdd(_))), &|rule| rule.masked.clear());
     breaks(&find(|op| matches!(op, Op::Reduce(r) if r.op == dcc_program::Reduce::Max)), &|rule| {

@@ -36,6 +36,14 @@ fn mlp_trains_alike_on_every_mesh() {
     Case { precision: Precision::AsExported, ..mlp }.check(&splits(&MESHES[..9]));
 }
 
+/// Convolutions, grouped, depthwise, dilated and transposed, and pools.
+#[test]
+fn a_cnn_trains_alike_on_every_mesh() {
+    let all = [(1, 1, 1, 4), (2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 2), (2, 2, 1, 2), (1, 2, 2, 4), (1, 4, 1, 1)];
+    Case { model: "cnn.onnx", ..CASE }.check(&splits(&all));
+    Case { model: "cnn.onnx", precision: Precision::AsExported, ..CASE }.check(&splits(&[(2, 2, 2, 2)]));
+}
+
 /// A vocabulary of 211, tied; clipped gradients; labels of which some microbatches ignore all.
 #[test]
 fn gpt_trains_alike_on_every_mesh() {

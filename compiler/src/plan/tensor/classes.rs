@@ -66,7 +66,7 @@ impl Classes {
 
     fn mark_features(&mut self, forward: &Forward, id: NodeId) {
         let node = &forward.graph[id];
-        if !matches!(node.op, Op::DotGeneral(_) | Op::Gather(_) | Op::Attention(_)) {
+        if !matches!(node.op, Op::DotGeneral(_) | Op::Convolution(_) | Op::Gather(_) | Op::Attention(_)) {
             return;
         }
         for (&operand, dims) in node.operands.iter().zip(&forward.rule(id).spec.operands) {

@@ -378,7 +378,7 @@ fn reads_again(op: &Op) -> bool {
     match op {
         Op::Unary(unary) => unary.op != UnaryOp::Neg,
         Op::Binary(binary) => !matches!(binary.op, BinaryOp::Add | BinaryOp::Sub),
-        Op::DotGeneral(_) | Op::Attention(_) => true,
+        Op::DotGeneral(_) | Op::Convolution(_) | Op::Attention(_) => true,
         Op::Reduce(reduce) => reduce.op != Reduce::Sum,
         _ => false,
     }

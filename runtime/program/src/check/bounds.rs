@@ -217,6 +217,8 @@ fn ids(p: &Program, instr: &Instr) -> Checked<()> {
             well_formed(spec)
         }
         Action::Library(Library::Attention(a) | Library::AttentionGrad(a)) => well_formed(&a.spec),
+        Action::Library(Library::Convolution { spec, .. }) => well_formed(spec),
+        Action::Library(Library::MaxPool(pool)) => well_formed(&pool.spec),
         Action::Library(Library::SliceAxis { axis: a, .. } | Library::KeepFirst { axis: a }) => axis(*a),
         Action::Start { transfer, .. } => match transfer {
             Transfer::AllReduce { axes, .. } => axes.iter().try_for_each(|&a| axis(a)),
@@ -246,7 +248,8 @@ fn arity(p: &Program, instr: &Instr) -> Checked<()> {
             (kernel.inputs.len(), kernel.outputs.len())
         }
         Action::Library(library) => match library {
-            Library::Dot { .. } | Library::ScatterAdd { .. } => (2, 1),
+            Library::Dot { .. } | Library::ScatterAdd { .. } | Library::Convolution { .. } => (2, 1),
+            Library::MaxPool(_) => (1, 2),
             Library::Attention(a) => (3 + usize::from(a.mask != MaskKind::None), 2),
             Library::AttentionGrad(a) => (6 + usize::from(a.mask != MaskKind::None), 3),
             Library::Zero => (0, 1),

@@ -9,14 +9,14 @@ use crate::program::{Attention, MaskKind};
 use crate::types::{AxisList, DType, Reduce, Sharding, TensorType};
 
 /// Sizes and axes of a spec's factors, as the operands have them.
-struct Factors {
+pub(super) struct Factors {
     sizes: Vec<u64>,
     /// `None` for factors of the result alone.
     axes: Vec<Option<AxisList>>,
 }
 
 impl Factors {
-    fn new(spec: &FactorSpec, operands: &[&TensorType], result: &TensorType, mesh: &Mesh) -> Checked<Factors> {
+    pub fn new(spec: &FactorSpec, operands: &[&TensorType], result: &TensorType, mesh: &Mesh) -> Checked<Factors> {
         let sizes = spec.sizes(operands, result).map_err(|e| (Fault::Type, e))?;
         let mut factors = Factors { axes: vec![None; sizes.len()], sizes };
         for (dims, ty) in spec.operands.iter().zip(operands) {
@@ -46,12 +46,16 @@ impl Factors {
         Ok(())
     }
 
-    fn of(&self, factor: FactorId) -> &[AxisId] {
+    pub fn size(&self, factor: FactorId) -> u64 {
+        self.sizes[factor.0 as usize]
+    }
+
+    pub fn of(&self, factor: FactorId) -> &[AxisId] {
         self.axes[factor.0 as usize].as_deref().unwrap_or_default()
     }
 
     /// Each axis on one factor only: ranks would otherwise hold a diagonal of blocks.
-    fn exclusive(&self, spec: &FactorSpec, mesh: &Mesh) -> Checked<Vec<AxisList>> {
+    pub fn exclusive(&self, spec: &FactorSpec, mesh: &Mesh) -> Checked<Vec<AxisList>> {
         let mut seen = 0u32;
         for factor in spec.ids() {
             for &axis in self.of(factor) {
@@ -65,13 +69,13 @@ impl Factors {
     }
 
     /// Axes of the factors that `dims` lacks, of those that `of` picks.
-    fn missing(&self, spec: &FactorSpec, dims: &[DimFactors], of: impl Fn(FactorId) -> bool) -> Vec<AxisId> {
+    pub fn missing(&self, spec: &FactorSpec, dims: &[DimFactors], of: impl Fn(FactorId) -> bool) -> Vec<AxisId> {
         let absent = |f: &FactorId| !dims.iter().any(|d| d.contains(f)) && of(*f);
         spec.ids().filter(absent).flat_map(|f| self.of(f).to_vec()).collect()
     }
 
     /// A type of these dims; a compound dim must take its axes major factor first.
-    fn result(
+    pub fn result(
         &self,
         spec: &FactorSpec,
         dims: &[DimFactors],
@@ -94,14 +98,14 @@ impl Factors {
     }
 }
 
-fn axes_text(axes: &[AxisId], mesh: &Mesh) -> String {
+pub(super) fn axes_text(axes: &[AxisId], mesh: &Mesh) -> String {
     match axes {
         [] => "nothing".to_owned(),
         axes => axes.iter().map(|&a| mesh.name(a)).collect::<Vec<_>>().join(" then "),
     }
 }
 
-fn same_dtype(operands: &[&TensorType]) -> Checked<DType> {
+pub(super) fn same_dtype(operands: &[&TensorType]) -> Checked<DType> {
     let dtype = operands[0].dtype;
     match operands.iter().find(|t| t.dtype != dtype) {
         None if dtype.is_float() => Ok(dtype),

@@ -2,7 +2,7 @@
 
 use super::externals::is_per_microbatch;
 use super::linear::{passed, reduced};
-use super::{Checked, Fault, contract, kernel, refuse, writes};
+use super::{Checked, Fault, contract, kernel, refuse, windows, writes};
 use crate::mesh::{AxisId, Mesh};
 use crate::program::*;
 use crate::types::{Reduce, Sharding, TensorType};
@@ -141,6 +141,8 @@ fn library(p: &Program, library: &Library, operands: &[&TensorType], results: &[
     match library {
         Library::Dot { spec, .. } => contract::dot(spec, operands, results[0], mesh),
         Library::ScatterAdd { spec, indexed, .. } => contract::scatter_add(spec, indexed, operands, results[0], mesh),
+        Library::Convolution { spec, windows, .. } => windows::convolution(spec, windows, operands, results[0], mesh),
+        Library::MaxPool(pool) => windows::max_pool(pool, operands[0], results, mesh),
         Library::Attention(a) => contract::attention(a, operands, results, mesh),
         Library::AttentionGrad(a) => contract::attention_grad(a, operands, results, mesh),
         Library::Reshape { spec } => contract::reshape(spec, operands[0], results[0], mesh),

@@ -357,7 +357,9 @@ fn accumulates(p: &Program, action: &Action, n: usize) -> bool {
     let adds = |s: &Stmt| matches!(s, Stmt::Store { output, mode: StoreMode::Accumulate, .. } if *output as usize == n);
     match action {
         Action::Kernel(k) => p.kernels[*k as usize].body.iter().any(adds),
-        Action::Library(Library::Dot { mode, .. } | Library::ScatterAdd { mode, .. }) => *mode == StoreMode::Accumulate,
+        Action::Library(Library::Dot { mode, .. } | Library::ScatterAdd { mode, .. } | Library::Convolution { mode, .. }) => {
+            *mode == StoreMode::Accumulate
+        }
         _ => false,
     }
 }

@@ -88,13 +88,13 @@ impl Factors {
 pub(super) fn run(p: &Program, library: &Library, instr: &Instr, step: &Step, rank: &mut Rank) -> Fault<()> {
     let wanted = match library {
         Library::Zero => 0,
-        Library::Dot { .. } | Library::ScatterAdd { .. } => 2,
+        Library::Dot { .. } | Library::ScatterAdd { .. } | Library::Convolution { .. } => 2,
         Library::Attention(a) => 3 + usize::from(a.mask != MaskKind::None),
         Library::AttentionGrad(a) => 6 + usize::from(a.mask != MaskKind::None),
         _ => 1,
     };
     let results = match library {
-        Library::Attention(_) => 2,
+        Library::Attention(_) | Library::MaxPool(_) => 2,
         Library::AttentionGrad(_) => 3,
         _ => 1,
     };
@@ -109,6 +109,10 @@ pub(super) fn run(p: &Program, library: &Library, instr: &Instr, step: &Step, ra
     match library {
         Library::Dot { spec, mode } => dot(p, spec, *mode, instr, step, rank),
         Library::ScatterAdd { spec, indexed, mode } => scatter_add(p, (spec, indexed, *mode), instr, step, rank),
+        Library::Convolution { spec, windows, mode } => {
+            super::windows::convolution(p, (spec, windows, *mode), instr, step, rank)
+        }
+        Library::MaxPool(pool) => super::windows::max_pool(p, pool, instr, step, rank),
         Library::Attention(a) => super::attention::forward(p, a, instr, step, rank),
         Library::AttentionGrad(a) => super::attention::backward(p, a, instr, step, rank),
         Library::Zero => Block::filled(p, instr.results[0], step, 0)?.write(rank),
@@ -119,8 +123,14 @@ pub(super) fn run(p: &Program, library: &Library, instr: &Instr, step: &Step, ra
 /// Operations whose results may not share memory with their operands: an overlap shows.
 fn writes_before_it_has_read(library: &Library) -> bool {
     match library {
-        Library::Dot { mode, .. } | Library::ScatterAdd { mode, .. } => *mode == StoreMode::Assign,
-        Library::Attention(_) | Library::AttentionGrad(_) | Library::SliceAxis { .. } | Library::Cumsum { .. } => true,
+        Library::Dot { mode, .. } | Library::ScatterAdd { mode, .. } | Library::Convolution { mode, .. } => {
+            *mode == StoreMode::Assign
+        }
+        Library::MaxPool(_)
+        | Library::Attention(_)
+        | Library::AttentionGrad(_)
+        | Library::SliceAxis { .. }
+        | Library::Cumsum { .. } => true,
         _ => false,
     }
 }
@@ -177,7 +187,7 @@ fn cumsum(operand: &Block, result: &mut Block, mesh: &Mesh, (dim, exclusive, rev
 }
 
 /// The result before anything is added: zero in its valid part, or what is there.
-fn accumulator(p: &Program, mode: StoreMode, instr: &Instr, step: &Step, rank: &mut Rank) -> Fault<Block> {
+pub(super) fn accumulator(p: &Program, mode: StoreMode, instr: &Instr, step: &Step, rank: &mut Rank) -> Fault<Block> {
     match mode {
         StoreMode::Assign => Block::filled(p, instr.results[0], step, 0),
         StoreMode::Accumulate => Block::read(p, instr.results[0], step, rank),

@@ -5,6 +5,7 @@ use crate::factors::FactorSpec;
 use crate::mesh::Mesh;
 use crate::program::*;
 use crate::types::Reduce;
+use crate::window::{Pool, parse_windows};
 
 /// What `t0 =` or `b0 =` or `b0 +=` stands before.
 #[derive(Clone, Copy, PartialEq)]
@@ -21,8 +22,8 @@ pub(super) fn action(line: &mut Cursor, mesh: &Mesh, target: Target) -> Parsed<A
     if is_start != matches!(target, Target::Token(_)) {
         return Err("a `start`, and nothing else, gives a token".to_owned());
     }
-    if target == Target::Accumulate && !matches!(word, "dot" | "scatter_add") {
-        return Err(format!("`{word}` cannot add to its result; only dot and scatter_add can"));
+    if target == Target::Accumulate && !matches!(word, "dot" | "scatter_add" | "convolution") {
+        return Err(format!("`{word}` cannot add to its result; only dot, scatter_add and convolution can"));
     }
     Ok(match (word, target) {
         ("start", Target::Token(token)) => Action::Start { token, transfer: transfer(line, mesh)? },
@@ -56,6 +57,11 @@ fn library(word: &str, line: &mut Cursor, mesh: &Mesh, mode: StoreMode) -> Parse
             let (spec, indexed) = text.split_once(';').ok_or("scatter_add lacks `; factor`")?;
             Library::ScatterAdd { spec: FactorSpec::parse(spec)?, indexed: indexed.trim().to_owned(), mode }
         }
+        "convolution" => {
+            let (spec, windows) = line.parenthesized()?.split_once(';').ok_or("convolution lacks `; windows`")?;
+            Library::Convolution { spec: FactorSpec::parse(spec)?, windows: parse_windows(windows)?, mode }
+        }
+        "max_pool" => Library::MaxPool(Pool::parse(line.parenthesized()?)?),
         "attention" => Library::Attention(attention(line.parenthesized()?)?),
         "attention_grad" => Library::AttentionGrad(attention(line.parenthesized()?)?),
         _ => {

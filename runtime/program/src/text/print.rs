@@ -4,6 +4,7 @@ use super::cursor::{escape, quote};
 use super::kernel;
 use crate::program::*;
 use crate::types::TensorType;
+use crate::window::windows_text;
 use std::fmt::Write;
 
 pub(super) fn program(p: &Program) -> String {
@@ -161,7 +162,9 @@ impl Printer<'_> {
         let accumulates = matches!(
             instr.action,
             Action::Library(
-                Library::Dot { mode: StoreMode::Accumulate, .. } | Library::ScatterAdd { mode: StoreMode::Accumulate, .. }
+                Library::Dot { mode: StoreMode::Accumulate, .. }
+                    | Library::ScatterAdd { mode: StoreMode::Accumulate, .. }
+                    | Library::Convolution { mode: StoreMode::Accumulate, .. }
             )
         );
         if !instr.results.is_empty() || matches!(instr.action, Action::Start { .. }) {
@@ -194,6 +197,8 @@ impl Printer<'_> {
         let text = match library {
             Library::Dot { spec, .. } => format!("dot({})", spec.text()),
             Library::ScatterAdd { spec, indexed, .. } => format!("scatter_add({}; {indexed})", spec.text()),
+            Library::Convolution { spec, windows, .. } => format!("convolution({}; {})", spec.text(), windows_text(windows)),
+            Library::MaxPool(pool) => format!("max_pool({})", pool.text()),
             Library::Attention(a) => format!("attention({})", attention(a)),
             Library::AttentionGrad(a) => format!("attention_grad({})", attention(a)),
             Library::Cumsum { dim, exclusive, reverse } => {

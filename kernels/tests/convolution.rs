@@ -1,0 +1,180 @@
+//! Convolutions and pools against loops over every element.
+
+use dcc_kernels::Pool;
+use dcc_kernels::library::convolution::{Convolution, Form, IMAGE, KERNEL, OUTPUT, Plain, Spatial};
+use dcc_kernels::library::pool::{Axis, MaxPool};
+
+/// Attributes of one spatial dim.
+#[derive(Clone, Copy)]
+struct Dim {
+    image: usize,
+    output: usize,
+    taps: usize,
+    stride: usize,
+    dilation: usize,
+    pad: isize,
+}
+
+fn dim(image: usize, output: usize, taps: usize, stride: usize, dilation: usize, pad: isize) -> Dim {
+    Dim { image, output, taps, stride, dilation, pad }
+}
+
+/// Small integers: every sum is exact.
+fn numbers(count: usize, seed: usize) -> Vec<f64> {
+    (0..count).map(|i| ((i * 7919 + seed * 104_729) % 13) as f64 - 6.0).collect()
+}
+
+/// Calls `found(image, output, tap)` for every triple of flat spatial indices.
+fn triples(dims: &[Dim], found: &mut impl FnMut(usize, usize, usize)) {
+    fn go(dims: &[Dim], at: (usize, usize, usize), found: &mut impl FnMut(usize, usize, usize)) {
+        let Some((d, rest)) = dims.split_first() else { return found(at.0, at.1, at.2) };
+        for y in 0..d.output {
+            for k in 0..d.taps {
+                let x = (d.stride * y + d.dilation * k) as isize - d.pad;
+                if (0..d.image as isize).contains(&x) {
+                    go(rest, (at.0 * d.image + x as usize, at.1 * d.output + y, at.2 * d.taps + k), found);
+                }
+            }
+        }
+    }
+    go(dims, (0, 0, 0), found);
+}
+
+struct Case {
+    n: usize,
+    g: usize,
+    c: usize,
+    o: usize,
+    dims: Vec<Dim>,
+}
+
+impl Case {
+    fn size(&self, of: fn(&Dim) -> usize) -> usize {
+        self.dims.iter().map(of).product()
+    }
+
+    /// Image n g c x, output n g o y, kernel g o c k.
+    fn shapes(&self) -> [usize; 3] {
+        let Case { n, g, c, o, .. } = *self;
+        [n * g * c * self.size(|d| d.image), n * g * o * self.size(|d| d.output), g * o * c * self.size(|d| d.taps)]
+    }
+
+    fn naive(&self, result: usize, tensors: [&[f64]; 3]) -> Vec<f64> {
+        let Case { g, c, o, .. } = *self;
+        let (xs, ys, ks) = (self.size(|d| d.image), self.size(|d| d.output), self.size(|d| d.taps));
+        let mut out = vec![0.0; self.shapes()[result]];
+        for (n, group, channel, to) in itertools(self) {
+            triples(&self.dims, &mut |x, y, k| {
+                let at = [
+                    ((n * g + group) * c + channel) * xs + x,
+                    ((n * g + group) * o + to) * ys + y,
+                    ((group * o + to) * c + channel) * ks + k,
+                ];
+                let [a, b] = match result {
+                    IMAGE => [OUTPUT, KERNEL],
+                    OUTPUT => [IMAGE, KERNEL],
+                    _ => [IMAGE, OUTPUT],
+                };
+                out[at[result]] += tensors[a][at[a]] * tensors[b][at[b]];
+            });
+        }
+        out
+    }
+
+    fn plan(&self, form: Form) -> Convolution<f64> {
+        let Case { n, g, c, o, .. } = *self;
+        let (xs, ys, ks) = (self.size(|d| d.image), self.size(|d| d.output), self.size(|d| d.taps));
+        let plain = [
+            Plain { size: n, strides: [Some(g * c * xs), Some(g * o * ys), None] },
+            Plain { size: g, strides: [Some(c * xs), Some(o * ys), Some(o * c * ks)] },
+            Plain { size: c, strides: [Some(xs), None, Some(ks)] },
+            Plain { size: o, strides: [None, Some(ys), Some(c * ks)] },
+        ];
+        let (mut strides, mut spatial) = ([1; 3], Vec::new());
+        for d in self.dims.iter().rev() {
+            let sizes = [d.image, d.output, d.taps];
+            spatial.insert(0, Spatial { sizes, strides, stride: d.stride, dilation: d.dilation, pad: d.pad });
+            (0..3).for_each(|i| strides[i] *= sizes[i]);
+        }
+        Convolution::new(form, &plain, &spatial, self.shapes()[KERNEL])
+    }
+
+    fn check(&self) {
+        let shapes = self.shapes();
+        let tensors = [0, 1, 2].map(|i| numbers(shapes[i], i));
+        for (result, operands) in [(OUTPUT, [IMAGE, KERNEL]), (IMAGE, [OUTPUT, KERNEL]), (KERNEL, [IMAGE, OUTPUT])] {
+            let expected = self.naive(result, [&tensors[0], &tensors[1], &tensors[2]]);
+            for operands in [operands, [operands[1], operands[0]]] {
+                let plan = self.plan(Form { result, operands });
+                for threads in [1, 3] {
+                    let pool = Pool::new(threads);
+                    let (mut out, mut workspace) = (vec![f64::NAN; shapes[result]], vec![f64::NAN; plan.workspace()]);
+                    let [a, b] = operands.map(|i| &tensors[i][..]);
+                    plan.run(&pool, false, a, b, &mut out, &mut workspace);
+                    assert_eq!(out, expected, "result {result}, {threads} threads");
+                    plan.run(&pool, true, a, b, &mut out, &mut workspace);
+                    assert!(out.iter().zip(&expected).all(|(x, y)| *x == 2.0 * y), "result {result} added");
+                }
+            }
+        }
+    }
+}
+
+/// Indices n, g, c, o.
+fn itertools(case: &Case) -> impl Iterator<Item = (usize, usize, usize, usize)> {
+    let Case { n, g, c, o, .. } = *case;
+    (0..n * g * c * o).map(move |i| (i / (g * c * o), i / (c * o) % g, i / o % c, i % o))
+}
+
+#[test]
+fn convolutions_and_their_gradients() {
+    let case = |n, g, c, o, dims: &[Dim]| Case { n, g, c, o, dims: dims.to_vec() }.check();
+    case(2, 1, 3, 5, &[dim(9, 9, 3, 1, 1, 1), dim(20, 20, 3, 1, 1, 1)]);
+    case(3, 1, 4, 6, &[dim(8, 4, 3, 2, 1, 1), dim(9, 5, 3, 2, 1, 1)]);
+    case(2, 1, 2, 3, &[dim(7, 5, 3, 1, 1, 0)]);
+    case(2, 3, 2, 4, &[dim(11, 4, 3, 3, 2, 2), dim(6, 6, 2, 1, 1, 0)]);
+    case(1, 6, 1, 1, &[dim(10, 10, 5, 1, 1, 2), dim(7, 4, 3, 2, 1, 1)]);
+    case(2, 1, 2, 2, &[dim(5, 3, 2, 2, 2, 0), dim(6, 2, 1, 4, 1, 0), dim(4, 5, 3, 1, 2, 3)]);
+    // A kernel shorter than the stride leaves gaps; a negative pad begins inside of the image.
+    case(2, 1, 3, 2, &[dim(11, 3, 2, 5, 1, 0), dim(12, 5, 3, 2, 1, -2)]);
+    // Stride and dilation with a common factor: half of the phases meet no tap.
+    case(2, 1, 2, 3, &[dim(13, 5, 3, 2, 2, 1)]);
+}
+
+/// More samples than one chunk of bordered copies takes.
+#[test]
+fn many_samples_in_chunks() {
+    Case { n: 5, g: 1, c: 2, o: 2, dims: vec![dim(500, 500, 3, 1, 1, 1), dim(402, 402, 1, 1, 1, 0)] }.check();
+}
+
+#[test]
+fn pools_take_the_first_of_equal_ones() {
+    let axes = vec![
+        Axis { image: 5, outputs: 3, taps: 3, stride: 2, dilation: 1, pad: 1 },
+        Axis { image: 6, outputs: 2, taps: 2, stride: 3, dilation: 2, pad: 0 },
+    ];
+    let mut x: Vec<f32> = (0..60).map(|i| ((i * 7) % 5) as f32).collect();
+    x[20] = f32::NAN;
+    x[31] = f32::NEG_INFINITY;
+    let pool = MaxPool { planes: vec![[0, 6], [30, 0]], axes: axes.clone() };
+    for threads in [1, 2] {
+        let (mut values, mut places) = ([0.0; 12], [0; 12]);
+        pool.run(&Pool::new(threads), f32::NEG_INFINITY, &x, &mut values, &mut places);
+        for (from, to) in [(0, 6), (30, 0)] {
+            for output in 0..6 {
+                let (mut best, mut place) = (f32::NEG_INFINITY, -1);
+                for tap in 0..6 {
+                    let at = |a: &Axis, y: usize, k: usize| (a.stride * y + a.dilation * k) as isize - a.pad;
+                    let (i, j) = (at(&axes[0], output / 2, tap / 2), at(&axes[1], output % 2, tap % 2));
+                    if (0..5).contains(&i) && (0..6).contains(&j) {
+                        let found = x[from + (i * 6 + j) as usize];
+                        if found > best || found.is_nan() || place < 0 {
+                            (best, place) = (found, (i * 6 + j) as i32);
+                        }
+                    }
+                }
+                assert_eq!((values[to + output].to_bits(), places[to + output]), (best.to_bits(), place));
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Convolutions and their gradients.
+
+use super::call::Work;
+use super::factors::Factors;
+use super::{Cpu, Running};
+use crate::error::{Error, Result};
+use crate::exec::{Site, Span};
+use dcc_kernels::library::convolution::{Convolution, Form, IMAGE, KERNEL, OUTPUT, Plain, Spatial};
+use dcc_program::factors::FactorSpec;
+use dcc_program::program::{Instr, StoreMode};
+use dcc_program::types::DType;
+use dcc_program::window::Window;
+
+/// `result = convolution(a, b)`, or `+=`.
+pub(super) struct Convolving {
+    plan: Plan,
+    mode: StoreMode,
+    a: Span,
+    b: Span,
+    result: Span,
+}
+
+enum Plan {
+    F32(Convolution<f32>),
+    F64(Convolution<f64>),
+}
+
+impl Cpu {
+    pub(super) fn convolution(
+        &mut self,
+        site: &Site<'_>,
+        (spec, windows): (&FactorSpec, &[Window]),
+        mode: StoreMode,
+        instr: &Instr,
+    ) -> Result<Work> {
+        let ids = [instr.operands[0], instr.operands[1], instr.results[0]];
+        let [a, b, result] = ids.map(|id| site.ty(id));
+        if a.dtype != result.dtype || b.dtype != result.dtype {
+            return Err(Error::artifact("a convolution of operands with different dtypes"));
+        }
+        let factors = Factors::new(spec, &[a, b], result, site.mesh(), &site.coordinates(0))?;
+        let roles = roles(spec, windows)?;
+        let strides = [&spec.operands[0], &spec.operands[1], &spec.result].map(|dims| factors.strides(dims));
+        let by_role = |f: usize| roles.map(|tensor| strides[tensor][f]);
+        let spatial = windows.iter().map(|window| {
+            let factor = |name: &str| spec.names.iter().position(|n| n == name).expect("`roles` saw it");
+            let [x, y, k] = window.names().map(factor);
+            Spatial {
+                sizes: [x, y, k].map(|f| factors.valid(f)),
+                strides: [(x, IMAGE), (y, OUTPUT), (k, KERNEL)].map(|(f, role)| by_role(f)[role].expect("`roles` saw it")),
+                stride: window.stride as usize,
+                dilation: window.dilation as usize,
+                pad: window.pad as isize,
+            }
+        });
+        let spatial: Vec<Spatial> = spatial.collect();
+        let moves = |f: &usize| windows.iter().any(|w| w.names().contains(&&spec.names[*f][..]));
+        let plain = (0..spec.names.len()).filter(|f| !moves(f)).map(|f| Plain { size: factors.valid(f), strides: by_role(f) });
+        let plain: Vec<Plain> = plain.collect();
+        if plain.iter().any(|f| f.strides.iter().flatten().count() < 2) {
+            return Err(Error::artifact(format!("`{}` sums over a factor of one operand", spec.text())));
+        }
+        let role = |tensor: usize| roles.iter().position(|&t| t == tensor).expect("each tensor has a role");
+        let form = Form { result: role(2), operands: [role(0), role(1)] };
+        let spans = [site.span(ids[0])?, site.span(ids[1])?, site.span(ids[2])?];
+        let kernel_bytes = spans[roles[KERNEL]].bytes;
+        let (plan, workspace) = match result.dtype {
+            DType::F32 => {
+                let plan = Convolution::<f32>::new(form, &plain, &spatial, kernel_bytes / 4);
+                let bytes = size_of::<f32>() * plan.workspace();
+                (Plan::F32(plan), bytes)
+            }
+            DType::F64 => {
+                let plan = Convolution::<f64>::new(form, &plain, &spatial, kernel_bytes / 8);
+                let bytes = size_of::<f64>() * plan.workspace();
+                (Plan::F64(plan), bytes)
+            }
+            other => return Err(Error::device(format!("no convolution of {} on this device", other.name()))),
+        };
+        self.reserve(workspace);
+        let [a, b, result] = spans;
+        if result.overlaps(&a) || result.overlaps(&b) {
+            return Err(Error::artifact("a convolution that overwrites its operands"));
+        }
+        Ok(Work::Convolution(Box::new(Convolving { plan, mode, a, b, result })))
+    }
+}
+
+/// Which tensor (operands 0 and 1, result 2) is image, output and kernel: the one that has those factors of all windows.
+fn roles(spec: &FactorSpec, windows: &[Window]) -> Result<[usize; 3]> {
+    let tensors = [&spec.operands[0], &spec.operands[1], &spec.result];
+    let has = |tensor: usize, name: &str| tensors[tensor].iter().flatten().any(|f| spec.names[usize::from(f.0)] == name);
+    let of = |role: usize| (0..3).find(|&tensor| windows.iter().all(|w| has(tensor, w.names()[role])));
+    match (of(IMAGE), of(OUTPUT), of(KERNEL)) {
+        (Some(x), Some(y), Some(k)) if x != y && x != k && y != k => Ok([x, y, k]),
+        _ => Err(Error::artifact(format!("the windows of `{}` do not tell image, output and kernel apart", spec.text()))),
+    }
+}
+
+impl Convolving {
+    pub fn flops(&self) -> u64 {
+        match &self.plan {
+            Plan::F32(plan) => plan.flops() as u64,
+            Plan::F64(plan) => plan.flops() as u64,
+        }
+    }
+
+    pub fn run(&self, on: Running<'_>) {
+        let accumulate = self.mode == StoreMode::Accumulate;
+        // SAFETY: `convolution` saw the dtype of all three and that the result overlaps no operand; the workspace is plain
+        // numbers, at least as aligned as these.
+        unsafe {
+            match &self.plan {
+                Plan::F32(plan) => {
+                    let [a, b] = [self.a, self.b].map(|span| on.memory.elements(span, on.bases));
+                    let result = on.memory.elements_mut(self.result, on.bases);
+                    plan.run(on.pool, accumulate, a, b, result, super::memory::scratch(on.workspace));
+                }
+                Plan::F64(plan) => {
+                    let [a, b] = [self.a, self.b].map(|span| on.memory.elements(span, on.bases));
+                    let result = on.memory.elements_mut(self.result, on.bases);
+                    plan.run(on.pool, accumulate, a, b, result, super::memory::scratch(on.workspace));
+                }
+            }
+        }
+    }
+}
