@@ -145,5 +145,27 @@ fn edges(
             edge(before, Unit::Node(id));
         }
     }
+    // A resolved value takes the place of the pending one, which all others have read by then.
+    let mut sharing: BTreeMap<NodeId, BTreeSet<Unit>> = BTreeMap::new();
+    for (&unit, nodes) in reads {
+        for &read in nodes {
+            sharing.entry(viewed(stage, read)).or_default().insert(unit);
+        }
+    }
+    for &unit in members.keys() {
+        let Unit::Node(id) = unit else { continue };
+        if let (Op::ResolveMicrobatches(_), Some(&pending)) = (&stage.graph[id].op, stage.graph[id].operands.first()) {
+            sharing.get(&viewed(stage, pending)).into_iter().flatten().for_each(|&reader| edge(reader, unit));
+        }
+    }
     (readers, waiting)
+}
+
+/// The node in whose memory a pending value lies.
+fn viewed(stage: &Stage, mut node: NodeId) -> NodeId {
+    let is_view = |node: NodeId| stage.fusion.roles[node.0 as usize] == Role::View;
+    while is_view(node) && !matches!(stage.graph[node].op, Op::ResolveMicrobatches(_) | Op::GradSum(_)) {
+        node = stage.graph[node].operands[0];
+    }
+    node
 }
