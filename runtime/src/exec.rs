@@ -39,6 +39,8 @@ pub struct Executor {
     inputs: Vec<Port>,
     outputs: Vec<Port>,
     parameters: Vec<Parameter>,
+    /// What holds from step to step, in ascending order of address.
+    kept: Vec<Range<usize>>,
     /// Kind, dtype, and where it lies.
     scalars: Vec<(ScalarKind, comm::DType, Range<usize>)>,
     blocks: Blocks,
@@ -122,12 +124,17 @@ impl Executor {
         }
         let memory = cpu.memory();
         let mut at = self.blocks.persistent().start;
-        // Parameters stand in ascending order of address.
-        for parameter in &self.parameters {
-            memory.poison(at..parameter.range.start.max(at));
-            at = at.max(parameter.range.end);
+        for range in &self.kept {
+            memory.poison(at..range.start.max(at));
+            at = at.max(range.end);
         }
         memory.poison(at..self.blocks.areas().end);
+    }
+
+    /// Leaves these parameters of another program of the rank alone too when memory is poisoned.
+    pub fn keep(&mut self, parameters: &[Parameter]) {
+        self.kept.extend(parameters.iter().map(|parameter| parameter.range.clone()));
+        self.kept.sort_by_key(|range| range.start);
     }
 
     pub fn parameters(&self) -> &[Parameter] {

@@ -52,7 +52,8 @@ impl Executor {
         let persistent = |id| Ok::<Range<usize>, Error>(range(site.span(id)?, &blocks));
         let scalar = |s: &program::Scalar| Ok((s.kind, site.ty(s.buffer).dtype, persistent(s.buffer)?));
         let scalars = program.scalars.iter().map(scalar).collect::<Result<_>>()?;
-        Ok(Executor { sections, turns, flights, inputs, outputs, parameters, scalars, blocks, fresh, tally })
+        let kept = parameters.iter().map(|parameter| parameter.range.clone()).collect();
+        Ok(Executor { sections, turns, flights, inputs, outputs, parameters, kept, scalars, blocks, fresh, tally })
     }
 }
 

@@ -119,8 +119,12 @@ impl<'a, 'w> Trainer<'a, 'w> {
         rank.cpu.memory().fault_in(0..rank.world.planned_bytes(rank.rank));
         let fresh = if cfg!(debug_assertions) { Fresh::Poisoned } else { Fresh::AsIs };
         let mut executor = |program| Executor::new(&mut rank.cpu, rank.world, program, rank.rank, fresh);
-        let train = executor(&job.artifact.train[stage])?;
-        let eval = settings.eval.as_ref().map(|_| executor(&job.artifact.eval[stage])).transpose()?;
+        let mut train = executor(&job.artifact.train[stage])?;
+        let mut eval = settings.eval.as_ref().map(|_| executor(&job.artifact.eval[stage])).transpose()?;
+        if let Some(eval) = &mut eval {
+            eval.keep(train.parameters());
+            train.keep(eval.parameters());
+        }
         let has = |program: &Program, name: &str| program.outputs.iter().any(|output| output.name == name);
         let program = &job.artifact.train[stage];
         let at = program.mesh.coordinates(rank.rank);
