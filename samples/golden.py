@@ -214,6 +214,10 @@ def prepare(o, dtype, change=()):
     module, inputs = build()
     model = onnx.load(ROOT / o.model, load_external_data=False)
     values = init.model_values(model, o.init, o.init_rule)
+    buffers = dict(module.named_buffers())
+    for t in model.graph.initializer:  # running statistics that the exporter's own pass has moved
+        if t.name in buffers and t.name not in values:
+            buffers[t.name].copy_(torch.from_numpy(onnx.numpy_helper.to_array(t).copy()))
     init.fill_torch(module, values)
     module = as_file(module, model, dtype, dict(change))
     named = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
@@ -242,7 +246,8 @@ def optimizer_of(o, parameters):
 
 
 def train(o, dtype, change=(), steps=None):
-    """Per step loss, gradient norm and rate; the parameters after the last step, the trained ones' first gradients, by name."""
+    """Per step loss, gradient norm and rate; the parameters after the last step, the trained ones' first gradients, by name;
+    with BatchNorm the loss of all data in evaluation after the last step."""
     module, inputs, model, parameters = prepare(o, dtype, change)
     batch, names, log = batches(o, inputs, model), [i.name for i in model.graph.input], []
     trained = {n: p for n, p in parameters.items() if not any(fnmatchcase(n, g) for g in o.freeze)}
@@ -266,7 +271,14 @@ def train(o, dtype, change=(), steps=None):
             group["lr"] = rate(o, step)
         optimizer.step()
         log.append((loss.item(), norm.item(), rate(o, step)))
-    return log, {n: p.detach().numpy() for n, p in parameters.items()}, first
+    final = {n: p.detach().numpy() for n, p in parameters.items()}
+    evaluated = None
+    if any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in module.modules()):
+        module.eval()
+        rows = tensors(dict(np.load(ROOT / o.data)), dtype)
+        with torch.no_grad():
+            evaluated = loss_of(o, run_model(module, names, rows), rows).item()
+    return log, final, first, evaluated
 
 
 class Gelu(OpRun):
@@ -354,7 +366,7 @@ def control(o, change, final64, trained):
     """One control's record, and how far its parameters end from the case's (relative l2, the largest of all)."""
     what, changes, inside = change
     steps = min(o.steps, 20)
-    log, final, _ = train(argparse.Namespace(**vars(o) | changes), torch.float64, inside, steps)
+    log, final, _, _ = train(argparse.Namespace(**vars(o) | changes), torch.float64, inside, steps)
     text = lambda v: ",".join(repr(x) for x in v) if isinstance(v, tuple) else repr(v)
     flags = [part for key, v in changes.items() for part in (f"--{key}", text(v))]
     distance = lambda n: np.linalg.norm(final[n] - final64[n]) / (np.linalg.norm(final64[n]) or 1)
@@ -383,8 +395,8 @@ def case(name):
         rows = tensors(batches(o, inputs, model)(0), torch.float64)
         checked = forward_of_graph(o, module, model, rows)
         assert checked < 1e-12, (name, checked)
-    log32, final32, _ = train(o, torch.float32)
-    log64, final64, first = train(o, torch.float64)
+    log32, final32, _, _ = train(o, torch.float32)
+    log64, final64, first, evaluated = train(o, torch.float64)
     f32, f64 = columns(log32, torch.float32), columns(log64, torch.float64)
     off, told = [], []
     for change in controls(o, module):
@@ -396,6 +408,8 @@ def case(name):
         "lr": [r for _, _, r in log64], "f32": f32, "f64": f64, "controls": off,
         "parameters": {n: summary(n, final32[n], final64[n], first.get(n)) for n in final64},
     }
+    if evaluated is not None:
+        record["eval_loss"] = evaluated
     OUT.mkdir(parents=True, exist_ok=True)
     text = json.dumps(record, indent=1)
     OUT.joinpath(f"{name}.json").write_text(compact(text) + "\n")

@@ -139,12 +139,13 @@ impl<'a> Placer<'a> {
                     None => mine.extend(&self.reach[operand.0 as usize]),
                 }
             }
-            // What only the update reads lives where its new value is computed: a running statistic.
+            // What only the update reads, a running statistic, is held by all stages: evaluation may read it on another one than
+            // that which computes its new value.
             if let (Op::GradSum(_), Some(GradOf::Value(param))) = (&graph[id].op, graph.grad_of(id))
                 && matches!(graph[param].op, Op::Param(_))
                 && self.reach[param.0 as usize].is_empty()
             {
-                self.reach[param.0 as usize].extend(&mine);
+                self.reach[param.0 as usize].extend(0..self.plan.stages());
             }
             self.reach[id.0 as usize] = mine;
         }

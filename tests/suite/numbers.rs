@@ -22,7 +22,7 @@ struct Case {
 
 const ALL: Case = Case { name: "", steps: None, rows: &Row::ALL, mesh: "", controls: false };
 
-const CASES: [Case; 36] = [
+const CASES: [Case; 38] = [
     Case { name: "mlp_momentum", controls: true, ..ALL },
     Case { name: "mlp_nesterov", controls: true, ..ALL },
     Case { name: "mlp_adamw", controls: true, ..ALL },
@@ -40,8 +40,10 @@ const CASES: [Case; 36] = [
     Case { name: "norm_mlp_groups", ..ALL },
     Case { name: "norm_mlp_groups", mesh: "--dp 2 --pp 2", rows: &[Row::F64], ..ALL },
     Case { name: "lstm", ..ALL },
+    Case { name: "lstm", mesh: "--tp 2 --pp 2", rows: &[Row::F64], ..ALL },
     Case { name: "lstm_legacy", ..ALL },
     Case { name: "gru_legacy", ..ALL },
+    Case { name: "gru_legacy", mesh: "--dp 2 --grad-accum 2", rows: &[Row::F64], ..ALL },
     Case { name: "two_inputs_mse", ..ALL },
     Case { name: "two_inputs_l1", ..ALL },
     Case { name: "two_inputs_bce", controls: true, ..ALL },
@@ -64,6 +66,8 @@ const CASES: [Case; 36] = [
 /// What a run gave.
 struct Run {
     lines: Vec<Value>,
+    /// Of all data after the last step, where the golden has it.
+    eval_loss: Option<f64>,
     /// Final parameters, where they were saved.
     parameters: BTreeMap<String, Vec<f64>>,
 }
@@ -118,11 +122,17 @@ impl Case {
         if self.is_whole() {
             words.extend(["--save-dir", &saved].map(str::to_owned));
         }
+        if !golden["eval_loss"].is_null() {
+            let data = words[1 + words.iter().position(|word| word == "--data").expect("data")].clone();
+            words.extend(["--eval-data", &data, "--eval-every", "1000"].map(str::to_owned));
+        }
         let output = dcc(&words).ok();
         nothing_is_interpreted(self.name, &output);
-        let lines = folder.lines("metrics.jsonl");
+        let (evals, lines): (Vec<Value>, Vec<Value>) =
+            folder.lines("metrics.jsonl").into_iter().partition(|line: &Value| !line["eval_loss"].is_null());
+        let eval_loss = evals.last().and_then(|line| line["eval_loss"].as_f64());
         let parameters = if self.is_whole() { exported(&folder, &saved) } else { BTreeMap::new() };
-        Run { lines, parameters }
+        Run { lines, eval_loss, parameters }
     }
 }
 
@@ -176,6 +186,10 @@ fn distance(golden: &Value, row: Row, run: &Run) -> (f64, String) {
     for (found, exact) in run.column("lr").iter().zip(numbers(&golden["lr"])) {
         note(units((found - exact).abs(), Row::F64.allowed(exact, 0.0)), "lr".to_owned());
     }
+    if let Some(exact) = golden["eval_loss"].as_f64() {
+        let found = run.eval_loss.expect("evaluated after the last step");
+        note(units((found - exact).abs(), row.allowed(exact, 0.0)), "eval_loss".to_owned());
+    }
     for (name, summary) in golden["parameters"].as_object().expect("parameters") {
         let values = run.parameters.get(name);
         match values {
@@ -186,9 +200,15 @@ fn distance(golden: &Value, row: Row, run: &Run) -> (f64, String) {
     worst
 }
 
+/// All cases of a golden.
 fn check(name: &str) {
-    let case = CASES.iter().find(|case| case.name == name).expect("a case");
-    let golden = case.golden();
+    let cases: Vec<&Case> = CASES.iter().filter(|case| case.name == name).collect();
+    assert!(!cases.is_empty(), "{name}");
+    cases.into_iter().for_each(check_case);
+}
+
+fn check_case(case: &Case) {
+    let (name, golden) = (case.name, case.golden());
     for &row in case.rows {
         let run = case.run(&golden, row, &[]);
         let steps = case.steps().unwrap_or(numbers(&golden["lr"]).len());
@@ -229,7 +249,12 @@ fn every_golden_has_a_case() {
 
 #[test]
 fn mlps_train_as_in_torch() {
-    CASES.iter().filter(|case| case.name.contains("mlp")).for_each(|case| check(case.name));
+    CASES.iter().filter(|case| case.name.contains("mlp")).for_each(check_case);
+}
+
+#[test]
+fn recurrent_layers_train_as_in_torch() {
+    ["lstm", "lstm_legacy", "gru_legacy"].into_iter().for_each(check);
 }
 
 #[test]
@@ -239,7 +264,7 @@ fn cnns_train_as_in_torch() {
 
 #[test]
 fn two_inputs_train_as_in_torch() {
-    CASES.iter().filter(|case| case.name.starts_with("two_inputs")).for_each(|case| check(case.name));
+    CASES.iter().filter(|case| case.name.starts_with("two_inputs")).for_each(check_case);
 }
 
 #[test]

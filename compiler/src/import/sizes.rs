@@ -40,6 +40,13 @@ pub fn size_inputs(model: &Model) -> Result<BTreeSet<String>> {
 fn visit(nodes: &[Node], says_sizes: &mut [bool]) {
     for node in nodes.iter().rev() {
         for (_, body) in &node.bodies {
+            // A Loop's graph gives its condition first.
+            let results = &body.outputs[usize::from(node.op == "Loop").min(body.outputs.len())..];
+            for (outer, inner) in node.outputs.iter().zip(results) {
+                if let Some(outer) = outer {
+                    says_sizes[inner.0 as usize] |= says_sizes[outer.0 as usize];
+                }
+            }
             visit(&body.nodes, says_sizes);
             // The last inputs of a body are the last inputs of its node.
             for (inner, outer) in body.inputs.iter().rev().zip(node.inputs.iter().rev()) {

@@ -1,7 +1,7 @@
 //! The plan of a graph that shares parameters with one already planned: evaluation lies where training does.
 
 use super::Plan;
-use crate::graph::{GradOf, Graph, Node, NodeId, Phase};
+use crate::graph::{Graph, Node, NodeId, Phase};
 use crate::ops::Op;
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,6 +10,8 @@ use std::collections::{BTreeMap, HashMap};
 pub fn follow(graph: &Graph, plan: &Plan, of: &Graph) -> Plan {
     let known: HashMap<&Node, NodeId> = of.ids().filter(|&id| of[id].phase == Phase::Forward).map(|id| (&of[id], id)).collect();
     let homes = param_homes(plan, of);
+    // The stage with the loss of training tells the run what evaluation gives.
+    let reports = of.outputs.iter().filter_map(|(_, id)| plan.stages.get(id).copied()).max();
     let mut same: Vec<Option<NodeId>> = Vec::with_capacity(graph.nodes.len());
     let mut strategies = BTreeMap::new();
     let mut stages: BTreeMap<NodeId, u32> = BTreeMap::new();
@@ -29,7 +31,8 @@ pub fn follow(graph: &Graph, plan: &Plan, of: &Graph) -> Plan {
             node.operands.iter().any(|o| stages.contains_key(o)) || found.is_some_and(|f| plan.stages.contains_key(&f));
         let own = found.and_then(|f| plan.stages.get(&f).copied());
         if batched && !matches!(node.op, Op::Param(_)) {
-            let stage = node.operands.iter().filter_map(of_operand).chain(own).max();
+            let reports = reports.filter(|_| graph.outputs.iter().any(|&(_, output)| output == id));
+            let stage = node.operands.iter().filter_map(of_operand).chain(own).chain(reports).max();
             stages.insert(id, stage.unwrap_or(0));
         }
     }
@@ -48,16 +51,6 @@ fn param_homes<'g>(plan: &Plan, graph: &'g Graph) -> HashMap<&'g str, u32> {
         }
         if let (Op::Param(param), Some(stage)) = (&graph[id].op, readers[id.0 as usize]) {
             homes.insert(param.name.as_str(), stage);
-        }
-    }
-    // A running statistic has no reader: it lives where its new value is computed.
-    for id in graph.ids().filter(|&id| matches!(graph[id].op, Op::GradSum(_)) && graph[id].phase == Phase::Backward) {
-        let Some(GradOf::Value(of)) = graph.grad_of(id) else { continue };
-        let source = graph[id].operands.first().and_then(|&part| graph.grad_of(part));
-        if let (Op::Param(param), Some(GradOf::Value(value))) = (&graph[of].op, source)
-            && let Some(&stage) = plan.stages.get(&value)
-        {
-            homes.entry(param.name.as_str()).or_insert(stage);
         }
     }
     homes

@@ -35,10 +35,10 @@ def ints(values):
 
 def encode(t):
     data = [x if math.isfinite(x) else str(x) for x in t.double().reshape(-1).tolist()]
-    return {"shape": list(t.shape), "data": data, "dtype": {torch.int64: "i64", torch.bool: "bool"}.get(t.dtype, "f64")}
+    return {"shape": list(t.shape), "data": data, "dtype": {torch.int64: "i64", torch.int32: "i32", torch.bool: "bool"}.get(t.dtype, "f64")}
 
 
-CODES = {torch.float64: TensorProto.DOUBLE, torch.int64: TensorProto.INT64, torch.bool: TensorProto.BOOL}
+CODES = {torch.float64: TensorProto.DOUBLE, torch.int64: TensorProto.INT64, torch.int32: TensorProto.INT32, torch.bool: TensorProto.BOOL}
 
 
 def case(op, function, inputs, opset=23, constants=(), **attributes):
@@ -340,6 +340,12 @@ def recurrent():
                     return recur(kind, x, w, r, bias, lengths, h0, c0, p, direction, linear, layout)
                 attributes = {"linear_before_reset": linear} if kind == "GRU" else {}
                 case(kind, f, inputs, opset=14, direction=direction, layout=layout, hidden_size=h, **attributes)
+        lengths = torch.tensor([1, 3], dtype=torch.int32)
+        for direction, d in (("forward", 1), ("reverse", 1), ("bidirectional", 2)):
+            def f(x, w, r, bias, lengths):
+                return recur(kind, x, w, r, bias, lengths, None, None, None, direction, 0, 0)
+            inputs = [rand(3, 2, 2), rand(d, count * 2, 2), rand(d, count * 2, 2), rand(d, 4 * count), lengths]
+            case(kind, f, inputs, opset=14, direction=direction, hidden_size=2)
     check_against_torch()
 
 
@@ -353,6 +359,21 @@ def check_against_torch():
         x = rand(4, 2, 2)
         y = recur(kind, x, w[None], r[None], b[None], None, None, None, None, "forward", 1, 0)[0]
         assert (y[:, 0] - net(x)[0]).abs().max() < 1e-12
+
+
+def grids():
+    for mode, onnx_mode in (("bilinear", "linear"), ("nearest", "nearest"), ("bicubic", "cubic")):
+        for padding in ("zeros", "border", "reflection") if mode != "bicubic" else ("zeros", "reflection"):  # ONNX clamps before
+            for align in (0, 1):
+                f = lambda x, g: F.grid_sample(x, g, mode, padding, bool(align))
+                case("GridSample", f, [rand(1, 2, 3, 4), rand(1, 2, 2, 2, low=-1.6, high=1.6)], opset=20, mode=onnx_mode,
+                     padding_mode=padding, align_corners=align)
+    case("GridSample", lambda x, g: F.grid_sample(x, g, "bilinear", "zeros", False), [rand(1, 1, 2, 3, 2), rand(1, 2, 1, 2, 3, low=-1.2, high=1.2)],
+         opset=20, mode="linear")
+    for size, align in (((2, 1, 2, 3), 0), ((1, 1, 3, 2), 1), ((1, 1, 2, 2, 3), 0)):
+        k = len(size) - 2
+        case("AffineGrid", lambda t, _: F.affine_grid(t, size, align_corners=bool(align)), [rand(size[0], k, k + 1), ints(list(size))],
+             opset=20, constants=[1], align_corners=align)
 
 
 def attention():
@@ -388,6 +409,7 @@ def main():
     indexing()
     blocks()
     recurrent()
+    grids()
     attention()
     print("[\n" + ",\n".join(json.dumps(case) for case in CASES) + "\n]")
 
