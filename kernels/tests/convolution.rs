@@ -96,7 +96,7 @@ impl Case {
             spatial.insert(0, Spatial { sizes, strides, stride: d.stride, dilation: d.dilation, pad: d.pad });
             (0..3).for_each(|i| strides[i] *= sizes[i]);
         }
-        Convolution::new(form, &plain, &spatial, self.shapes()[KERNEL])
+        Convolution::new(form, &plain, &spatial)
     }
 
     fn check(&self) {

@@ -6,6 +6,8 @@
 //! - Result output: Σ over taps, kernel · bordered image. Result tap: Σ over outputs, output · bordered image.
 //! - Result image: elements x ≡ φ (mod stride) meet every `stride / gcd(stride, dilation)`-th tap only. For each phase φ, x = φ + stride·j, this is
 //!   Σ over these taps m, kernel · bordered output at y₀ + j − (dilation / gcd)·m: a convolution of stride 1 with the kernel reversed.
+//!
+//! A kernel that is read is copied first, so that what is summed lies together in the order in which it is.
 
 use super::SharedPtr;
 use super::matmul::{DotGeneral, Factor};
@@ -47,8 +49,8 @@ pub struct Form {
 /// A planned convolution.
 pub struct Convolution<E> {
     form: Form,
-    /// The kernel reversed along its taps, for the gradient of the image.
-    flip: Option<Flip>,
+    /// The kernel in the order of the products that read it: where each element comes from.
+    repack: Vec<u32>,
     border: Option<Border>,
     chunks: Chunks,
     /// Products of a full chunk of samples, and of the last one.
@@ -69,8 +71,6 @@ struct Product<E> {
 struct Chunks {
     count: usize,
     steps: [usize; 3],
-    /// The result sums over chunks.
-    sums: bool,
 }
 
 /// Copies with zeros around.
@@ -93,18 +93,12 @@ struct BorderDim {
     stride: usize,
 }
 
-/// Reversal along some dims of a dense tensor.
-struct Flip {
-    /// Source offset of each element in order.
-    sources: Vec<u32>,
-}
-
 impl<E: Element> Convolution<E> {
-    /// Plans for this machine. `kernel_len`: elements of the kernel's tensor.
+    /// Plans for this machine.
     ///
     /// # Panics
     /// If a plain factor is in one tensor only, or a size is zero.
-    pub fn new(form: Form, plain: &[Plain], spatial: &[Spatial], kernel_len: usize) -> Convolution<E> {
+    pub fn new(form: Form, plain: &[Plain], spatial: &[Spatial]) -> Convolution<E> {
         let views: Vec<View> = match form.result {
             IMAGE => gradient_views(spatial),
             _ => vec![forward_view(form.result, spatial)],
@@ -125,21 +119,25 @@ impl<E: Element> Convolution<E> {
         };
         let (full, last) = (shortened(false), shortened(true));
         let border = border.map(|dims| Border::new(dims, moved, &full, &last));
+        let gaps = views.iter().any(View::is_empty);
+        let mut repack = Vec::new();
+        let views: Vec<&View> = views.iter().filter(|view| !view.is_empty()).collect();
+        let kernels: Vec<Kernel> = match form.result {
+            KERNEL => Vec::new(),
+            _ => views.iter().map(|view| Kernel::new(view, plain, spatial, form.result, &mut repack)).collect(),
+        };
         let products = [&full, &last].map(|plain| {
-            views
-                .iter()
-                .filter(|v| !v.is_empty())
-                .map(|v| v.product(roles, plain, spatial, border.as_ref()))
-                .collect::<Vec<_>>()
+            let product = |(i, view): (usize, &&View)| view.product(roles, plain, spatial, (border.as_ref(), kernels.get(i)));
+            views.iter().enumerate().map(product).collect::<Vec<_>>()
         });
         let steps = roles.map(|role| chunked.map_or(0, |(f, samples)| samples * plain[f].strides[role].unwrap_or(0)));
         let flops = |products: &[Product<E>]| products.iter().map(|product| product.dot.flops()).sum::<usize>();
         Convolution {
             form,
-            flip: (form.result == IMAGE).then(|| Flip::new(spatial, kernel_len)),
-            gaps: views.iter().any(View::is_empty),
+            repack,
+            gaps,
             flops: flops(&products[0]) * (size - 1) + flops(&products[1]),
-            chunks: Chunks { count: size, steps, sums: chunked.is_some_and(|(f, _)| plain[f].strides[form.result].is_none()) },
+            chunks: Chunks { count: size, steps },
             border,
             products,
         }
@@ -152,7 +150,7 @@ impl<E: Element> Convolution<E> {
 
     /// Elements of scratch that a run needs.
     pub fn workspace(&self) -> usize {
-        self.flip.as_ref().map_or(0, |flip| flip.sources.len()) + self.border.as_ref().map_or(0, |border| border.elements)
+        self.repack.len() + self.border.as_ref().map_or(0, |border| border.elements)
     }
 
     /// `result = convolution(a, b)`, or `+=`. Operands in the order of `Form::operands`.
@@ -162,13 +160,13 @@ impl<E: Element> Convolution<E> {
     pub fn run(&self, pool: &Pool, accumulate: bool, a: &[E], b: &[E], result: &mut [E], workspace: &mut [E]) {
         let moved = if self.form.result == IMAGE { OUTPUT } else { IMAGE };
         let (still, moved) = if self.form.operands[1] == moved { (a, b) } else { (b, a) };
-        let (flipped, bordered) = workspace.split_at_mut(self.flip.as_ref().map_or(0, |flip| flip.sources.len()));
-        let still = match &self.flip {
-            Some(flip) => {
-                flip.run(still, flipped);
-                &*flipped
+        let (copied, bordered) = workspace.split_at_mut(self.repack.len());
+        let still = match self.form.result {
+            KERNEL => still,
+            _ => {
+                repack(pool, &self.repack, still, copied);
+                &*copied
             }
-            None => still,
         };
         if self.gaps && !accumulate {
             result.fill(E::ZERO);
@@ -180,7 +178,7 @@ impl<E: Element> Convolution<E> {
                 border.run(pool, &border.planes[last], &moved[m..], bordered);
             }
             let moved = if self.border.is_some() { &*bordered } else { moved };
-            let beta = if accumulate || (self.chunks.sums && chunk > 0) { E::ONE } else { E::ZERO };
+            let beta = if accumulate || (self.form.result == KERNEL && chunk > 0) { E::ONE } else { E::ZERO };
             for product in &self.products[last] {
                 let [x, y, z] = product.starts;
                 product.dot.run(pool, E::ONE, beta, &still[s + x..], &moved[y..], &mut result[r + z..]);
@@ -208,7 +206,7 @@ struct Loop {
     /// Which tensor, by role: its own dim's index.
     tensor: usize,
     start: usize,
-    step: usize,
+    step: isize,
     moved_step: usize,
 }
 
@@ -234,7 +232,7 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// The output's views of all phases of the image's gradient, dim by dim; the kernel is reversed.
+/// The output's views of all phases of the image's gradient; taps go backwards.
 fn gradient_views(spatial: &[Spatial]) -> Vec<View> {
     let phases =
         |s: &Spatial| -> Vec<ViewDim> { (0..s.stride.min(s.sizes[IMAGE])).map(|phase| gradient_dim(s, phase)).collect() };
@@ -257,10 +255,15 @@ fn gradient_dim(s: &Spatial, phase: usize) -> ViewDim {
     let first = (0..every.min(taps)).find(|&tap| ahead(tap).rem_euclid(s.stride as isize) == 0);
     let count = first.map_or(0, |first| (taps - first).div_ceil(every));
     let last = first.unwrap_or(0) + every * (count.max(1) - 1);
-    let row =
-        Loop { size: (s.sizes[IMAGE] - phase).div_ceil(s.stride), tensor: IMAGE, start: phase, step: s.stride, moved_step: 1 };
+    let row = Loop {
+        size: (s.sizes[IMAGE] - phase).div_ceil(s.stride),
+        tensor: IMAGE,
+        start: phase,
+        step: s.stride as isize,
+        moved_step: 1,
+    };
     let moved_step = s.dilation * every / s.stride;
-    let tap = Loop { size: count, tensor: KERNEL, start: taps - 1 - last.min(taps - 1), step: every, moved_step };
+    let tap = Loop { size: count, tensor: KERNEL, start: last, step: -(every as isize), moved_step };
     ViewDim { origin: ahead(last).div_euclid(s.stride as isize), row, tap }
 }
 
@@ -275,35 +278,93 @@ impl View {
         roles: [usize; 3],
         plain: &[Plain],
         spatial: &[Spatial],
-        border: Option<&Border>,
+        (border, kernel): (Option<&Border>, Option<&Kernel>),
     ) -> Product<E> {
         let [still, moved, result] = roles;
         let inner = |dim: usize| match border {
             Some(border) => border.stride(dim),
             None => spatial[dim].strides[moved],
         };
-        let mut starts = [0; 3];
+        let mut starts = [kernel.map_or(0, |kernel| kernel.start), 0, 0];
         let mut factors: Vec<Factor> = Vec::new();
-        let strides = border.map(|border| border.plain_strides(plain, moved));
+        let copied = border.map(|border| border.plain_strides(plain, moved));
         for (f, factor) in plain.iter().enumerate() {
-            let rhs = strides.as_ref().map_or(factor.strides[moved], |strides| strides[f]);
-            factors.push(Factor { size: factor.size, lhs: factor.strides[still], rhs, out: factor.strides[result] });
+            let lhs = kernel.map_or(factor.strides[still], |kernel| kernel.plain[f]);
+            let rhs = copied.as_ref().map_or(factor.strides[moved], |strides| strides[f]);
+            factors.push(Factor { size: factor.size, lhs, rhs, out: factor.strides[result] });
         }
         for (d, dim) in self.dims.iter().enumerate() {
             let low = border.map_or(0, |border| border.dims[d].origin);
             starts[1] += (dim.origin - low) as usize * inner(d);
             for l in [&dim.row, &dim.tap] {
-                let own = spatial[d].strides[l.tensor];
                 let mut factor = Factor { size: l.size, lhs: None, rhs: Some(l.moved_step * inner(d)), out: None };
-                let (at, slot) =
-                    if l.tensor == result { (&mut starts[2], &mut factor.out) } else { (&mut starts[0], &mut factor.lhs) };
-                *at += l.start * own;
-                *slot = Some(l.step * own);
+                if let Some(kernel) = kernel.filter(|_| l.tensor == KERNEL) {
+                    factor.lhs = Some(kernel.taps[d]);
+                } else {
+                    let own = spatial[d].strides[l.tensor];
+                    let (at, slot) =
+                        if l.tensor == result { (&mut starts[2], &mut factor.out) } else { (&mut starts[0], &mut factor.lhs) };
+                    *at += l.start * own;
+                    *slot = Some(l.step as usize * own);
+                }
                 factors.push(factor);
             }
         }
         Product { dot: DotGeneral::new(&factors), starts }
     }
+}
+
+/// A view's copy of the kernel: factors of the result, then taps, then what is summed besides.
+struct Kernel {
+    start: usize,
+    plain: Vec<Option<usize>>,
+    taps: Vec<usize>,
+}
+
+impl Kernel {
+    fn new(view: &View, plain: &[Plain], spatial: &[Spatial], result: usize, repack: &mut Vec<u32>) -> Kernel {
+        let has = |kept: bool| {
+            let of = |f: &usize| plain[*f].strides[KERNEL].is_some() && plain[*f].strides[result].is_some() == kept;
+            let mut found: Vec<usize> = (0..plain.len()).filter(of).collect();
+            found.sort_by_key(|&f| std::cmp::Reverse(plain[f].strides[KERNEL]));
+            found
+        };
+        let stride = |f: usize| plain[f].strides[KERNEL].unwrap_or(0) as isize;
+        let first: usize = view.dims.iter().zip(spatial).map(|(dim, s)| dim.tap.start * s.strides[KERNEL]).sum();
+        let mut sources = vec![first as isize];
+        let mut spread = |size: usize, step: isize| {
+            sources = sources.iter().flat_map(|&at| (0..size as isize).map(move |i| at + i * step)).collect();
+        };
+        has(true).iter().for_each(|&f| spread(plain[f].size, stride(f)));
+        for (dim, s) in view.dims.iter().zip(spatial) {
+            spread(dim.tap.size, dim.tap.step * s.strides[KERNEL] as isize);
+        }
+        has(false).iter().for_each(|&f| spread(plain[f].size, stride(f)));
+        let start = repack.len();
+        repack.extend(sources.iter().map(|&at| u32::try_from(at).expect("a kernel of less than 2^32 elements")));
+        let (mut strides, mut taps, mut dense) = (vec![None; plain.len()], vec![0; spatial.len()], 1);
+        let mut take = |size: usize| {
+            dense *= size;
+            dense / size
+        };
+        has(false).iter().rev().for_each(|&f| strides[f] = Some(take(plain[f].size)));
+        (0..spatial.len()).rev().for_each(|d| taps[d] = take(view.dims[d].tap.size));
+        has(true).iter().rev().for_each(|&f| strides[f] = Some(take(plain[f].size)));
+        Kernel { start, plain: strides, taps }
+    }
+}
+
+/// `to[i] = from[sources[i]]`.
+fn repack<E: Element>(pool: &Pool, sources: &[u32], from: &[E], to: &mut [E]) {
+    const CHUNK: usize = 1 << 14;
+    let target = SharedPtr::new(to.as_mut_ptr());
+    let count = sources.len().min(to.len());
+    pool.run(count.div_ceil(CHUNK), count, &|_, chunk| {
+        let part = chunk * CHUNK..count.min((chunk + 1) * CHUNK);
+        // SAFETY: chunks are disjoint parts of `to`.
+        let to = unsafe { std::slice::from_raw_parts_mut(target.get().add(part.start), part.len()) };
+        to.iter_mut().zip(&sources[part]).for_each(|(to, &at)| *to = from[at as usize]);
+    });
 }
 
 /// The dims of a bordered copy that all views lie in; none where they lie in the tensor itself.
@@ -328,9 +389,11 @@ fn bordered(views: &[View], spatial: &[Spatial], moved: usize) -> Option<Vec<Bor
     needed.then_some(dims)
 }
 
-/// The factor along which samples are copied in chunks, and how many at a time.
+/// The factor along which images are copied in chunks, and how many at a time.
 fn chunk_factor(plain: &[Plain], moved: usize, dims: &[BorderDim]) -> Option<(usize, usize)> {
-    let f = (0..plain.len()).filter(|&f| plain[f].size > 1).max_by_key(|&f| plain[f].strides[moved])?;
+    // Samples: the kernel's factors are not cut.
+    let samples = (0..plain.len()).filter(|&f| plain[f].size > 1 && plain[f].strides[KERNEL].is_none());
+    let f = samples.max_by_key(|&f| plain[f].strides[moved])?;
     plain[f].strides[moved]?;
     let plane: usize = dims.iter().map(|dim| dim.size).product();
     let others = (0..plain.len()).filter(|&g| g != f && plain[g].strides[moved].is_some());
@@ -402,23 +465,5 @@ fn copy<E: Element>(dims: &[BorderDim], from: &[E], to: &mut [E]) {
     }
     for i in 0..dim.count {
         copy(rest, &from[(dim.from + i) * dim.stride..], &mut to[(first + i) * inner..]);
-    }
-}
-
-impl Flip {
-    fn new(spatial: &[Spatial], len: usize) -> Flip {
-        let source = |at: usize| {
-            spatial.iter().fold(at, |source, s| {
-                let (size, stride) = (s.sizes[KERNEL], s.strides[KERNEL]);
-                let tap = at / stride % size;
-                source - tap * stride + (size - 1 - tap) * stride
-            }) as u32
-        };
-        assert!(u32::try_from(len).is_ok(), "a kernel of {len} elements");
-        Flip { sources: (0..len).map(source).collect() }
-    }
-
-    fn run<E: Copy>(&self, from: &[E], to: &mut [E]) {
-        to.iter_mut().zip(&self.sources).for_each(|(to, &at)| *to = from[at as usize]);
     }
 }

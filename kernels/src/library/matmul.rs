@@ -76,13 +76,17 @@ impl<E: Element> DotGeneral<E> {
         let rows = panels(&m, 0, kernels.rows, true);
         let columns = panels(&n, 1, kernels.columns, false);
         let pieces = pieces(&k);
-        let broken = pieces.iter().any(|runs| runs.len() > 1);
+        // A side whose runs follow one another is read as it is.
+        let broken = |at: fn(&Run) -> isize, step: isize| {
+            let follows = |first: &Run, run: &Run| at(run) == at(first) + run.position as isize * step;
+            !pieces.iter().all(|runs| runs.iter().all(|run| follows(&runs[0], run)))
+        };
         let work = count(&m) * count(&n) * count(&k);
         let gemm = Gemm {
             kernels,
             batch: offsets(&batch),
-            pack_a: broken || (strides.a_step != 1 && columns.len() > 1),
-            pack_b: broken || strides.b_column != 1 || rows.len() > 2,
+            pack_a: broken(|run| run.a, strides.a_step) || (strides.a_step != 1 && columns.len() > 1),
+            pack_b: broken(|run| run.b, strides.b_step) || strides.b_column != 1 || rows.len() > 2,
             by_batch: count(&batch) >= 8 || (count(&batch) > 1 && work < 1 << 20),
             rows,
             columns,

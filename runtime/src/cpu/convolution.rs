@@ -63,15 +63,14 @@ impl Cpu {
         let role = |tensor: usize| roles.iter().position(|&t| t == tensor).expect("each tensor has a role");
         let form = Form { result: role(2), operands: [role(0), role(1)] };
         let spans = [site.span(ids[0])?, site.span(ids[1])?, site.span(ids[2])?];
-        let kernel_bytes = spans[roles[KERNEL]].bytes;
         let (plan, workspace) = match result.dtype {
             DType::F32 => {
-                let plan = Convolution::<f32>::new(form, &plain, &spatial, kernel_bytes / 4);
+                let plan = Convolution::<f32>::new(form, &plain, &spatial);
                 let bytes = size_of::<f32>() * plan.workspace();
                 (Plan::F32(plan), bytes)
             }
             DType::F64 => {
-                let plan = Convolution::<f64>::new(form, &plain, &spatial, kernel_bytes / 8);
+                let plan = Convolution::<f64>::new(form, &plain, &spatial);
                 let bytes = size_of::<f64>() * plan.workspace();
                 (Plan::F64(plan), bytes)
             }
