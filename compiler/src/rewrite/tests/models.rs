@@ -143,6 +143,8 @@ fn whole_models_stay_what_they_are() {
     expect![[r#"
         bert_tiny: attention 2, rsqrt 6 of 12 sums, tanh 0, erf 3, logistic 0, dot 14, transpose 0, div 0, sqrt 0, pow 0
         bert_tiny_opset20: attention 2, rsqrt 6 of 12 sums, tanh 0, erf 3, logistic 0, dot 14, transpose 0, div 0, sqrt 0, pow 0
+        cnn: attention 0, rsqrt 0 of 1 sums, tanh 0, erf 0, logistic 0, dot 2, transpose 0, div 0, sqrt 0, pow 0
+        cnn_legacy: attention 0, rsqrt 0 of 1 sums, tanh 0, erf 0, logistic 0, dot 2, transpose 0, div 0, sqrt 0, pow 0
         gpt2_tiny: attention 4, rsqrt 9 of 18 sums, tanh 4, erf 0, logistic 0, dot 17, transpose 0, div 0, sqrt 0, pow 0
         gpt2_tiny_dropout: attention 4, rsqrt 9 of 18 sums, tanh 4, erf 0, logistic 0, dot 17, transpose 0, div 0, sqrt 0, pow 0
         gpt2_tiny_legacy: attention 4, rsqrt 9 of 18 sums, tanh 4, erf 0, logistic 0, dot 17, transpose 0, div 0, sqrt 0, pow 0
