@@ -44,6 +44,7 @@ def graphs():
         "lstm": (partial(models.recurrent, "LSTM", num_layers=2), {}),
         "lstm_legacy": (partial(models.recurrent, "LSTM", bidirectional=True), dict(dynamo=False, opset=17)),
         "gru_legacy": (partial(models.recurrent, "GRU", bidirectional=True), dict(dynamo=False, opset=17)),
+        "gru_optimized": (partial(models.recurrent, "GRU"), dict(optimize=True)),
         "cnn": (models.cnn, {}),
         "cnn_legacy": (models.cnn, dict(dynamo=False, opset=13)),
         "two_inputs": (models.two_inputs, dict(outputs=("prediction", "side"), unbatched=("basis",))),

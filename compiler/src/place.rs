@@ -4,6 +4,7 @@
 //! operands); an operand that lies otherwise is resharded. Before: a logical training graph. After: every type has a
 //! sharding, every node a stage and a section, communication is explicit, pending values are read only by linear ops.
 
+mod accumulate;
 mod gradient;
 mod reshard;
 mod strategy;
@@ -33,7 +34,7 @@ pub fn place(graph: &Graph, plan: &Plan) -> Result<Graph> {
     placer.place_outputs()?;
     let mut placed = placer.out;
     placed.set_cursor(Default::default());
-    Ok(placed)
+    if plan.microbatches() == 1 { Ok(placed) } else { accumulate::own_accumulators(placed) }
 }
 
 struct Placer<'a> {

@@ -61,6 +61,6 @@ macro_rules! models {
 models! {
     mlp = "mlp.onnx", mlp_legacy = "mlp_legacy.onnx", mlp_sce = "mlp_sce.onnx", mlp_nll = "mlp_nll.onnx",
     gpt2_tiny = "gpt2_tiny.onnx", gpt2_tiny_opset18 = "gpt2_tiny_opset18.onnx", gpt2_tiny_dropout = "gpt2_tiny_dropout.onnx",
-    gpt2_tiny_shuffled = "gpt2_tiny_shuffled.onnx", lstm = "lstm.onnx",
+    gpt2_tiny_shuffled = "gpt2_tiny_shuffled.onnx", lstm = "lstm.onnx", gru_optimized = "gru_optimized.onnx",
     llama_tiny = "llama_tiny.onnx", bert_tiny = "bert_tiny.onnx",
 }

@@ -7,7 +7,7 @@ use super::Placer;
 use crate::error::Result;
 use crate::graph::{NodeId, Phase};
 use crate::ops::{
-    AllGather, AllReduce, AllToAll, DropMicrobatch, GradSum, KeepFirst, Op, ReduceScatter, ResolveMicrobatches, SliceAxis,
+    AllGather, AllReduce, AllToAll, DropMicrobatch, KeepFirst, Op, ReduceScatter, ResolveMicrobatches, SliceAxis,
 };
 use dcc_program::{Reduce, Sharding};
 
@@ -81,8 +81,7 @@ impl Placer<'_> {
         Ok(self.step_in(ResolveMicrobatches {}, counted, sharding, Phase::Ready))
     }
 
-    /// `+mb` resolved by the update. Kernels add to accumulators: a view is taken of the sum, not summed, and what no kernel makes
-    /// is first copied by one.
+    /// `+mb` resolved by the update; of a view, the sum is resolved and the view taken of it.
     fn resolve_accumulated(&mut self, value: NodeId) -> NodeId {
         let node = self.out[value].clone();
         let (stage, mb) = (node.stage.expect("placed nodes have a stage"), self.mb());
@@ -91,8 +90,6 @@ impl Placer<'_> {
             let sum = self.resolve_accumulated(node.operands[0]);
             return self.make(node.op, &[sum], node.ty.with_sharding(resolved), stage, Phase::Update);
         }
-        let no_kernel = node.op.is_communication() || assigns(&node.op);
-        let value = if no_kernel { self.make(GradSum { of: value.0 }, &[value], node.ty, stage, node.phase) } else { value };
         self.step_in(ResolveMicrobatches {}, value, resolved, Phase::Update)
     }
 
@@ -205,9 +202,4 @@ impl Placer<'_> {
         }
         value
     }
-}
-
-/// Ops of a library that write their results and cannot add to them.
-fn assigns(op: &Op) -> bool {
-    matches!(op, Op::Cumsum(_) | Op::SliceAxis(_) | Op::KeepFirst(_) | Op::Attention(_) | Op::AttentionGrad(_) | Op::MaxPool(_))
 }

@@ -97,25 +97,46 @@ fn renamed<'a>(
     if calls.is_empty() {
         return (anonymous.clone(), BTreeSet::new());
     }
-    let mut read: BTreeMap<FxCall, BTreeSet<&str>> = BTreeMap::new();
+    // Each with the number of parameters that it is made of.
+    let mut read: BTreeMap<FxCall, BTreeMap<&str, usize>> = BTreeMap::new();
     for node in &model.graph().node {
         let call = FxCall::of(node);
         // A value that the call itself names was computed by an earlier call.
-        let inputs = node.input.iter().filter_map(|input| anonymous.get(input.as_str()).copied());
-        read.entry(call).or_default().extend(inputs.filter(|input| !call.reads(input)));
+        let inputs = node.input.iter().enumerate().filter_map(|(i, input)| Some((i, *anonymous.get(input.as_str())?)));
+        let inputs = inputs.filter(|(_, input)| !call.reads(input)).map(|(i, input)| (input, parts(node, i)));
+        read.entry(call).or_default().extend(inputs);
     }
     let (mut renamed, mut found) = (BTreeSet::new(), BTreeSet::new());
     for (call, tensors) in read.into_iter().filter(|(_, tensors)| !tensors.is_empty()) {
         let named: Vec<&str> = missing.iter().filter(|(_, a)| call.reads(a)).map(|(name, _)| *name).collect();
         let weights: Vec<&str> = named.iter().filter(|name| name.ends_with("weight")).copied().collect();
-        for names in [&named, &weights].into_iter().filter(|names| names.len() == tensors.len()) {
-            found.extend(names.iter().copied());
+        let parts: usize = tensors.values().sum();
+        let states = tensors.values().filter(|&&parts| parts == 0).count();
+        // Initial states are parameters where the call reads as many more.
+        let learned = named.len() == parts + states;
+        if learned || named.len() == parts {
+            found.extend(named.iter().copied());
+        } else if weights.len() == parts {
+            found.extend(weights);
         }
         if !named.is_empty() {
-            renamed.extend(tensors);
+            renamed.extend(tensors.into_iter().filter(|&(_, parts)| parts > 0 || learned).map(|(tensor, _)| tensor));
         }
     }
     (renamed, found)
+}
+
+/// How many of PyTorch's parameters one input of a node holds. A recurrent layer has one tensor each of input weights, recurrent
+/// weights and biases: of every direction, and biases of both weights end to end. Its initial states are zeros mostly.
+fn parts(node: &NodeProto, input: usize) -> usize {
+    let directions = node.attribute.iter().find(|a| a.name() == "direction");
+    let both = 1 + usize::from(directions.is_some_and(|a| a.s() == b"bidirectional"));
+    match (node.op_type(), input) {
+        ("GRU" | "LSTM" | "RNN", 1 | 2) => both,
+        ("GRU" | "LSTM" | "RNN", 3) => 2 * both,
+        ("GRU" | "LSTM" | "RNN", 5 | 6) => 0,
+        _ => 1,
+    }
 }
 
 /// Initializers that stand for other parameters too: a node came from a call on `%p_wte` or belongs to the module `wte`, but

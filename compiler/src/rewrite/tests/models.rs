@@ -154,6 +154,7 @@ fn whole_models_stay_what_they_are() {
         gpt2_tiny_optimized: attention 4, rsqrt 9 of 18 sums, tanh 4, erf 0, logistic 0, dot 17, transpose 0, div 0, sqrt 0, pow 0
         gpt2_tiny_shuffled: attention 4, rsqrt 9 of 18 sums, tanh 4, erf 0, logistic 0, dot 17, transpose 0, div 0, sqrt 0, pow 0
         gru_legacy: attention 0, rsqrt 0 of 0 sums, tanh 16, erf 0, logistic 32, dot 35, transpose 1, div 0, sqrt 0, pow 0
+        gru_optimized: attention 0, rsqrt 0 of 0 sums, tanh 8, erf 0, logistic 16, dot 18, transpose 1, div 0, sqrt 0, pow 0
         llama_tiny: attention 2, rsqrt 5 of 5 sums, tanh 0, erf 0, logistic 2, dot 15, transpose 0, div 0, sqrt 0, pow 0
         llama_tiny_opset20: attention 2, rsqrt 5 of 5 sums, tanh 0, erf 0, logistic 2, dot 15, transpose 0, div 0, sqrt 0, pow 0
         llama_tiny_optimized: attention 2, rsqrt 5 of 5 sums, tanh 0, erf 0, logistic 2, dot 15, transpose 0, div 0, sqrt 0, pow 0
