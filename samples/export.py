@@ -30,6 +30,7 @@ import models
 ROOT = Path(__file__).resolve().parent.parent
 TINY = dict(vocab=31, length=8, width=16, layers=1, heads=2)
 GPT = dict(vocab=256, length=128, width=256, layers=8, heads=4)
+LLAMA = dict(vocab=256, length=128, width=256, layers=6, heads=8, kv_heads=4)
 
 
 def graphs():
@@ -45,6 +46,8 @@ def graphs():
         "lstm_legacy": (partial(models.recurrent, "LSTM", bidirectional=True), dict(dynamo=False, opset=17)),
         "gru_legacy": (partial(models.recurrent, "GRU", bidirectional=True), dict(dynamo=False, opset=17)),
         "gru_optimized": (partial(models.recurrent, "GRU"), dict(optimize=True)),
+        "static_lstm": (partial(models.recurrent, "LSTM", batch=8, num_layers=2, bidirectional=True),
+                        dict(static=True, optimize=True)),
         "cnn": (models.cnn, {}),
         "cnn_legacy": (models.cnn, dict(dynamo=False, opset=13)),
         "two_inputs": (models.two_inputs, dict(outputs=("prediction", "side"), unbatched=("basis",))),
@@ -75,6 +78,9 @@ def graphs():
     return {
         "samples/mlp/model.onnx": (partial(models.mlp, (64, 1024, 1024, 10)), {}),
         "samples/gpt/model.onnx": (partial(models.gpt2, **GPT), dict(opset=23)),
+        "samples/llama/model.onnx": (partial(models.llama, **LLAMA), dict(opset=23)),
+        "samples/resnet/model.onnx": (models.resnet, dict(compare=False)),
+        "samples/lstm/model.onnx": (partial(models.recurrent, "LSTM", width=128, num_layers=2), {}),
     } | {f"tests/models/{name}.onnx": case for name, case in (tests | attention_graphs()).items()}
 
 

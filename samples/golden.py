@@ -90,6 +90,13 @@ CASES = {
     "bert_tiny": f"tests/models/bert_tiny.onnx --data tests/models/data/bert_tiny.npz --global-batch-size 16 {GPT2}",
     "sample_gpt": "samples/gpt/model.onnx --data samples/gpt/tokens.npy --global-batch-size 8 --optimizer adamw --lr 1e-3"
                   " --weight-decay 0.1 --grad-clip 1 --lr-schedule cosine --warmup 10 --min-lr 1e-4 --steps 100",
+    "sample_llama": "samples/llama/model.onnx --data samples/gpt/tokens.npy --global-batch-size 8 --optimizer adamw --lr 1e-3"
+                    " --weight-decay 0.1 --grad-clip 1 --lr-schedule cosine --warmup 10 --min-lr 1e-4 --steps 100",
+    "sample_resnet": "samples/resnet/model.onnx --data samples/mlp/digits.npz --init-rule *conv*.weight=std:0.1"
+                     " --init-rule *.down.0.weight=std:0.2 --global-batch-size 64 --optimizer sgd --lr 0.02 --momentum 0.9"
+                     " --steps 60",
+    "sample_lstm": "samples/lstm/model.onnx --data samples/mlp/digits.npz --init-rule *weight*=std:0.1 --global-batch-size 64"
+                   " --optimizer adamw --lr 3e-3 --grad-clip 1 --steps 100",
 }
 COMMON = "--init 1 --order sequential"
 
@@ -275,7 +282,10 @@ def train(o, dtype, change=(), steps=None):
     evaluated = None
     if any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in module.modules()):
         module.eval()
-        rows = tensors(dict(np.load(ROOT / o.data)), dtype)
+        data = dict(np.load(ROOT / o.data))
+        size = o.global_batch_size or 1
+        whole = len(next(iter(data.values()))) // size * size  # an incomplete last batch is left out
+        rows = tensors({k: v[:whole] for k, v in data.items()}, dtype)
         with torch.no_grad():
             evaluated = loss_of(o, run_model(module, names, rows), rows).item()
     return log, final, first, evaluated
@@ -395,7 +405,7 @@ def case(name):
         rows = tensors(batches(o, inputs, model)(0), torch.float64)
         checked = forward_of_graph(o, module, model, rows)
         assert checked < 1e-12, (name, checked)
-    log32, final32, _, _ = train(o, torch.float32)
+    log32, final32, _, evaluated32 = train(o, torch.float32)
     log64, final64, first, evaluated = train(o, torch.float64)
     f32, f64 = columns(log32, torch.float32), columns(log64, torch.float64)
     off, told = [], []
@@ -410,6 +420,7 @@ def case(name):
     }
     if evaluated is not None:
         record["eval_loss"] = evaluated
+        record["eval_loss_f32"] = evaluated32
     OUT.mkdir(parents=True, exist_ok=True)
     text = json.dumps(record, indent=1)
     OUT.joinpath(f"{name}.json").write_text(compact(text) + "\n")

@@ -44,10 +44,10 @@ class NormMlp(nn.Module):
 class Recurrent(nn.Module):
     """A classifier of `image` as a sequence of its eight rows."""
 
-    def __init__(self, kind, **kw):
+    def __init__(self, kind, width=12, **kw):
         super().__init__()
-        self.rnn = getattr(nn, kind)(8, 12, batch_first=True, **kw)
-        self.out = nn.Linear(12 * (2 if kw.get("bidirectional") else 1), 10)
+        self.rnn = getattr(nn, kind)(8, width, batch_first=True, **kw)
+        self.out = nn.Linear(width * (2 if kw.get("bidirectional") else 1), 10)
 
     def forward(self, image):
         y, _ = self.rnn(image.view(-1, 8, 8))
@@ -71,6 +71,36 @@ class Cnn(nn.Module):
         x = F.avg_pool2d(x, 2, stride=2, padding=1, count_include_pad=False)
         x = F.relu(self.wide(F.relu(self.up(x))))
         return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+class Residual(nn.Module):
+    """The basic block of ResNet (He et al. 2015): two convolutions with BatchNorm beside an identity or a projection."""
+
+    def __init__(self, inner, outer, stride):
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(inner, outer, 3, stride, 1, bias=False), nn.BatchNorm2d(outer)
+        self.conv2, self.norm2 = nn.Conv2d(outer, outer, 3, 1, 1, bias=False), nn.BatchNorm2d(outer)
+        self.down = None
+        if stride != 1 or inner != outer:
+            self.down = nn.Sequential(nn.Conv2d(inner, outer, 1, stride, bias=False), nn.BatchNorm2d(outer))
+
+    def forward(self, x):
+        y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(y + (x if self.down is None else self.down(x)))
+
+
+class ResNet(nn.Module):
+    """The ResNet of the paper's section on CIFAR-10, three stages of blocks, on 8 x 8 images in one row."""
+
+    def __init__(self, blocks, widths):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0])
+        plan = [(a if i == 0 else b, b, 1 + (a != b and i == 0)) for a, b in zip(widths[:1] + widths, widths) for i in range(blocks)]
+        self.blocks, self.head = nn.Sequential(*(Residual(*sizes) for sizes in plan)), nn.Linear(widths[-1], 10)
+
+    def forward(self, image):
+        x = F.relu(self.norm(self.conv(image.unflatten(1, (1, 8, 8)))))
+        return self.head(self.blocks(x).mean((2, 3)))
 
 
 class TwoInputs(nn.Module):
@@ -156,8 +186,12 @@ def norm_mlp():
     return NormMlp().train(), {"image": torch.rand(5, 64)}
 
 
-def recurrent(kind, **kw):
-    return Recurrent(kind, **kw).train(), {"image": torch.rand(5, 64)}
+def recurrent(kind, batch=5, **kw):
+    return Recurrent(kind, **kw).train(), {"image": torch.rand(batch, 64)}
+
+
+def resnet(blocks=2, widths=[16, 32, 64]):
+    return ResNet(blocks, widths).train(), {"image": torch.rand(5, 64)}
 
 
 def cnn():

@@ -52,6 +52,9 @@ fn check(folder: &str, expected: expect_test::ExpectFile) {
 fn all_sample_graphs_import() {
     check("samples/mlp", expect_file!["../golden/import/mlp.txt"]);
     check("samples/gpt", expect_file!["../golden/import/gpt.txt"]);
+    check("samples/llama", expect_file!["../golden/import/llama.txt"]);
+    check("samples/lstm", expect_file!["../golden/import/lstm.txt"]);
+    check("samples/resnet", expect_file!["../golden/import/resnet.txt"]);
     check("tests/models", expect_file!["../golden/import/models.txt"]);
     check("tests/models/attention", expect_file!["../golden/import/attention.txt"]);
 }
@@ -75,22 +78,30 @@ fn trained(model: &Model, parameters: &BTreeSet<String>) -> (BTreeSet<String>, B
 /// merged into others or deleted are back.
 #[test]
 fn what_trains_is_what_pytorch_trains() {
-    // One tensor for two names: the bias of BERT's head is called by both; the exporter lays both biases of a GRU end to end.
-    let twice = |name: &str| usize::from(name.starts_with("bert_tiny") || name == "gru_optimized");
+    // One tensor for several names: the bias of BERT's head is called by two; the exporter lays both biases of a GRU end to end,
+    // and each tensor of an LSTM's two directions.
+    let shared = |name: &str| match name {
+        "bert_tiny" | "bert_tiny_opset20" | "gru_optimized" => 1,
+        "static_lstm" => 2 * (1 + 1 + 3),
+        _ => 0,
+    };
     let mut renamed = Vec::new();
-    for path in [models("tests/models"), models("tests/models/attention"), models("samples/gpt")].concat() {
+    let folders = ["tests/models", "tests/models/attention", "samples/gpt", "samples/llama", "samples/lstm", "samples/resnet"];
+    for path in folders.map(models).concat() {
         let name = path.file_stem().expect("a file").to_string_lossy().into_owned();
         let model = Model::decode(Bytes::from(std::fs::read(&path).expect("a model"))).expect("decodes");
         let Some(parameters) = signature(&model, "PARAMETER") else { continue };
         let (named, others) = trained(&model, &parameters);
-        assert_eq!(named.len() + others.len() + twice(&name), parameters.len(), "{name}: {others:?}");
+        assert_eq!(named.len() + others.len() + shared(&name), parameters.len(), "{name}: {others:?}");
         if !others.is_empty() {
             renamed.push(format!("{name}: {}", others.into_iter().collect::<Vec<_>>().join(" ")));
         }
     }
     let llama = "llama_tiny_optimized: val_131 val_138 val_145 val_254 val_259 val_261 val_262 val_267 val_274 val_281 val_388 \
                  val_393 val_395 val_396 val_411";
-    assert_eq!(renamed, ["gpt2_tiny_optimized: embedding_1", "gru_optimized: val_34 val_35 val_51", llama]);
+    // Not its initial state, `val_16`.
+    let lstm = "static_lstm: val_114 val_115 val_116 val_224 val_225 val_226";
+    assert_eq!(renamed, ["gpt2_tiny_optimized: embedding_1", "gru_optimized: val_34 val_35 val_51", llama, lstm]);
 }
 
 /// Norms that began equal are one tensor of the file, and as many parameters as the module has; without PyTorch's calls nothing

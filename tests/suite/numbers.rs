@@ -22,7 +22,7 @@ struct Case {
 
 const ALL: Case = Case { name: "", steps: None, rows: &Row::ALL, mesh: "", controls: false };
 
-const CASES: [Case; 38] = [
+const CASES: [Case; 41] = [
     Case { name: "mlp_momentum", controls: true, ..ALL },
     Case { name: "mlp_nesterov", controls: true, ..ALL },
     Case { name: "mlp_adamw", controls: true, ..ALL },
@@ -61,6 +61,10 @@ const CASES: [Case; 38] = [
     Case { name: "llama_tiny", ..ALL },
     Case { name: "bert_tiny", ..ALL },
     Case { name: "sample_gpt", steps: Some(3), rows: &[Row::F32], mesh: "--tp 2 --pp 2", ..ALL },
+    Case { name: "sample_llama", steps: Some(3), rows: &[Row::F32], mesh: "--tp 2 --dp 2", ..ALL },
+    // In f32, PyTorch's own distance from f64 grows to 5 % within these steps.
+    Case { name: "sample_resnet", rows: &[Row::F64], mesh: "--dp 2 --pp 2", ..ALL },
+    Case { name: "sample_lstm", mesh: "--tp 2", ..ALL },
 ];
 
 /// What a run gave.
@@ -188,7 +192,8 @@ fn distance(golden: &Value, row: Row, run: &Run) -> (f64, String) {
     }
     if let Some(exact) = golden["eval_loss"].as_f64() {
         let found = run.eval_loss.expect("evaluated after the last step");
-        note(units((found - exact).abs(), row.allowed(exact, 0.0)), "eval_loss".to_owned());
+        let torch_off = golden["eval_loss_f32"].as_f64().map_or(0.0, |rounded| (rounded - exact).abs());
+        note(units((found - exact).abs(), row.allowed(exact, torch_off)), "eval_loss".to_owned());
     }
     for (name, summary) in golden["parameters"].as_object().expect("parameters") {
         let values = run.parameters.get(name);
@@ -288,6 +293,13 @@ fn gpt2_with_50257_words_trains_as_in_torch() {
 }
 
 #[test]
-fn the_sample_on_four_ranks_trains_as_in_torch() {
+fn language_samples_on_four_ranks_train_as_in_torch() {
     check("sample_gpt");
+    check("sample_llama");
+}
+
+#[test]
+fn the_small_samples_train_as_in_torch() {
+    check("sample_resnet");
+    check("sample_lstm");
 }
