@@ -242,13 +242,16 @@ fn manifest(model: &Model, imported: &Imported, training: &Training, batch: Batc
         let entry = manifest::Parameter { trained: trained(&p.tensor.name), gain: p.gain, aliases: p.aliases.clone() };
         (p.tensor.name.clone(), entry)
     });
+    let inputs = inputs::of_loss(&[&training.graph, &training.eval], &training.classes, options.training.loss.ignore_index);
+    let unused = imported.inputs.iter().map(|input| &input.name).filter(|name| !inputs.contains_key(*name));
     Manifest {
         model: options.name.clone(),
         model_hash: blake3::hash(model.bytes()).to_hex().to_string(),
         batch: batch.global,
         loss: training.loss.clone(),
         parameters: parameters.collect(),
-        inputs: inputs::of_loss(&[&training.graph, &training.eval], &training.classes, options.training.loss.ignore_index),
+        unused: unused.cloned().collect(),
+        inputs,
         flags: options.flags.clone(),
     }
 }

@@ -13,6 +13,7 @@ mod fx;
 mod gains;
 mod inputs;
 mod known;
+mod literals;
 mod model;
 mod node;
 mod ops;
@@ -43,7 +44,7 @@ use parameters::{Classifier, Origin};
 use rescale::Rescale;
 use value::Value;
 
-pub use inputs::InputInfo;
+pub use inputs::{InputInfo, check_inputs, symbol};
 pub use model::Model;
 pub use ops::supported;
 pub use parameters::Parameter;
@@ -145,7 +146,7 @@ fn import(
     options: &Options,
     old: Option<Old>,
 ) -> Result<(Imported, Vec<Option<Shape>>)> {
-    let classifier = Classifier::new(model, gains::gains(model, flat), gains::statistics(flat));
+    let classifier = Classifier::new(model, flat);
     let mut build = Build::new(options.dropout);
     build.batch_norm = options.batch_norm;
     let mut importer = Importer { model, flat, classifier, build, values: Vec::new(), old, inner_nodes: 0 };
@@ -264,16 +265,24 @@ impl Importer<'_, '_> {
         if !node.bodies.is_empty() {
             return self.control(node, inputs, live);
         }
-        let Some(import) = ops::find(node.op) else {
+        let Some(import) = ops::find(node.domain, node.op) else {
             return Err(Error::unsupported_op(format!("the operator {} of opset {} is not supported", node.op, node.opset))
                 .help("README.md lists the operators that dcc imports"));
         };
         let output = node.outputs.iter().flatten().next().map_or("", |id| self.flat.values[id.0 as usize].as_str());
         let call = Call { node, inputs, model: self.model, classifier: &self.classifier, output, live };
-        let results = import(&mut self.build, &call)?;
+        let results = ops::build(import, &mut self.build, &call)?;
         match node.unread().next() {
             Some(name) => Err(Error::attribute(format!("attribute `{name}` of {} is not supported", node.op))),
             None => Ok(results),
+        }
+    }
+
+    /// What messages call an output of the model: its name, and the node that gives it.
+    fn output_place(&self, name: &str, id: node::ValueId) -> String {
+        match self.flat.nodes.iter().find(|node| node.outputs.contains(&Some(id))) {
+            Some(node) => format!("output `{name}`, of {}", node.place()),
+            None => format!("output `{name}`"),
         }
     }
 
@@ -289,7 +298,7 @@ impl Importer<'_, '_> {
                 outputs.push(OutputInfo { name: (*name).to_owned(), dtype, shape, is_loss: false });
                 continue;
             }
-            let node = self.build.node(&value).map_err(|error| error.at(format!("output `{name}`")))?;
+            let node = self.build.node(&value).map_err(|error| error.at(self.output_place(name, *id)))?;
             self.build.graph.outputs.push(((*name).to_owned(), node));
             let ty = self.build.graph.ty(node);
             let is_loss = losses.contains(&Some(*id));

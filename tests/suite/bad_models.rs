@@ -107,12 +107,14 @@ fn wrong_opsets() {
             3,
             expect![[r#"
         error[DCC0103]: opset 3 is not supported, 7 to 28 are
+          note the model has Gelu
           help export with `opset_version=20`, or convert with `onnx.version_converter`"#]],
         ),
         (
             99,
             expect![[r#"
         error[DCC0103]: opset 99 is not supported, 7 to 28 are
+          note the model has Gelu
           help export with `opset_version=20`, or convert with `onnx.version_converter`"#]],
         ),
         (

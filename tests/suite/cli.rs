@@ -4,6 +4,8 @@
 use crate::command::{Folder, Output, dcc, dcc_command, finish, spawn};
 use crate::onnx_model::{external, model, node, opset, size, symbol, tensor, value, with_tensor};
 use dcc::import::proto::ModelProto;
+use dcc::import::proto::tensor_proto::DataType;
+use dcc::import::proto::type_proto::Value as Type;
 use prost::Message;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -225,6 +227,27 @@ fn data_that_do_not_fit() {
     };
     gpt("tokens.npy", &["value 211 (element 33) is not an index below 211", "tokens.npy"]);
     gpt("short.npy", &["one batch needs 2"]);
+}
+
+/// Data of an input that the loss does not depend on, and sizes that a file gives for the whole run.
+#[test]
+fn inputs_that_no_step_reads() {
+    let folder = linear_case();
+    let mut model = linear();
+    let graph = model.graph.as_mut().expect("a graph");
+    let mut shape = value("shape", &[size(2)]);
+    if let Some(Type::TensorType(tensor)) = shape.r#type.as_mut().and_then(|ty| ty.value.as_mut()) {
+        tensor.elem_type = Some(DataType::Int64.into());
+    }
+    graph.input.extend([value("unread", &[symbol("batch")]), shape]);
+    graph.node[0].output[0] = "flat".to_owned();
+    graph.node.push(node("Reshape", &["flat", "shape"], &["y"]));
+    put_model(&folder, "linear.onnx", &model);
+    put(&folder, "data/unread.npy", npy("<f4", "16,", &floats(16)));
+    put(&folder, "shape.npy", npy("<i8", "2,", &integers([-1, 4])));
+    let command = "run @/linear.onnx --data @/data --global-batch-size 8 --steps 2 --threads 1 --batch-dim shape=none";
+    let words = format!("{command} --input shape=@@/shape.npy");
+    dcc(words.split(' ').map(|word| word.replace("@/", &folder.at("")))).ok();
 }
 
 #[test]

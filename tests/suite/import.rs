@@ -1,6 +1,6 @@
 //! ONNX import: every sample graph comes in, and every bad file gets the error that fits.
 
-use crate::onnx_model::{model, node, opset};
+use crate::onnx_model::{model, node, opset, symbol, tensor, value, with_tensor};
 use bytes::Bytes;
 use dcc::import::proto::attribute_proto::AttributeType;
 use dcc::import::proto::{AttributeProto, FunctionProto, ModelProto, NodeProto, TensorProto};
@@ -273,4 +273,19 @@ fn functions_are_inlined() {
     let x = Tensor::floats(DType::F32, &[2, 3], vec![-4.0, -2.0, -1.0, 0.0, 1.0, 2.0]);
     let results = outputs(&imported.graph, &Bindings::default().input("x", x), Precision::Declared).expect("evaluates");
     assert_eq!(results[0].1.f64s(), [-1.0, -0.5, -0.25, 0.0, 0.0, 0.0]);
+}
+
+/// What an exporter calls `?` in two places need not be one size; the scales of a Resize are no weights.
+#[test]
+fn open_dims_and_scales() {
+    let scales: Vec<u8> = [1f32, 2.0].iter().flat_map(|x| x.to_le_bytes()).collect();
+    let mut resize = with_tensor(model(&[node("Resize", &["x", "", "scales"], &["y"])]), tensor("scales", &[2], &scales));
+    resize.graph.as_mut().expect("a graph").input = vec![value("x", &[symbol("?"), symbol("?")])];
+    let dims = [("x.0".to_owned(), 2), ("x.1".to_owned(), 3)].into();
+    let model = Model::decode(Bytes::from(resize.encode_to_vec())).expect("a model");
+    let imported = onnx(&model, &Options { dims, ..Options::default() }).unwrap_or_else(|error| panic!("{error}"));
+    let is_there = imported.parameters.iter().any(|parameter| parameter.trained || parameter.tensor.name == "scales");
+    assert_eq!((is_there, &imported.outputs[0].shape[..]), (false, &[2, 6][..]));
+    let error = onnx(&model, &Options::default()).expect_err("two sizes are open").to_string();
+    assert!(error.contains("`x.0`") && error.contains("`x.1`"), "{error}");
 }

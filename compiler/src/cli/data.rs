@@ -4,14 +4,14 @@ use super::failure::Outcome;
 use super::flags::CompileFlags;
 use crate::compile::Options;
 use crate::error::{Code, Error};
-use crate::import::Model;
 use crate::import::proto::tensor_shape_proto::dimension::Value as Dim;
 use crate::import::proto::type_proto::Value as Type;
+use crate::import::{self, Model, TensorData};
 use crate::loss::{LABELS, Labels};
 #[cfg(target_os = "linux")]
 use dcc_program::program::Program;
 use dcc_program::{DType, Shape};
-use dcc_runtime::data::Files;
+use dcc_runtime::data::{Array, Convert, Files};
 use std::path::PathBuf;
 
 /// The flags of `compile` that name data. Only shapes are read.
@@ -46,8 +46,8 @@ pub struct Shapes {
     /// By input name; dim 0 counts samples or steps.
     arrays: Vec<(String, Vec<u64>)>,
     tokens: bool,
-    /// Inputs that are not fed by data, with the shape of their file.
-    fills: Vec<(String, Option<Vec<u64>>)>,
+    /// Inputs that are not fed by data, with their file.
+    fills: Vec<(String, Option<Array>)>,
 }
 
 impl Shapes {
@@ -55,14 +55,14 @@ impl Shapes {
         let files = Files::open(data, map)?;
         let mut fills = Vec::new();
         for (name, value) in input {
-            let shape = match value.strip_prefix('@') {
+            let array = match value.strip_prefix('@') {
                 Some(path) => {
                     let file = Files::open(&[path.into()], &[])?;
-                    file.arrays.first().or(file.tokens.first()).map(|array| array.shape.clone())
+                    file.arrays.first().or(file.tokens.first()).cloned()
                 }
                 None => None,
             };
-            fills.push((name.clone(), shape));
+            fills.push((name.clone(), array));
         }
         Ok(Shapes {
             named: !data.is_empty(),
@@ -87,11 +87,24 @@ impl Shapes {
         for input in &inputs {
             self.bind(input, options);
         }
+        self.fix(model, &inputs, options);
         let own = || inputs.iter().find_map(|input| input.fixed(self.batch_dim(input, options)?));
         let product = flags.micro_batch_size.zip(flags.grad_accum);
         let product = product.map(|(micro, count)| micro.saturating_mul(u64::from(count) * u64::from(flags.dp)));
         let batch = flags.global_batch_size.or(product).or(options.batch.model).or_else(own);
         options.training.loss.labels = self.labels(&inputs, options, batch.unwrap_or(1));
+    }
+
+    /// Makes sizes and choices that a file gives for the whole run part of the program. What is wrong with them the run says.
+    fn fix(&self, model: &Model, inputs: &[Input], options: &mut Options) {
+        let sizes = crate::import::size_inputs(model).unwrap_or_default();
+        for (name, array) in self.fills.iter().filter(|(name, _)| sizes.contains(name)) {
+            let Some(input) = inputs.iter().find(|input| input.name == *name && input.dims.len() <= 1) else { continue };
+            let tensor = array.as_ref().and_then(|array| constant(array, input.dtype).ok());
+            if let Some(tensor) = tensor.filter(|tensor| tensor.shape.len() == input.dims.len()) {
+                options.import.constants.insert(name.clone(), tensor);
+            }
+        }
     }
 
     /// A question that the data leave open, with what they have.
@@ -112,7 +125,8 @@ impl Shapes {
     fn bind(&self, input: &Input, options: &mut Options) {
         let batch = self.batch_dim(input, options);
         let array = self.arrays.iter().find(|(name, _)| *name == input.name).map(|(_, shape)| &shape[..]);
-        let fill = self.fills.iter().find(|(name, _)| *name == input.name).and_then(|(_, shape)| shape.as_deref());
+        let fill =
+            self.fills.iter().find(|(name, _)| *name == input.name).and_then(|(_, array)| Some(&array.as_ref()?.shape[..]));
         let size = |dim: usize| match (array, fill, batch) {
             (Some(shape), ..) if self.steps => shape.get(dim + 1).copied(),
             // Dim 0 of the array counts the samples that the batch dim, wherever it is, takes some of.
@@ -158,6 +172,16 @@ impl Shapes {
     }
 }
 
+/// An array as a tensor of the model.
+pub(super) fn constant(array: &Array, dtype: DType) -> Outcome<import::Tensor> {
+    let convert = Convert::new(array.dtype, dtype);
+    let mut bytes = vec![0; array.bytes.len() / array.dtype.bytes() as usize * dtype.bytes() as usize];
+    convert.check(&array.bytes, &Default::default()).map_err(|error| error.at(format!("input `{}`", array.name)))?;
+    convert.run(&array.bytes, &mut bytes);
+    let data = TensorData::Owned(bytes.into());
+    Ok(import::Tensor { name: array.name.clone(), dtype, shape: Shape::from_slice(&array.shape), data })
+}
+
 pub(super) enum Size {
     Fixed(u64),
     Symbol(String),
@@ -194,9 +218,11 @@ pub(super) fn inputs(model: &Model) -> Vec<Input> {
     let declared = given.filter_map(|info| {
         let Some(Type::TensorType(tensor)) = info.r#type.as_ref().and_then(|ty| ty.value.as_ref()) else { return None };
         let dims = tensor.shape.as_ref()?.dim.iter().enumerate().map(|(position, dim)| match &dim.value {
-            Some(Dim::DimValue(size)) => Size::Fixed((*size).max(0) as u64),
-            Some(Dim::DimParam(symbol)) if !symbol.is_empty() => Size::Symbol(symbol.clone()),
-            _ => Size::Symbol(format!("{}.{position}", info.name())),
+            Some(Dim::DimValue(size @ 0..)) => Size::Fixed(*size as u64),
+            other => {
+                let symbol = crate::import::symbol(other.as_ref()).map(str::to_owned);
+                Size::Symbol(symbol.unwrap_or_else(|| format!("{}.{position}", info.name())))
+            }
         });
         let dtype = crate::import::dtype(tensor.elem_type()).ok()?;
         let is_integer = !dtype.is_float() && dtype != DType::Bool;

@@ -137,7 +137,7 @@ struct Results {
 
 pub fn run(args: &Args) -> Outcome<i32> {
     let threads = args.threads()?;
-    let given = Given::read(&args.inputs)?;
+    let given = Given::read(&args.inputs).map_err(|failure| subject::fault_of_model(args).unwrap_or(failure))?;
     let mut call = Call::open(args, given)?;
     let mut tally = Tally::default();
     let mut files = Vec::new();

@@ -30,6 +30,22 @@ pub(super) fn mark_inner(node: &Node, live: &mut [bool]) {
     }
 }
 
+/// How a Scan reads and stacks slices: dims, and whether from the end (not 0).
+struct Slices {
+    axes: Vec<i64>,
+    backward: Vec<i64>,
+    out_axes: Vec<i64>,
+    out_backward: Vec<i64>,
+}
+
+impl Slices {
+    /// Along dim 0, from the front.
+    fn first(count: usize, stacks: usize) -> Slices {
+        let (read, stacked) = (vec![0; count], vec![0; stacks]);
+        Slices { axes: read.clone(), backward: read, out_axes: stacked.clone(), out_backward: stacked }
+    }
+}
+
 impl Importer<'_, '_> {
     /// Imports If, Loop and Scan.
     pub(super) fn control(&mut self, node: &Node, inputs: &[Option<Value>], live: &[bool]) -> Result<Vec<Value>> {
@@ -143,11 +159,15 @@ impl Importer<'_, '_> {
         Ok(carried)
     }
 
-    /// Inputs: states, then what is read slice by slice. From opset 9 on; opset 8 has a batch dim of its own.
+    /// Inputs: states, then what is read slice by slice.
     fn scan(&mut self, node: &Node, inputs: &[Option<Value>], live: &[bool]) -> Result<Vec<Value>> {
-        if node.opset < 9 {
-            return Err(Error::unsupported_op("Scan of opset 8 is not supported").help("export with opset 9 or newer"));
-        }
+        let inputs = match node.opset {
+            ..9 if inputs.first().is_some_and(Option::is_some) => {
+                return Err(Error::unsupported_op("Scan of opset 8 with lengths of sequences is not supported"));
+            }
+            ..9 => &inputs[1.min(inputs.len())..],
+            _ => inputs,
+        };
         let body = node.body("body")?;
         let given = inputs.iter().map(|value| value.clone().ok_or_else(|| Error::graph("a Scan with an omitted input")));
         let given = given.collect::<Result<Vec<Value>>>()?;
@@ -165,11 +185,45 @@ impl Importer<'_, '_> {
                 Some(list) => Err(Error::attribute(format!("{name} = {list:?} has not {count} entries"))),
             }
         };
-        let (axes, backward) = (list("scan_input_axes", count)?, list("scan_input_directions", count)?);
-        let (out_axes, out_backward) = (list("scan_output_axes", stacks)?, list("scan_output_directions", stacks)?);
+        if node.opset < 9 {
+            let slices = Slices { backward: list("directions", count)?, ..Slices::first(count, stacks) };
+            return self.scan_samples(body, &given, &slices, live);
+        }
+        let slices = Slices {
+            axes: list("scan_input_axes", count)?,
+            backward: list("scan_input_directions", count)?,
+            out_axes: list("scan_output_axes", stacks)?,
+            out_backward: list("scan_output_directions", stacks)?,
+        };
+        self.scan_slices(body, &given, &slices, live)
+    }
+
+    /// Opset 8: dim 0 of everything counts samples, which the graph inside knows nothing of.
+    fn scan_samples(&mut self, body: &Body, given: &[Value], slices: &Slices, live: &[bool]) -> Result<Vec<Value>> {
+        let shapes = given.iter().map(|value| value.shape(&self.build)).collect::<Result<Vec<_>>>()?;
+        let samples = shapes[0].first().copied().unwrap_or(0);
+        if samples == 0 || samples as usize > MOST_TRIPS || shapes.iter().any(|shape| shape.first() != Some(&samples)) {
+            return Err(Error::shape(format!("a Scan of opset 8 over {samples} samples of one input and not of another")));
+        }
+        let mut columns: Vec<Vec<Value>> = vec![Vec::new(); body.outputs.len()];
+        for sample in 0..samples {
+            let mut own = Vec::with_capacity(given.len());
+            for (value, shape) in given.iter().zip(&shapes) {
+                let slice = self.build.narrow(value, 0, sample, 1)?;
+                own.push(self.build.reshape(&slice, &shape[1..])?);
+            }
+            let results = self.scan_slices(body, &own, slices, live)?;
+            columns.iter_mut().zip(results).for_each(|(column, value)| column.push(value));
+        }
+        columns.iter().map(|column| self.stacked(column, 0)).collect()
+    }
+
+    fn scan_slices(&mut self, body: &Body, given: &[Value], slices: &Slices, live: &[bool]) -> Result<Vec<Value>> {
+        let count = slices.axes.len();
+        let kept = given.len() - count;
         let (mut state, sequences) = (given[..kept].to_vec(), &given[kept..]);
         let mut sources = Vec::with_capacity(count);
-        for (sequence, &along) in sequences.iter().zip(&axes) {
+        for (sequence, &along) in sequences.iter().zip(&slices.axes) {
             let shape = sequence.shape(&self.build)?;
             let dim = axis(along, shape.len())?;
             sources.push((sequence, dim, shape));
@@ -178,10 +232,10 @@ impl Importer<'_, '_> {
         if sources.iter().any(|(_, dim, shape)| shape[*dim] != trips) || trips as usize > MOST_TRIPS {
             return Err(Error::shape(format!("a Scan over {trips} slices of one input and not of another")));
         }
-        let mut outputs: Vec<Vec<Value>> = vec![Vec::new(); stacks];
+        let mut outputs: Vec<Vec<Value>> = vec![Vec::new(); slices.out_axes.len()];
         for trip in 0..trips {
             let mut arguments = state;
-            for ((sequence, dim, shape), &backward) in sources.iter().zip(&backward) {
+            for ((sequence, dim, shape), &backward) in sources.iter().zip(&slices.backward) {
                 let at = if backward != 0 { trips - 1 - trip } else { trip };
                 let slice = self.build.narrow(sequence, *dim, at, 1)?;
                 let mut left = shape.clone();
@@ -192,7 +246,7 @@ impl Importer<'_, '_> {
             state = results[..kept].to_vec();
             outputs.iter_mut().zip(&results[kept..]).for_each(|(stack, value)| stack.push(value.clone()));
         }
-        for ((mut stack, &along), &backward) in outputs.into_iter().zip(&out_axes).zip(&out_backward) {
+        for ((mut stack, &along), &backward) in outputs.into_iter().zip(&slices.out_axes).zip(&slices.out_backward) {
             if backward != 0 {
                 stack.reverse();
             }

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use super::fx::FxCall;
 use super::model::{Model, default_opset, is_default_domain};
 use super::node::{Attribute, Body, Node, ValueId};
+use super::ops::OPTIMIZERS;
 use super::proto::{AttributeProto, FunctionProto, GraphProto, NodeProto, ValueInfoProto};
 use super::schema::{self, Known};
 use super::sort::sort;
@@ -267,6 +268,9 @@ impl<'m> Flattener<'m> {
 
 /// The operator exists in its opset and takes as many inputs and outputs as the node has.
 fn check_schema(node: &Node, proto: &NodeProto) -> Result<()> {
+    if node.domain == OPTIMIZERS && super::ops::find(node.domain, node.op).is_some() {
+        return Ok(());
+    }
     if !node.domain.is_empty() {
         return Err(Error::unsupported_op(format!("operators of domain `{}` are not supported", node.domain))
             .help("export with standard ONNX operators only"));

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use dcc_program::{DType, Shape};
 
 use super::Options;
-use super::flatten::Flat;
+use super::flatten::{Flat, flatten};
+use super::model::Model;
 use super::node::ValueId;
 use super::proto::ValueInfoProto;
 use super::proto::tensor_shape_proto::dimension::Value as Dim;
@@ -49,7 +50,7 @@ pub(super) struct Bound {
 }
 
 pub(super) fn bind(flat: &Flat, options: &Options) -> Result<Bound> {
-    let mut declared = flat.inputs.iter().map(|&(id, info)| Ok((id, declare(info)?))).collect::<Result<Vec<_>>>()?;
+    let mut declared = declarations(flat)?;
     for name in options.batch_dims.keys().chain(options.constants.keys()) {
         if !declared.iter().any(|(_, input)| input.name == *name) {
             let names: Vec<&str> = declared.iter().map(|(_, input)| input.name.as_str()).collect();
@@ -93,9 +94,39 @@ pub(super) fn bind(flat: &Flat, options: &Options) -> Result<Bound> {
     Ok(Bound { inputs: inputs.collect::<Result<_>>()?, batch, baked })
 }
 
-fn declare(info: &ValueInfoProto) -> Result<Declared> {
+/// Errors: an input that dcc cannot hold, and the first node that reads it.
+fn declarations(flat: &Flat) -> Result<Vec<(ValueId, Declared)>> {
+    let declaration = |&(id, info): &(ValueId, &ValueInfoProto)| {
+        let reader = flat.nodes.iter().find(|node| node.reads().any(|read| read == id));
+        let place = format!("input `{}`", info.name());
+        match reader {
+            Some(node) => Ok((id, declare(info, format!("{place}, read by {}", node.place()))?)),
+            // What has an input of a kind that dcc does not know has a node of that kind too.
+            None => {
+                let first = flat.nodes.first().map_or(String::new(), |node| format!("; the first node is {}", node.place()));
+                Ok((id, declare(info, format!("{place}, read by none{first}"))?))
+            }
+        }
+    };
+    flat.inputs.iter().map(declaration).collect()
+}
+
+/// Whether dcc can hold what the model's inputs are. Errors: as `bind`, before any size is known.
+pub fn check_inputs(model: &Model) -> Result<()> {
+    declarations(&flatten(model)?).map(drop)
+}
+
+/// The name of a dim that is open. Exporters also write `?` and the like, which then need not be the same everywhere, or a
+/// negative size.
+pub fn symbol(dim: Option<&Dim>) -> Option<&str> {
+    match dim {
+        Some(Dim::DimParam(symbol)) if !matches!(symbol.as_str(), "" | "?" | "-1" | "None" | "*") => Some(symbol),
+        _ => None,
+    }
+}
+
+fn declare(info: &ValueInfoProto, place: String) -> Result<Declared> {
     let name = info.name().to_owned();
-    let place = format!("input `{name}`");
     let Some(Type::TensorType(tensor)) = info.r#type.as_ref().and_then(|ty| ty.value.as_ref()) else {
         return Err(Error::dtype("an input that is not a tensor").at(place));
     };
@@ -106,9 +137,8 @@ fn declare(info: &ValueInfoProto) -> Result<Declared> {
     let mut dims = Vec::with_capacity(shape.dim.len());
     for (position, dim) in shape.dim.iter().enumerate() {
         dims.push(match &dim.value {
-            Some(Dim::DimValue(size)) => Size::Fixed(super::tensor::dims(&[*size]).map_err(|error| error.at(&place))?[0]),
-            Some(Dim::DimParam(symbol)) if !symbol.is_empty() => Size::Symbol(symbol.clone()),
-            _ => Size::Symbol(format!("{name}.{position}")),
+            Some(Dim::DimValue(size @ 0..)) => Size::Fixed(super::tensor::dims(&[*size]).map_err(|error| error.at(&place))?[0]),
+            other => Size::Symbol(symbol(other.as_ref()).map_or_else(|| format!("{name}.{position}"), str::to_owned)),
         });
     }
     Ok(Declared { name, dtype, dims, batch_dim: None })

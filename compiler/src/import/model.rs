@@ -65,9 +65,9 @@ impl Model {
         self.proto.graph.as_ref().expect("decode checked that there is a graph")
     }
 
-    /// The version of the default operator set.
+    /// The version of the default operator set; of a graph that needs none, the newest.
     pub fn opset(&self) -> i64 {
-        default_opset(&self.proto.opset_import).unwrap_or(1)
+        default_opset(&self.proto.opset_import).unwrap_or(NEWEST_OPSET)
     }
 
     /// The value of a metadata property of the graph or the model.
@@ -88,10 +88,17 @@ impl Model {
 
     fn check_opset(&self) -> Result<()> {
         let Some(opset) = default_opset(&self.proto.opset_import) else {
+            let others = !self.proto.opset_import.is_empty();
+            if others && self.graph().node.iter().all(|node| !is_default_domain(node.domain())) {
+                return Ok(());
+            }
             return Err(Error::opset("the model does not say which opset of the default domain it uses"));
         };
         if !(OLDEST_OPSET..=NEWEST_OPSET).contains(&opset) {
+            let operators: BTreeSet<&str> = self.graph().node.iter().map(|node| node.op_type()).collect();
+            let few = operators.into_iter().take(8).collect::<Vec<_>>().join(", ");
             return Err(Error::opset(format!("opset {opset} is not supported, {OLDEST_OPSET} to {NEWEST_OPSET} are"))
+                .note(format!("the model has {few}"))
                 .help("export with `opset_version=20`, or convert with `onnx.version_converter`"));
         }
         Ok(())

@@ -20,6 +20,7 @@ mod masked_attention;
 mod matmul;
 mod movement;
 mod norm;
+mod optimizer;
 mod pool;
 mod quantize;
 mod random;
@@ -74,20 +75,62 @@ const FAMILIES: &[&[(&str, Import)]] = &[
     top_k::ONNX,
 ];
 
-/// The importer of an operator of the default domain.
-pub fn find(op: &str) -> Option<Import> {
-    FAMILIES.iter().flat_map(|family| family.iter()).find(|(name, _)| *name == op).map(|&(_, import)| import)
+/// The importer of an operator; the default domain is ``.
+pub fn find(domain: &str, op: &str) -> Option<Import> {
+    let families = match domain {
+        "" => FAMILIES,
+        optimizer::DOMAIN => &[optimizer::ONNX],
+        _ => return None,
+    };
+    families.iter().flat_map(|family| family.iter()).find(|(name, _)| *name == op).map(|&(_, import)| import)
+}
+
+/// Operators whose kernels take no halves: these are computed in f32 and rounded once.
+const IN_F32: &[&str] = &[
+    "AveragePool",
+    "Conv",
+    "ConvTranspose",
+    "CumSum",
+    "GlobalAveragePool",
+    "GlobalLpPool",
+    "GlobalMaxPool",
+    "LpPool",
+    "MaxPool",
+    "ScatterElements",
+    "ScatterND",
+];
+
+/// Builds the node of `call`.
+pub fn build(import: Import, build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let half = |value: &Value| value.dtype(build).ok().filter(|&dtype| computed_in(dtype) != dtype);
+    let Some(half) = call.optional(0).and_then(half).filter(|_| IN_F32.contains(&call.node.op)) else {
+        return import(build, call);
+    };
+    let mut inputs = call.inputs.to_vec();
+    for value in inputs.iter_mut().flatten().filter(|value| !matches!(value, Value::List(_))) {
+        if value.dtype(build)? == half {
+            *value = build.cast(value, computed_in(half))?;
+        }
+    }
+    let results = import(build, &Call { inputs: &inputs, ..*call })?;
+    let narrow = |value: Value| match value.dtype(build)? {
+        dtype if dtype.is_float() => build.cast(&value, half),
+        _ => Ok(value),
+    };
+    results.into_iter().map(narrow).collect()
 }
 
 /// All operators that dcc imports, sorted.
 pub fn supported() -> Vec<&'static str> {
     let mut names: Vec<&str> = FAMILIES.iter().flat_map(|family| family.iter()).map(|&(name, _)| name).collect();
     names.extend(super::control::OPERATORS);
+    names.extend(optimizer::ONNX.iter().map(|&(name, _)| name));
     names.sort_unstable();
     names
 }
 
 /// One node with the meaning of its inputs.
+#[derive(Clone, Copy)]
 pub struct Call<'a, 'm> {
     pub node: &'a Node<'m>,
     pub inputs: &'a [Option<Value>],
@@ -174,6 +217,7 @@ fn sizes(ints: &[i64]) -> Result<Shape> {
 }
 
 pub(in crate::import) use attention::computed_in;
+pub(in crate::import) use optimizer::DOMAIN as OPTIMIZERS;
 
 fn attribute_value(name: &str, value: impl std::fmt::Display) -> Error {
     Error::attribute(format!("{name} = {value} is not supported"))

@@ -12,7 +12,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use dcc_program::kernel::UnaryOp;
 
 use super::build::Build;
+use super::flatten::Flat;
+use super::gains;
 use super::known::Known;
+use super::literals::literals;
 use super::model::Model;
 use super::tensor::{Tensor, TensorData};
 use super::value::Value;
@@ -69,16 +72,19 @@ pub struct Classifier {
     gains: BTreeSet<String>,
     /// Running statistics, which are never computed with while compiling: a training step moves them.
     statistics: BTreeSet<String>,
+    /// Numbers of operators, such as the scales of a Resize.
+    literals: BTreeSet<String>,
     /// PyTorch wrote the file: module parameters are initializers, and tensors in Constant nodes are not weights.
     from_torch: bool,
 }
 
 impl Classifier {
-    pub fn new(model: &Model, gains: BTreeSet<String>, statistics: BTreeSet<String>) -> Classifier {
+    pub(super) fn new(model: &Model, flat: &Flat) -> Classifier {
         let signature = Signature::of(model);
         let trace = signature.as_ref().map_or_else(Trace::default, |signature| Trace::new(model, signature));
         let from_torch = model.proto.producer_name() == "pytorch";
-        Classifier { signature, trace, gains, statistics, from_torch }
+        let (gains, statistics, literals) = (gains::gains(model, flat), gains::statistics(flat), literals(flat));
+        Classifier { signature, trace, gains, statistics, literals, from_torch }
     }
 
     /// What the exporter did to parameters, for the user to know.
@@ -145,6 +151,9 @@ impl Classifier {
         let folded = |limit: u64| if tensor.elements() <= limit { Class::Known } else { Class::Frozen };
         if !tensor.dtype.is_float() {
             return folded(FOLDED_INTS);
+        }
+        if self.literals.contains(&tensor.name) {
+            return folded(FOLDED);
         }
         let Some(signature) = &self.signature else {
             return match origin {

@@ -16,6 +16,9 @@ pub struct Manifest {
     pub parameters: BTreeMap<String, Parameter>,
     /// Inputs of the programs, labels included.
     pub inputs: BTreeMap<String, Input>,
+    /// Inputs of the model that no program reads: data may have them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unused: Vec<String>,
     /// The compile options as flags, in order.
     pub flags: Vec<String>,
 }

@@ -23,7 +23,11 @@ impl Feed {
     /// `programs`: of all stages, since data belong to the whole model. Errors: data that do not fit.
     pub fn open(programs: &[Program], manifest: &Manifest, files: &[PathBuf], flags: &Flags, seed: u64) -> Result<Feed> {
         let inputs = inputs(programs, manifest)?;
-        let dataset = Dataset::open(&Files::open(files, &flags.map)?, &inputs, &flags.data_options(seed)?)?;
+        let (mut files, mut options) = (Files::open(files, &flags.map)?, flags.data_options(seed)?);
+        // What the model takes and the loss does not depend on.
+        files.arrays.retain(|array| !manifest.unused.contains(&array.name));
+        options.fills.retain(|(name, _)| !manifest.unused.contains(name));
+        let dataset = Dataset::open(&files, &inputs, &options)?;
         let staging = Vec::with_capacity(inputs.iter().map(whole_bytes).max().unwrap_or(0));
         Ok(Feed { inputs, dataset, staging, part: Slice::whole(&[]) })
     }

@@ -6,14 +6,14 @@ use super::super::model::{self, Kind};
 use super::{Args, tensors};
 use crate::compile::{Evaluation, Options, Subject};
 use crate::error::Error;
-use crate::import::{self, TensorData};
+use crate::import;
 use crate::loss::{LABELS, Labels, TARGET};
 use crate::train::TrainingOptions;
 use dcc_program::artifact::{self, Artifact, Data};
 use dcc_program::manifest::{self, Manifest};
 use dcc_program::{DType, Shape};
 use dcc_runtime::checkpoint::{self, Checkpoint};
-use dcc_runtime::data::{Array, Convert, Dataset, Files, Input, Layout, Position};
+use dcc_runtime::data::{Array, Dataset, Files, Input, Layout, Position};
 use dcc_runtime::error::Error as RuntimeError;
 use dcc_runtime::exec::whole::Tensor;
 use std::collections::BTreeMap;
@@ -145,6 +145,13 @@ impl Call {
     }
 }
 
+/// Where values cannot be read because the model has inputs that dcc cannot hold: that, which names who reads them.
+pub fn fault_of_model(args: &Args) -> Option<failure::Failure> {
+    let is_model = model::kind(&args.subject).is_ok_and(|kind| kind == Kind::Model);
+    let source = model::open(&args.subject).ok().filter(|_| is_model)?;
+    import::check_inputs(&source.model).err().map(Into::into)
+}
+
 /// The inputs that a graph reads.
 fn reads(graph: &crate::Graph) -> impl Iterator<Item = &crate::ops::Input> {
     graph.nodes.iter().filter_map(|node| match &node.op {
@@ -169,7 +176,7 @@ fn of_model(path: &Path, given: Given, options: Options) -> Outcome<Call> {
     for name in import::size_inputs(&source.model)? {
         let declared = inputs.iter().find(|input| input.name == name).map(|input| input.dtype);
         if let (Some(array), Some(dtype)) = (arrays.iter().find(|array| array.name == name), declared) {
-            options.import.constants.insert(name, constant(array, dtype)?);
+            options.import.constants.insert(name, data::constant(array, dtype)?);
         }
     }
     let subject = Subject::of_model(&source.model, &options).map_err(|error| error.at(path.display()))?;
@@ -211,16 +218,6 @@ fn bind_sizes(inputs: &[data::Input], arrays: &[Array], options: &mut Options) -
 
 fn batch_dim(input: &data::Input, options: &Options) -> usize {
     options.import.batch_dims.get(&input.name).copied().flatten().map_or(0, usize::from)
-}
-
-/// An array as a tensor of the model.
-fn constant(array: &Array, dtype: DType) -> Outcome<import::Tensor> {
-    let convert = Convert::new(array.dtype, dtype);
-    let mut bytes = vec![0; array.bytes.len() / array.dtype.bytes() as usize * dtype.bytes() as usize];
-    convert.check(&array.bytes, &Default::default()).map_err(|error| error.at(format!("input `{}`", array.name)))?;
-    convert.run(&array.bytes, &mut bytes);
-    let data = TensorData::Owned(bytes.into());
-    Ok(import::Tensor { name: array.name.clone(), dtype, shape: Shape::from_slice(&array.shape), data })
 }
 
 fn of_artifact(path: &Path, given: Given, options: Options) -> Outcome<Call> {
