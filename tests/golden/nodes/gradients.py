@@ -35,22 +35,22 @@ def ints(values):
 
 def encode(t):
     data = [x if math.isfinite(x) else str(x) for x in t.double().reshape(-1).tolist()]
-    return {"shape": list(t.shape), "data": data, "dtype": {torch.int64: "i64", torch.int32: "i32", torch.bool: "bool"}.get(t.dtype, "f64")}
+    return {"shape": list(t.shape), "data": data, "dtype": {torch.int64: "i64", torch.int32: "i32", torch.bool: "bool", torch.float32: "f32"}.get(t.dtype, "f64")}
 
 
-CODES = {torch.float64: TensorProto.DOUBLE, torch.int64: TensorProto.INT64, torch.int32: TensorProto.INT32, torch.bool: TensorProto.BOOL}
+CODES = {torch.float64: TensorProto.DOUBLE, torch.float32: TensorProto.FLOAT, torch.int64: TensorProto.INT64, torch.int32: TensorProto.INT32, torch.bool: TensorProto.BOOL}
 
 
-def case(op, function, inputs, opset=23, constants=(), **attributes):
-    """Inputs may be None; those at `constants` are known while compiling."""
+def case(op, function, inputs, opset=23, constants=(), nodes=None, **attributes):
+    """Inputs x0, x1 and so on may be None; those at `constants` are known while compiling. `nodes` stand for one of `op`."""
     names = [f"x{i}" if t is not None else "" for i, t in enumerate(inputs)]
-    leaves = [t.clone().requires_grad_(t.is_floating_point()) if t is not None else None for t in inputs]
+    leaves = [t.clone().requires_grad_(t.dtype == torch.float64) if t is not None else None for t in inputs]
     results = function(*leaves)
     results = list(results) if isinstance(results, (tuple, list)) else [results]
-    node = helper.make_node(op, names, [f"y{i}" for i in range(len(results))], **attributes)
+    nodes = nodes or [helper.make_node(op, names, [f"y{i}" for i in range(len(results))], **attributes)]
     infos = [helper.make_tensor_value_info(n, CODES[t.dtype], list(t.shape)) for n, t in zip(names, inputs) if n]
     outs = [helper.make_tensor_value_info(f"y{i}", CODES[t.dtype], list(t.shape)) for i, t in enumerate(results)]
-    model = helper.make_model(helper.make_graph([node], "g", infos, outs), opset_imports=[helper.make_opsetid("", opset)])
+    model = helper.make_model(helper.make_graph(nodes, "g", infos, outs), opset_imports=[helper.make_opsetid("", opset)])
     onnx.checker.check_model(model)
     loss = 0
     for k, y in enumerate(results):
@@ -61,7 +61,7 @@ def case(op, function, inputs, opset=23, constants=(), **attributes):
     gradients = {n: encode(t.grad) for n, t in zip(names, leaves) if t is not None and t.grad is not None}
     CASES.append({
         "name": f"{op} {len(CASES)} {attributes}", "model": model.SerializeToString().hex(),
-        "constants": [names[i] for i in constants],
+        "constants": [names[i] for i in constants if i < len(names) and names[i]],
         "inputs": {n: encode(t) for n, t in zip(names, inputs) if n},
         "results": [encode(y.detach()) for y in results], "gradients": gradients,
     })
@@ -402,6 +402,177 @@ def attention():
     case("Attention", lambda q, k, v: f(q, k, v, allowed=window), [q, k, v], opset=25, left_window_size=1, right_window_size=1)
 
 
+def arithmetic():
+    pairs = [((2, 3), (2, 3)), ((2, 3), (3,)), ((2, 1, 2), (3, 1))]
+    for one, other in pairs:
+        for op, f in [("Add", torch.add), ("Sub", torch.sub), ("Mul", torch.mul)]:
+            case(op, f, [rand(*one), rand(*other)])
+        case("Div", torch.div, [rand(*one), rand(*other, low=0.5, high=2.0)])
+        case("Pow", torch.pow, [rand(*one, low=0.5, high=2.0), rand(*other)])
+        shape = torch.broadcast_shapes(one, other)
+        case("Where", torch.where, [rand(*shape) > 0, rand(*one), rand(*other)])
+    for power in (2.0, 3.0, -0.5):
+        exponent = torch.tensor(power, dtype=torch.float64)
+        case("Pow", lambda x, _: x**power, [rand(2, 3, low=0.5, high=2.0), exponent], constants=[1])
+    for shape, low, high in [((5,), -0.5, 0.5), ((2, 3), None, 0.25), ((2, 1, 3), -0.25, None)]:
+        bounds = [None if b is None else torch.tensor(b, dtype=torch.float64) for b in (low, high)]
+        while bounds[-1] is None:
+            bounds.pop()
+        case("Clip", lambda x, *_: x.clamp(low, high), [rand(*shape), *bounds], constants=[1, 2])
+    each("Clip", lambda x: x.clamp(-0.5, 0.75), shapes=((5,),), opset=7, min=-0.5, max=0.75)
+    for one, other in [((2, 3), (3, 2)), ((2, 2, 3), (3, 4)), ((3,), (3, 2)), ((2, 1, 2, 3), (3, 3, 1)), ((4,), (4,))]:
+        case("MatMul", torch.matmul, [rand(*one), rand(*other)])
+    for a, b, c, kw in [((2, 3), (3, 4), None, {}), ((3, 2), (3, 4), (4,), dict(transA=1, alpha=0.5)),
+                        ((2, 3), (4, 3), (2, 1), dict(transB=1, beta=2.0)), ((3, 2), (4, 3), (2, 4), dict(transA=1, transB=1, alpha=0.5, beta=0.25))]:
+        def f(a, b, c=None):
+            a, b = a.T if kw.get("transA") else a, b.T if kw.get("transB") else b
+            return kw.get("alpha", 1) * (a @ b) + (0 if c is None else kw.get("beta", 1) * c)
+        case("Gemm", f, [rand(*a), rand(*b), *([rand(*c)] if c else [])], **kw)
+    for op in ("Identity", "Dropout"):
+        each(op, lambda x: x + 0)
+    for shape in ((4,), (2, 3), (2, 1, 2)):
+        case("Cast", lambda x: x + 0, [rand(*shape)], to=TensorProto.DOUBLE)
+        case("CastLike", lambda x, _: x + 0, [rand(*shape), rand(1)])
+
+
+def layers():
+    e = float(np.float32(1e-5))
+    for shape, axis, bias in [((3, 4), -1, True), ((2, 3, 2), 1, False), ((2, 2, 3), 2, True), ((2, 3), 0, True)]:
+        part = list(shape[axis:])
+        weights = [rand(*part), *([rand(*part)] if bias else [])]
+        case("LayerNormalization", lambda x, w, b=None: F.layer_norm(x, part, w, b, e), [rand(*shape), *weights], opset=17, axis=axis, epsilon=e)
+        case("RMSNormalization", lambda x, w: F.rms_norm(x, part, w, 0.25), [rand(*shape), weights[0]], axis=axis, epsilon=0.25)
+    for shape, axis in [((3, 4), -1), ((2, 3, 2), 1), ((2, 2, 3), 0)]:
+        case("Softmax", lambda x: x.softmax(axis), [rand(*shape)], opset=13, axis=axis)
+        case("LogSoftmax", lambda x: x.log_softmax(axis), [rand(*shape)], opset=13, axis=axis)
+    case("Softmax", lambda x: x.flatten(1).softmax(1).reshape(x.shape), [rand(2, 3, 2)], opset=11)
+    case("LogSoftmax", lambda x: x.flatten(2).log_softmax(2).reshape(x.shape), [rand(2, 2, 3)], opset=11, axis=2)
+    for shape, reduction, weighted, ignore in [((4, 3), "mean", False, None), ((4, 3), "mean", True, 1), ((2, 3, 2), "sum", True, None),
+                                               ((2, 3, 2, 2), "none", False, 0)]:
+        labels = torch.randint(0, shape[1], (shape[0], *shape[2:]), generator=torch.Generator().manual_seed(len(shape)))
+        weights = [rand(shape[1], low=0.5, high=2.0)] if weighted else []
+        kw = {"reduction": reduction} | ({} if ignore is None else {"ignore_index": ignore})
+        for op, f in [("SoftmaxCrossEntropyLoss", F.cross_entropy), ("NegativeLogLikelihoodLoss", F.nll_loss)]:
+            loss = lambda x, t, w=None: f(x, t, None if w is None else w.detach(), **kw)
+            case(op, loss, [rand(*shape), labels, *weights], opset=13, constants=[2], **kw)
+    for shape, extra in [((1, 2, 3, 4), {}), ((2, 1, 2, 4), {"interleaved": 1}), ((2, 3, 4), {"num_heads": 2})]:
+        length, size = shape[-2], shape[-1] // extra.get("num_heads", 1)
+        angles = rand(5, size // 2)
+        places = torch.randint(0, 5, (shape[0], length), generator=torch.Generator().manual_seed(3))
+
+        def rotate(x, cos, sin, places):
+            heads = x if x.ndim == 4 else x.reshape(x.shape[0], length, -1, size).transpose(1, 2)
+            c, s = cos[places][:, None], sin[places][:, None]
+            if extra.get("interleaved"):
+                a, b = heads[..., ::2], heads[..., 1::2]
+                y = torch.stack([c * a - s * b, s * a + c * b], -1).flatten(-2)
+            else:
+                a, b = heads.chunk(2, -1)
+                y = torch.cat([c * a - s * b, s * a + c * b], -1)
+            return y if x.ndim == 4 else y.transpose(1, 2).reshape(x.shape)
+
+        case("RotaryEmbedding", rotate, [rand(*shape), angles.cos(), angles.sin(), places], **extra)
+    case("Attention", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), [rand(2, 2, 3, 2), rand(2, 2, 3, 2), rand(2, 2, 3, 2)],
+         is_causal=1)
+
+
+def movement():
+    for shape, new in [((2, 3), [6]), ((2, 3, 2), [3, -1]), ((4,), [2, 1, 2])]:
+        case("Reshape", lambda x, _: x.reshape(new), [rand(*shape), ints(new)], constants=[1])
+    for shape, order in [((2, 3), [1, 0]), ((2, 3, 2), [2, 0, 1]), ((1, 2, 3, 2), [0, 2, 1, 3])]:
+        case("Transpose", lambda x: x.permute(order), [rand(*shape)], perm=order)
+    for shapes, axis in [([(2, 3), (2, 2)], 1), ([(1, 2), (3, 2), (2, 2)], 0), ([(2, 2, 1), (2, 2, 2)], -1)]:
+        case("Concat", lambda *v: torch.cat(v, axis), [rand(*s) for s in shapes], axis=axis)
+    for shape, sizes, axis in [((6,), [2, 4], 0), ((2, 5), [1, 3, 1], 1), ((3, 2, 2), [2, 1], 0)]:
+        case("Split", lambda x, _: x.split(sizes, axis), [rand(*shape), ints(sizes)], constants=[1], axis=axis)
+    for shape, cut, start, end, axis, step in [((6,), slice(1, 5), 1, 5, 0, 1), ((3, 5), slice(0, 5, 2), 0, 2**62, 1, 2), ((4, 2), slice(-3, None), -3, 2**62, 0, 1)]:
+        index = (slice(None),) * axis + (cut,)
+        case("Slice", lambda x, *_: x[index], [rand(*shape), ints([start]), ints([end]), ints([axis]), ints([step])], constants=[1, 2, 3, 4])
+    case("Slice", lambda x, *_: x.flip(0)[::2], [rand(5), ints([-1]), ints([-(2**62)]), ints([0]), ints([-2])], constants=[1, 2, 3, 4])
+    for shape, new in [((3,), [2, 3]), ((2, 1), [2, 3]), ((1, 2, 1), [2, 2, 3])]:
+        case("Expand", lambda x, _: x.expand(new), [rand(*shape), ints(new)], constants=[1])
+    for shape, axes in [((3,), [0]), ((2, 3), [1]), ((2,), [0, 2])]:
+        def wide(x, *_):
+            for axis in axes:
+                x = x.unsqueeze(axis)
+            return x
+        case("Unsqueeze", wide, [rand(*shape), ints(axes)], constants=[1])
+        case("Squeeze", lambda x, *_: x.reshape(shape), [wide(rand(*shape)), ints(axes)], constants=[1])
+    for shape, axis in [((2, 3, 2), 1), ((2, 3), 0), ((2, 1, 3, 2), 3)]:
+        case("Flatten", lambda x: x.reshape(math.prod(shape[:axis]), -1), [rand(*shape)], axis=axis)
+    for shape, times in [((2,), [3]), ((2, 3), [1, 2]), ((1, 2, 2), [2, 2, 1])]:
+        case("Tile", lambda x, _: x.tile(times), [rand(*shape), ints(times)], constants=[1])
+    for shape, k, upper in [((3, 3), 0, 1), ((2, 3, 4), 1, 1), ((4, 3), -1, 0)]:
+        case("Trilu", lambda x, _: x.triu(k) if upper else x.tril(k), [rand(*shape), ints(k)], constants=[1], upper=upper)
+    for shape, axis, at in [((4, 2), 0, [[1, 3], [1, -4]]), ((2, 3), 1, [2, 0]), ((2, 2, 3), -1, 1)]:
+        case("Gather", lambda x, i: x.movedim(axis, 0)[i].movedim(tuple(range(i.ndim)), tuple(range(axis % x.ndim, axis % x.ndim + i.ndim))),
+             [rand(*shape), ints(at)], axis=axis)
+    for shape, axis, exclusive, reverse in [((5,), 0, 0, 0), ((2, 4), 1, 1, 0), ((3, 2), 0, 0, 1), ((2, 3), 1, 1, 1)]:
+        def total(x, _):
+            y = x.flip(axis) if reverse else x
+            y = y.cumsum(axis) - (y if exclusive else 0)
+            return y.flip(axis) if reverse else y
+        case("CumSum", total, [rand(*shape), ints(axis)], constants=[1], exclusive=exclusive, reverse=reverse)
+    for shape, sizes, axis in [((6,), [2, 4], 0), ((2, 5), [3, 2], 1), ((3, 2), [1, 2], 0)]:
+        nodes = [helper.make_node("SplitToSequence", ["x0", "x1"], ["s"], axis=axis), helper.make_node("SequenceAt", ["s", "x2"], ["y0"])]
+        case("SplitToSequence", lambda x, *_: x.split(sizes, axis)[1] + 0, [rand(*shape), ints(sizes), ints(1)], constants=[1, 2], nodes=nodes)
+
+
+def older():
+    for shape, keep, axis in [((4,), [True, False, True, True], 0), ((2, 3), [False, True, True], 1), ((3, 2), [True, False, False, True], None)]:
+        kept = torch.tensor(keep).nonzero()[:, 0]
+        pick = lambda x, _: x.reshape(-1)[kept] if axis is None else x.index_select(axis, kept)
+        case("Compress", pick, [rand(*shape), torch.tensor(keep)], constants=[1], **({} if axis is None else {"axis": axis}))
+    for shape, axis, new in [((2, 2), 0, 0), ((3,), 0, 1), ((2, 1, 2), -1, 0)]:
+        nodes = [helper.make_node("SequenceConstruct", ["x0", "x1"], ["s"]),
+                 helper.make_node("ConcatFromSequence", ["s"], ["y0"], axis=axis, new_axis=new)]
+        join = torch.stack if new else torch.cat
+        case("ConcatFromSequence", lambda *v: join(v, axis), [rand(*shape), rand(*shape)], nodes=nodes)
+    for shape, at, axis in [((4, 3), [[0, 2, 1], [3, 1, 0]], 0), ((2, 5), [[4, 0], [2, 3]], 1), ((6,), [5, 2, 0], 0)]:
+        case("Scatter", lambda x, i, u: x.scatter(axis, i, u), [rand(*shape), ints(at), rand(*ints(at).shape)], opset=9, axis=axis)
+    for shape, scale in [((1, 2, 3), [2]), ((1, 1, 2, 3), [2, 3]), ((2, 1, 1, 2), [3, 1])]:
+        scales = torch.tensor([1.0, 1.0, *map(float, scale)], dtype=torch.float32)
+        case("Upsample", lambda x, _: F.interpolate(x, scale_factor=tuple(map(float, scale)), mode="nearest"), [rand(*shape), scales], opset=9,
+             constants=[1])
+
+
+def control():
+    info = lambda name, shape, kind=TensorProto.DOUBLE: helper.make_tensor_value_info(name, kind, list(shape))
+    node = helper.make_node
+    for shape in ((2,), (2, 3), (1, 2, 2)):
+        yes = helper.make_graph([node("Mul", ["x1", "x2"], ["t"])], "yes", [], [info("t", shape)])
+        no = helper.make_graph([node("Sub", ["x1", "x2"], ["f"])], "no", [], [info("f", shape)])
+        for holds, constants in ((True, [0]), (False, [])):
+            nodes = [node("If", ["x0"], ["y0"], then_branch=yes, else_branch=no)]
+            case("If", lambda c, a, b: a * b if holds else a - b, [torch.tensor(holds), rand(*shape), rand(*shape)], constants=constants, nodes=nodes)
+        body = helper.make_graph(
+            [node("Mul", ["s", "x"], ["p"]), node("Add", ["p", "x"], ["n"]), node("Sin", ["n"], ["y"])], "body",
+            [info("s", shape), info("x", shape)], [info("n", shape), info("y", shape)])
+        for axis, backward in ((0, 0), (len(shape), 1)):
+            def scan(s, xs):
+                ys = []
+                for x in xs.unbind(axis)[:: -1 if backward else 1]:
+                    s = s * x + x
+                    ys.append(s.sin())
+                return s, torch.stack(ys)
+            steps = list(shape)
+            steps.insert(axis, 3)
+            case("Scan", scan, [rand(*shape), rand(*steps)], body=body, num_scan_inputs=1, scan_input_axes=[axis], scan_input_directions=[backward])
+        body = helper.make_graph(
+            [node("Identity", ["go"], ["on"]), node("Mul", ["s", "x2"], ["p"]), node("Tanh", ["p"], ["n"]), node("Identity", ["n"], ["y"])],
+            "body", [info("i", (), TensorProto.INT64), info("go", (), TensorProto.BOOL), info("s", shape)],
+            [info("on", (), TensorProto.BOOL), info("n", shape), info("y", shape)])
+
+        def loop(_, s, x):
+            ys = []
+            for _ in range(3):
+                s = (s * x).tanh()
+                ys.append(s)
+            return s, torch.stack(ys)
+
+        case("Loop", loop, [ints(3), rand(*shape), rand(*shape)], constants=[0], nodes=[node("Loop", ["x0", "", "x1"], ["y0", "y1"], body=body)])
+
+
 def main():
     pointwise()
     reductions()
@@ -411,6 +582,11 @@ def main():
     recurrent()
     grids()
     attention()
+    arithmetic()
+    layers()
+    movement()
+    older()
+    control()
     print("[\n" + ",\n".join(json.dumps(case) for case in CASES) + "\n]")
 
 

@@ -89,6 +89,25 @@ fn nodes_and_their_gradients_match_torch() {
     assert!(wrong.is_empty(), "{} cases:\n{}", wrong.len(), wrong.join("\n"));
 }
 
+/// Operators that pass no gradient, or step a weight by one.
+const WITHOUT: &str = "Adagrad Adam And ArgMax ArgMin BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Constant ConstantOfShape \
+    DequantizeLinear DynamicQuantizeLinear Equal EyeLike Greater GreaterOrEqual Hardmax IsInf IsNaN Less LessOrEqual Momentum Not \
+    OneHot Or QuantizeLinear Range SequenceLength Shape Size Xor";
+
+#[test]
+fn each_differentiable_operator_has_three_cases() {
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    let windows: Vec<Value> = serde_json::from_str(include_str!("../../golden/import/windows.json")).expect("JSON");
+    for case in cases().iter().chain(&windows).filter(|case| case["gradients"].as_object().is_some_and(|g| !g.is_empty())) {
+        let model = Model::decode(Bytes::from(unhex(case["model"].as_str().expect("hex")))).expect("a model");
+        let ops: std::collections::BTreeSet<&str> = model.graph().node.iter().map(|node| node.op_type()).collect();
+        ops.into_iter().for_each(|op| *counts.entry(op.to_owned()).or_default() += 1);
+    }
+    let without: Vec<&str> = WITHOUT.split_whitespace().collect();
+    let few = dcc::import::supported().into_iter().filter(|op| !without.contains(op) && counts.get(*op) < Some(&3));
+    assert_eq!(few.collect::<Vec<_>>(), Vec::<&str>::new());
+}
+
 /// Each case with its first result, and with its first gradient, off by 1 %.
 #[test]
 fn another_number_of_a_node_is_found() {
