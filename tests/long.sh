@@ -88,6 +88,12 @@ section_pretrained() {
     "${PYTHON:-python3}" tests/pretrained/run.py --dcc "$DCC" --least 16 || miss pretrained
 }
 
+# A million changed models through the importer: no panic, no memory beyond 64 MiB + 4 × file, none over 2 s.
+section_hostile() {
+    DCC_LONG=1 cargo test --release --locked -q -p dcc-tests --test suite hostile:: -- --nocapture 2>&1 |
+        grep -E 'mutations in|^case|takes|panicked|test result' | tail -n 40 || miss hostile
+}
+
 section_memory() {
     cargo test --release -q -p dcc-tests --test suite memory:: -- --nocapture --test-threads 1 || miss memory
 }

@@ -18,7 +18,7 @@ mod output;
 #[cfg(target_os = "linux")]
 mod run;
 mod tables;
-mod verify;
+pub mod verify;
 
 use clap::error::ErrorKind;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -50,7 +50,7 @@ enum Command {
     Eval(Box<eval::Args>),
     /// Show what a model, an artifact or a checkpoint holds
     Inspect(inspect::Args),
-    /// Check an artifact: its bytes, its programs, the files it names
+    /// Check an artifact: its bytes, its programs, the files it names; or a model, against tract
     Verify(verify::Args),
     /// Write trained weights as .safetensors or into the ONNX model
     Export(export::Args),
@@ -119,10 +119,13 @@ fn parse(arguments: &[OsString]) -> Result<(Cli, ArgMatches), clap::Error> {
     Ok((cli, matches.clone()))
 }
 
-/// A panic is a bug in dcc: one block, and a backtrace only where the user asks for one.
+/// A panic is a bug in dcc, but in tract's thread: one block, and a backtrace only where the user asks for one.
 fn report_panics() {
     let default = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
+        if std::thread::current().name() == Some(verify::TRACT) {
+            return;
+        }
         let payload = info.payload();
         let what = payload.downcast_ref::<&str>().copied().or(payload.downcast_ref::<String>().map(String::as_str));
         let at = info.location().map_or(String::new(), |location| format!("\n  at   {location}"));

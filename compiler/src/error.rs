@@ -211,6 +211,20 @@ impl Error {
             .help("use more stages or ranks, or smaller microbatches: --pp, --tp, --micro-batch-size")
     }
 
+    // 08xx: the environment.
+
+    /// The command needs a part that this dcc was built without.
+    pub fn left_out(what: impl Into<String>) -> Error {
+        Error::new(811, what)
+    }
+
+    // 09xx: numbers.
+
+    /// Another implementation computes something else.
+    pub fn second_opinion(what: impl Into<String>) -> Error {
+        Error::new(911, what)
+    }
+
     // 10xx: dcc itself.
 
     /// A pass broke an invariant: a bug in dcc, whatever the input.

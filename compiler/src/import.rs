@@ -16,6 +16,7 @@ mod known;
 mod literals;
 mod model;
 mod node;
+mod normal;
 mod ops;
 mod parameters;
 pub mod proto;
@@ -27,6 +28,7 @@ mod sizes;
 mod sort;
 mod tensor;
 mod value;
+mod values;
 mod view;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,7 +40,7 @@ use crate::graph::Graph;
 use crate::ops::Input;
 use build::Build;
 use flatten::{Flat, flatten};
-use node::Node;
+use node::{Node, ValueId};
 use ops::Call;
 use parameters::{Classifier, Origin};
 use rescale::Rescale;
@@ -46,10 +48,12 @@ use value::Value;
 
 pub use inputs::{InputInfo, check_inputs, symbol};
 pub use model::Model;
+pub use normal::{Normal, Parts};
 pub use ops::supported;
 pub use parameters::Parameter;
 pub use sizes::size_inputs;
 pub use tensor::{Tensor, TensorData, code, dtype};
+pub use values::{Computed, Exposed};
 
 /// What to do about the model's Dropout nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -89,6 +93,8 @@ pub struct Options {
     pub constants: BTreeMap<String, Tensor>,
     pub dropout: Dropout,
     pub batch_norm: BatchNorm,
+    /// Which values are outputs of the graph.
+    pub exposed: Exposed,
 }
 
 /// An output of the model; one without elements is not in the graph.
@@ -114,6 +120,8 @@ pub struct Imported {
     pub batch: Option<u64>,
     pub opset: i64,
     pub warnings: Vec<String>,
+    /// What its nodes compute, where values are exposed.
+    pub values: Vec<Computed>,
 }
 
 /// Builds the forward graph of `model`. Errors: DCC00xx where the command line leaves a size open, DCC01xx for what is wrong
@@ -149,22 +157,28 @@ fn import(
     let classifier = Classifier::new(model, flat);
     let mut build = Build::new(options.dropout);
     build.batch_norm = options.batch_norm;
-    let mut importer = Importer { model, flat, classifier, build, values: Vec::new(), old, inner_nodes: 0 };
+    let outputs = options.exposed.outputs(flat);
+    let mut importer = Importer { model, flat, outputs, classifier, build, values: Vec::new(), old, inner_nodes: 0 };
     importer.values.resize(flat.values.len(), None);
     importer.build.warnings = importer.classifier.warnings();
-    let live = importer.live();
+    let live = flat.live(importer.outputs.iter().map(|(_, id)| *id));
     importer.sources(&bound, options, &live)?;
     for node in flat.nodes.iter().filter(|node| node.outputs.iter().flatten().any(|id| live[id.0 as usize])) {
         importer.node(node, &live)?;
     }
     let shape = |value: &Option<Value>| value.as_ref().and_then(|value| value.shape(&importer.build).ok());
     let shapes = importer.values.iter().map(shape).collect();
-    Ok((importer.finish(bound)?, shapes))
+    let computed = match options.exposed {
+        Exposed::All => importer.expose(&live)?,
+        _ => Vec::new(),
+    };
+    Ok((Imported { values: computed, ..importer.finish(bound)? }, shapes))
 }
 
 struct Importer<'f, 'm> {
     model: &'m Model,
     flat: &'f Flat<'m>,
+    outputs: Vec<(String, ValueId)>,
     classifier: Classifier,
     build: Build,
     values: Vec<Option<Value>>,
@@ -174,21 +188,6 @@ struct Importer<'f, 'm> {
 }
 
 impl Importer<'_, '_> {
-    /// The values that outputs depend on.
-    fn live(&self) -> Vec<bool> {
-        let mut live = vec![false; self.flat.values.len()];
-        for (_, id) in &self.flat.outputs {
-            live[id.0 as usize] = true;
-        }
-        for node in self.flat.nodes.iter().rev() {
-            if node.outputs.iter().flatten().any(|id| live[id.0 as usize]) {
-                node.reads().for_each(|id| live[id.0 as usize] = true);
-                control::mark_inner(node, &mut live);
-            }
-        }
-        live
-    }
-
     /// Initializers and inputs.
     fn sources(&mut self, bound: &inputs::Bound, options: &Options, live: &[bool]) -> Result<()> {
         for (id, tensor) in self.flat.initializers.iter().filter(|(id, _)| live[id.0 as usize]) {
@@ -253,7 +252,7 @@ impl Importer<'_, '_> {
 
     fn rescale(&self, node: &Node) -> Option<Rescale> {
         let old = self.old.as_ref()?;
-        let shape = |ids: &[Option<node::ValueId>]| {
+        let shape = |ids: &[Option<ValueId>]| {
             let id = ids.first().copied().flatten()?;
             old.shapes[id.0 as usize].clone()
         };
@@ -290,20 +289,22 @@ impl Importer<'_, '_> {
         let losses = ["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"];
         let losses: BTreeSet<_> =
             self.flat.nodes.iter().filter(|node| losses.contains(&node.op)).map(|node| node.outputs[0]).collect();
-        let mut outputs = Vec::with_capacity(self.flat.outputs.len());
-        for (name, id) in &self.flat.outputs {
+        let mut outputs = Vec::with_capacity(self.outputs.len());
+        let exposed = std::mem::take(&mut self.build.graph.outputs);
+        for (name, id) in &self.outputs {
             let value = self.values[id.0 as usize].clone().expect("flatten ordered definitions before uses");
             if let Some(nothing) = value.known().filter(|known| known.elements() == 0) {
                 let (dtype, shape) = (nothing.dtype, nothing.shape.clone());
-                outputs.push(OutputInfo { name: (*name).to_owned(), dtype, shape, is_loss: false });
+                outputs.push(OutputInfo { name: name.clone(), dtype, shape, is_loss: false });
                 continue;
             }
             let node = self.build.node(&value).map_err(|error| error.at(self.output_place(name, *id)))?;
-            self.build.graph.outputs.push(((*name).to_owned(), node));
+            self.build.graph.outputs.push((name.clone(), node));
             let ty = self.build.graph.ty(node);
             let is_loss = losses.contains(&Some(*id));
-            outputs.push(OutputInfo { name: (*name).to_owned(), dtype: ty.dtype, shape: ty.shape.clone(), is_loss });
+            outputs.push(OutputInfo { name: name.clone(), dtype: ty.dtype, shape: ty.shape.clone(), is_loss });
         }
+        self.build.graph.outputs.extend(exposed);
         for (statistic, id) in std::mem::take(&mut self.build.statistics) {
             self.build.graph.outputs.push((statistic.text(), id));
         }
@@ -321,7 +322,16 @@ impl Importer<'_, '_> {
         let inputs =
             bound.inputs.into_iter().map(|(_, input)| InputInfo { used: used.contains(&input.name), ..input }).collect();
         let Build { parameters, warnings, .. } = self.build;
-        Ok(Imported { graph, inputs, outputs, parameters, batch: bound.batch, opset: self.model.opset(), warnings })
+        Ok(Imported {
+            graph,
+            inputs,
+            outputs,
+            parameters,
+            batch: bound.batch,
+            opset: self.model.opset(),
+            warnings,
+            values: Vec::new(),
+        })
     }
 }
 

@@ -1,4 +1,4 @@
-//! A counting allocator: from the second step on, a rank's thread allocates nothing, be it the step alone or all that `dcc run`
+//! A counting allocator: the most bytes that some work holds; and from the second step on, a rank's thread allocates nothing, be it the step alone or all that `dcc run`
 //! does from one step to the next: data, the step, what is said about it.
 
 use crate::command::Folder;
@@ -24,6 +24,17 @@ struct Counting;
 thread_local! {
     /// Allocations of this thread.
     static COUNT: Cell<u64> = const { Cell::new(0) };
+    /// Bytes that this thread has taken and not given back, and the most at any time: less than nothing where another's are given.
+    static BYTES: Cell<(i64, i64)> = const { Cell::new((0, 0)) };
+}
+
+/// Notes that this thread has so many bytes more.
+fn take(bytes: i64) {
+    // A thread that ends has no counter any more.
+    let _ = BYTES.try_with(|counter| {
+        let (held, most) = counter.get();
+        counter.set((held + bytes, most.max(held + bytes)));
+    });
 }
 
 // SAFETY: the system's allocator does all the work; counting touches nothing of it.
@@ -31,11 +42,27 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // A thread that ends has no counter any more.
         let _ = COUNT.try_with(|count| count.set(count.get() + 1));
+        take(layout.size() as i64);
         // SAFETY: the caller's.
         unsafe { System.alloc(layout) }
     }
 
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        let _ = COUNT.try_with(|count| count.set(count.get() + 1));
+        take(layout.size() as i64);
+        // SAFETY: the caller's.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        let _ = COUNT.try_with(|count| count.set(count.get() + 1));
+        take(size as i64 - layout.size() as i64);
+        // SAFETY: the caller's.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        take(-(layout.size() as i64));
         // SAFETY: the caller's.
         unsafe { System.dealloc(pointer, layout) }
     }
@@ -46,6 +73,15 @@ static ALLOCATOR: Counting = Counting;
 
 fn allocations() -> u64 {
     COUNT.with(|count| count.get())
+}
+
+/// What `work` gives, and the most bytes that it held on this thread.
+pub fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
+    let before = BYTES.with(|counter| counter.replace((0, 0)));
+    let result = work();
+    let (held, most) = BYTES.with(|counter| counter.get());
+    BYTES.with(|counter| counter.set((before.0 + held, before.1.max(before.0 + most))));
+    (result, most as usize)
 }
 
 /// Allocations of each rank in each of four steps.

@@ -225,6 +225,34 @@ fn dims_and_data() {
     );
 }
 
+/// Found by mutation: products that overflow, nothing taken of what is everywhere the same, a part for every element.
+#[test]
+fn shapes_that_mutations_found() {
+    let ints = |name: &str, values: [i64; 2]| {
+        let mut tensor = tensor(name, &[2], &values.map(i64::to_le_bytes).concat());
+        tensor.data_type = Some(DataType::Int64.into());
+        tensor
+    };
+    check(
+        &with_tensor(model(&[node("Reshape", &["x", "w"], &["y"])]), ints("w", [1 << 33, 1 << 33])),
+        expect![[r#"
+        error[DCC0108]: a tensor of dims [8589934592, 8589934592] has more elements than can be addressed
+          at   node 0 `/reshape` (Reshape, opset 20): f32[2, 3], i64[2] = [8589934592, 8589934592]"#]],
+    );
+    let nothing = [node("ConstantOfShape", &["s"], &["a"]), with_int(node("Compress", &["a", "none"], &["y"]), "axis", 0)];
+    let mut none = tensor("none", &[2], &[0, 0]);
+    none.data_type = Some(DataType::Bool.into());
+    check(&with_tensor(with_tensor(model(&nothing), ints("s", [2, 3])), none), expect![["imported"]]);
+    let mut parts = model(&[node("SplitToSequence", &["x"], &["s"]), node("ConcatFromSequence", &["s"], &["y"])]);
+    parts.graph.as_mut().expect("a graph").input = vec![value("x", &[size(1 << 33)])];
+    check(
+        &parts,
+        expect![[r#"
+        error[DCC0108]: a sequence of 8589934592 parts, at most 65536 are supported
+          at   node 0 `/splittosequence` (SplitToSequence, opset 20): f32[8589934592]"#]],
+    );
+}
+
 #[test]
 fn external_data() {
     let add = || model(&[node("Add", &["x", "w"], &["y"])]);

@@ -304,7 +304,9 @@ fn wrong_flags() {
     let words = ["--tp belongs to `dcc compile`", "linear.dcc", "drop the flag"];
     refused(&folder, "run @/linear.dcc --data @/data --steps 1 --tp 2", 2, "DCC0001", &words);
     refused(&folder, "compile @/linear.dcc -o @/again.dcc", 2, "DCC0001", &["an artifact, which is compiled already"]);
-    refused(&folder, "verify @/linear.onnx", 2, "DCC0001", &["verify takes artifacts"]);
+    refused(&folder, "verify @/data", 2, "DCC0001", &["verify takes artifacts and models", "dcc export --onnx"]);
+    refused(&folder, "verify @/linear.onnx --model @/linear.onnx", 2, "DCC0001", &["--model belongs to an artifact"]);
+    refused(&folder, "verify @/linear.dcc --seed 2", 2, "DCC0001", &["--seed belongs to a model"]);
     refused(&folder, "explain DCC9999", 2, "DCC0001", &["no error code of dcc"]);
     refused(&folder, "inspect @/linear.onnx --stage 0", 2, "DCC0001", &["only artifacts have programs"]);
     refused(&folder, "inspect @/linear.dcc --stage 5", 2, "DCC0001", &["the artifact has 1 stages"]);

@@ -16,6 +16,7 @@ mod eval;
 mod files;
 mod gate;
 mod golden;
+mod hostile;
 mod import;
 #[cfg(target_os = "linux")]
 mod killed;
@@ -35,4 +36,6 @@ mod rewriting;
 mod steps;
 mod tidy;
 mod tolerance;
+#[cfg(target_os = "linux")]
+mod verify;
 mod windows;

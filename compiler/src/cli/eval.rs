@@ -1,8 +1,8 @@
 //! `dcc eval {MODEL.onnx|ART.dcc|CHECKPOINT} --inputs I --outputs O`: the model's outputs, or a loss and its gradients, computed by
 //! the lowering and kernels of training on this process's threads. Files are written only once all values are there.
 
-mod subject;
-mod tensors;
+pub(super) mod subject;
+pub(super) mod tensors;
 
 use super::failure::Outcome;
 use super::flags::CompileFlags;
@@ -130,9 +130,9 @@ impl Args {
 }
 
 /// Values by name, and what computing them took.
-struct Results {
-    values: Vec<Named>,
-    tally: Tally,
+pub(super) struct Results {
+    pub values: Vec<Named>,
+    pub tally: Tally,
 }
 
 pub fn run(args: &Args) -> Outcome<i32> {
@@ -208,7 +208,7 @@ fn add(total: &mut Tally, tally: &Tally) {
 }
 
 fn evaluate(call: &mut Call, evaluation: &Evaluation, args: &Args, threads: usize) -> Outcome<Results> {
-    let inputs = call.bind(evaluation)?;
+    let inputs = subject::bind(&call.arrays, evaluation)?;
     let artifact = call.subject.artifact(evaluation);
     let job = Job::new(&Source::Built { artifact: &artifact, folder: &call.folder }, &args.run_flags())?;
     let interp = args.backend == "interp";
@@ -220,12 +220,12 @@ fn evaluate(call: &mut Call, evaluation: &Evaluation, args: &Args, threads: usiz
     }
 }
 
-fn weights_of_programs(evaluation: &Evaluation) -> Vec<(String, DType)> {
+pub(super) fn weights_of_programs(evaluation: &Evaluation) -> Vec<(String, DType)> {
     let params = evaluation.programs.iter().flat_map(|p| p.params.iter().map(move |param| (param, p.ty(param.buffer).dtype)));
     params.map(|(param, dtype)| (param.name.clone(), dtype)).collect()
 }
 
-fn weights_of_graph(evaluation: &Evaluation) -> Vec<(String, DType)> {
+pub(super) fn weights_of_graph(evaluation: &Evaluation) -> Vec<(String, DType)> {
     let params = evaluation.source.nodes.iter().filter_map(|node| match &node.op {
         Op::Param(param) => Some((param.name.clone(), param.dtype)),
         _ => None,
@@ -233,7 +233,7 @@ fn weights_of_graph(evaluation: &Evaluation) -> Vec<(String, DType)> {
     params.collect()
 }
 
-fn compute(
+pub(super) fn compute(
     evaluation: &Evaluation,
     inputs: BTreeMap<String, Tensor>,
     parameters: &Parameters,
@@ -253,7 +253,11 @@ fn compute(
 }
 
 /// The graph as it was imported, in f64, each result rounded to its dtype.
-fn interpret(evaluation: &Evaluation, inputs: &BTreeMap<String, Tensor>, parameters: &Parameters) -> Outcome<Results> {
+pub(super) fn interpret(
+    evaluation: &Evaluation,
+    inputs: &BTreeMap<String, Tensor>,
+    parameters: &Parameters,
+) -> Outcome<Results> {
     let graph = &evaluation.source;
     let mut bindings = Bindings { step: 1, ..Bindings::default() };
     bindings.inputs.extend(inputs.iter().map(|(name, tensor)| (name.clone(), reference(tensor))));

@@ -1,11 +1,22 @@
 //! `dcc verify ART.dcc`: hashes, the gate over all programs, and the files that its tensors name; with `--model`, that its
-//! ranks compute what one device computes.
+//! ranks compute what one device computes. `dcc verify MODEL.onnx`: that dcc and tract compute the same.
 
 #[cfg(target_os = "linux")]
+mod compare;
+#[cfg(target_os = "linux")]
+mod made_up;
+#[cfg(target_os = "linux")]
+pub mod model;
+#[cfg(target_os = "linux")]
+mod opinion;
+#[cfg(target_os = "linux")]
 mod partition;
+#[cfg(target_os = "linux")]
+mod second;
+mod tract;
 
 use super::failure::{self, Outcome};
-use super::model::{self, Kind};
+use super::model::{Kind, kind};
 use super::output;
 use crate::error::Error;
 use dcc_program::artifact::{Artifact, Data};
@@ -13,27 +24,40 @@ use dcc_program::program::Program;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
+pub use tract::TRACT;
+
 #[derive(clap::Args)]
 pub struct Args {
-    /// The artifact
-    artifact: PathBuf,
+    /// An artifact, or a model, whose values tract computes too
+    #[arg(value_name = "ART.dcc|MODEL.onnx")]
+    subject: PathBuf,
     /// Also train a few steps on made-up data: all ranks, as threads, must agree with this model on one device
     #[cfg(target_os = "linux")]
-    #[arg(long, value_name = "MODEL.onnx")]
+    #[arg(long, value_name = "MODEL.onnx", help_heading = "Of an artifact")]
     model: Option<PathBuf>,
+    #[cfg(target_os = "linux")]
+    #[command(flatten)]
+    opinion: opinion::ModelFlags,
     /// Print what was checked as JSON
     #[arg(long)]
     json: bool,
 }
 
 pub fn run(args: &Args) -> Outcome<i32> {
-    let path = &args.artifact;
-    if model::kind(path)? != Kind::Artifact {
-        return Err(Error::usage("verify takes artifacts: this is none")
-            .at(path.display())
-            .help("compile the model first")
-            .into());
+    let path = &args.subject;
+    match kind(path)? {
+        Kind::Artifact => {}
+        #[cfg(target_os = "linux")]
+        Kind::Model => return opinion::run(args),
+        _ => {
+            return Err(Error::usage("verify takes artifacts and models: this is none")
+                .at(path.display())
+                .help("export a checkpoint with `dcc export --onnx`, and verify that")
+                .into());
+        }
     }
+    #[cfg(target_os = "linux")]
+    args.opinion.refuse_for_artifact()?;
     let artifact = load(path)?;
     let folder = path.parent().unwrap_or(Path::new(""));
     let mut absent = 0;
@@ -70,7 +94,7 @@ pub fn run(args: &Args) -> Outcome<i32> {
 #[cfg(target_os = "linux")]
 fn agreement(args: &Args, artifact: &Artifact) -> Outcome<Option<(f64, String)>> {
     let Some(model) = &args.model else { return Ok(None) };
-    let partition::Agreement { ranks, difference, bound } = partition::check(artifact, &args.artifact, model)?;
+    let partition::Agreement { ranks, difference, bound } = partition::check(artifact, &args.subject, model)?;
     let what = "losses and gradient norms of 3 steps differ from one device's by at most";
     Ok(Some((difference, format!("{ranks} ranks: {what} {difference:.1e} (allowed: {bound:e})\n"))))
 }

@@ -165,6 +165,21 @@ pub const PAGES: &[Page] = &[
          microbatches (--micro-batch-size) make it smaller.",
     ),
     entry(
+        811,
+        "built without the second opinion",
+        "`dcc verify MODEL.onnx` computes the model with tract too, another implementation of ONNX. It takes minutes to build, so \
+         that dcc is built without it unless it is asked for: `cargo build --release --bin dcc --features tract`.",
+    ),
+    entry(
+        911,
+        "dcc and tract compute different values",
+        "`dcc verify MODEL.onnx` computed the model's values with dcc and with tract, from the same inputs and weights. The \
+         message names the first node whose result differs although what it reads does not, and says whether dcc's slow reference \
+         (`dcc eval --backend interp`) sides with its kernels or with tract. One of the two has a bug; please report it with \
+         the model (without its weights) and the command. A value that is nearly undefined by its inputs, such as the sign of a \
+         rounding error, differs without a bug: give other inputs by `--seed` or `--inputs`.",
+    ),
+    entry(
         1001,
         "bug in dcc: an invariant does not hold",
         "A pass of the compiler made something that the next one refuses. This is a bug in dcc, whatever the model. Please \

@@ -3,8 +3,9 @@
 //! After: every value is defined once and before it is read, every operator exists in its opset with a fitting number of
 //! inputs and outputs, every tensor's dims, dtype and data length agree. Errors name the node; hostile files get errors too.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
+use super::control;
 use super::fx::FxCall;
 use super::model::{Model, default_opset, is_default_domain};
 use super::node::{Attribute, Body, Node, ValueId};
@@ -83,6 +84,29 @@ pub fn flatten(model: &Model) -> Result<Flat<'_>> {
         flattener.flat.outputs.push((output.name(), id.ok_or_else(undefined)?));
     }
     Ok(flattener.flat)
+}
+
+impl Flat<'_> {
+    /// The values that `wanted` depend on.
+    pub fn live(&self, wanted: impl Iterator<Item = ValueId>) -> Vec<bool> {
+        let mut live = vec![false; self.values.len()];
+        wanted.for_each(|id| live[id.0 as usize] = true);
+        for node in self.nodes.iter().rev() {
+            if node.outputs.iter().flatten().any(|id| live[id.0 as usize]) {
+                node.reads().for_each(|id| live[id.0 as usize] = true);
+                control::mark_inner(node, &mut live);
+            }
+        }
+        live
+    }
+
+    /// The name of each value, or the first with it and a number: names of inlined nodes may repeat.
+    pub fn names(&self) -> Vec<String> {
+        let mut taken: HashSet<&str> = HashSet::new();
+        let is_first: Vec<bool> = self.values.iter().map(|name| taken.insert(name)).collect();
+        let names = self.values.iter().zip(is_first).enumerate();
+        names.map(|(number, (name, first))| if first { name.clone() } else { format!("{name}#{number}") }).collect()
+    }
 }
 
 impl<'m> Flattener<'m> {

@@ -176,6 +176,9 @@ impl Known {
 
     /// Computes each stored element from its index. `None` beyond the budget.
     pub(super) fn build(dtype: DType, shape: &[u64], stored: &[u64], mut f: impl FnMut(&[u64]) -> u64) -> Option<Known> {
+        if shape.contains(&0) {
+            return Some(Known::nothing(dtype, shape));
+        }
         let count = stored.iter().try_fold(1_u64, |product, &dim| product.checked_mul(dim)).filter(|&count| count <= BUDGET)?;
         let mut index = vec![0; stored.len()];
         let mut bits = Vec::with_capacity(count as usize);

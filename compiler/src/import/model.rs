@@ -25,6 +25,15 @@ pub struct Model {
 impl Model {
     /// Decodes the bytes of an ONNX file. Errors: DCC0101 where they are none, DCC0103 for an opset that dcc does not read.
     pub fn decode(bytes: Bytes) -> Result<Model> {
+        let mut model = Model::as_written(bytes)?;
+        if let (Some(signature), Some(graph)) = (Signature::of(&model), &mut model.proto.graph) {
+            repair(graph, &signature);
+        }
+        Ok(model)
+    }
+
+    /// The same, its parameters as the exporter left them.
+    pub fn as_written(bytes: Bytes) -> Result<Model> {
         if bytes.starts_with(b"version https://git-lfs") {
             return Err(
                 Error::not_onnx("the file is a Git LFS pointer, not the model").help("fetch the model with `git lfs pull`")
@@ -38,11 +47,8 @@ impl Model {
         if proto.graph.is_none() {
             return Err(Error::not_onnx(format!("the {size} bytes hold no ONNX graph")).help("pass an .onnx file"));
         }
-        let mut model = Model { proto, bytes, files: BTreeMap::new() };
+        let model = Model { proto, bytes, files: BTreeMap::new() };
         model.check_opset()?;
-        if let (Some(signature), Some(graph)) = (Signature::of(&model), &mut model.proto.graph) {
-            repair(graph, &signature);
-        }
         Ok(model)
     }
 

@@ -18,6 +18,7 @@ impl Build {
     /// The same elements under another shape.
     pub fn reshape(&mut self, x: &Value, shape: &[u64]) -> Result<Value> {
         let from = x.shape(self)?;
+        super::tensor::dims(&shape.iter().map(|&dim| dim as i64).collect::<Vec<i64>>())?;
         if from.iter().product::<u64>() != shape.iter().product::<u64>() {
             return Err(Error::shape(format!(
                 "cannot reshape {:?} with {} elements to {shape:?} with {}",

@@ -32,7 +32,7 @@ pub struct Call {
     /// What the paths of the subject's tensors are relative to.
     pub folder: PathBuf,
     pub checkpoint: Option<Checkpoint>,
-    arrays: Vec<Array>,
+    pub arrays: Vec<Array>,
     training: TrainingOptions,
 }
 
@@ -109,40 +109,40 @@ impl Call {
         training.loss.labels = labels.map_or(Labels::Absent, |array| Labels::Given(Shape::from_slice(&array.shape)));
         Ok(self.subject.gradients(&training)?)
     }
+}
 
-    /// The values of the inputs that a graph reads, in their dtypes. Errors: one is missing, of another shape or out of range.
-    pub fn bind(&self, evaluation: &Evaluation) -> Outcome<BTreeMap<String, Tensor>> {
-        let (mut arrays, mut inputs) = (Vec::new(), Vec::new());
-        for input in reads(&evaluation.source) {
-            let array = self.arrays.iter().find(|array| array.name == input.name);
-            let array = array.ok_or_else(|| RuntimeError::data_keys(format!("input `{}` has no data", input.name)))?;
-            if array.shape[..] != input.shape[..] {
-                let (found, due) = (&array.shape, input.shape.as_slice());
-                let what = format!("`{}` has shape {found:?}, the model takes {due:?}", input.name);
-                return Err(RuntimeError::data_shape(what).at(array.path.display()).into());
-            }
-            // One step, fed whole.
-            let shape = [1].iter().chain(&array.shape).copied().collect();
-            arrays.push(Array { shape, ..array.clone() });
-            let known = evaluation.inputs.get(&input.name).cloned().unwrap_or_default();
-            inputs.push(Input {
-                name: input.name.clone(),
-                dtype: input.dtype,
-                shape: input.shape.to_vec(),
-                batch_dim: None,
-                vocabulary: known.vocabulary,
-                ignore_index: known.ignore_index,
-            });
+/// The values of the inputs that a graph reads, in their dtypes. Errors: one is missing, of another shape or out of range.
+pub fn bind(arrays: &[Array], evaluation: &Evaluation) -> Outcome<BTreeMap<String, Tensor>> {
+    let (mut fed, mut inputs) = (Vec::new(), Vec::new());
+    for input in reads(&evaluation.source) {
+        let array = arrays.iter().find(|array| array.name == input.name);
+        let array = array.ok_or_else(|| RuntimeError::data_keys(format!("input `{}` has no data", input.name)))?;
+        if array.shape[..] != input.shape[..] {
+            let (found, due) = (&array.shape, input.shape.as_slice());
+            let what = format!("`{}` has shape {found:?}, the model takes {due:?}", input.name);
+            return Err(RuntimeError::data_shape(what).at(array.path.display()).into());
         }
-        let options = dcc_runtime::data::Options { layout: Layout::Steps, ..Default::default() };
-        let dataset = Dataset::open(&Files { arrays, tokens: Vec::new() }, &inputs, &options)?;
-        let value = |(number, input): (usize, &Input)| {
-            let mut bytes = vec![0; (input.shape.iter().product::<u64>() * input.dtype.bytes()) as usize];
-            dataset.fill(number, Position::default(), 0..1, &mut bytes);
-            (input.name.clone(), Tensor { dtype: input.dtype, shape: input.shape.clone(), bytes })
-        };
-        Ok(inputs.iter().enumerate().map(value).collect())
+        // One step, fed whole.
+        let shape = [1].iter().chain(&array.shape).copied().collect();
+        fed.push(Array { shape, ..array.clone() });
+        let known = evaluation.inputs.get(&input.name).cloned().unwrap_or_default();
+        inputs.push(Input {
+            name: input.name.clone(),
+            dtype: input.dtype,
+            shape: input.shape.to_vec(),
+            batch_dim: None,
+            vocabulary: known.vocabulary,
+            ignore_index: known.ignore_index,
+        });
     }
+    let options = dcc_runtime::data::Options { layout: Layout::Steps, ..Default::default() };
+    let dataset = Dataset::open(&Files { arrays: fed, tokens: Vec::new() }, &inputs, &options)?;
+    let value = |(number, input): (usize, &Input)| {
+        let mut bytes = vec![0; (input.shape.iter().product::<u64>() * input.dtype.bytes()) as usize];
+        dataset.fill(number, Position::default(), 0..1, &mut bytes);
+        (input.name.clone(), Tensor { dtype: input.dtype, shape: input.shape.clone(), bytes })
+    };
+    Ok(inputs.iter().enumerate().map(value).collect())
 }
 
 /// Where values cannot be read because the model has inputs that dcc cannot hold: that, which names who reads them.
@@ -153,7 +153,7 @@ pub fn fault_of_model(args: &Args) -> Option<failure::Failure> {
 }
 
 /// The inputs that a graph reads.
-fn reads(graph: &crate::Graph) -> impl Iterator<Item = &crate::ops::Input> {
+pub fn reads(graph: &crate::Graph) -> impl Iterator<Item = &crate::ops::Input> {
     graph.nodes.iter().filter_map(|node| match &node.op {
         crate::ops::Op::Input(input) => Some(input),
         _ => None,
@@ -168,6 +168,13 @@ fn open_checkpoint(folder: &Path) -> Outcome<Checkpoint> {
 
 fn of_model(path: &Path, given: Given, options: Options) -> Outcome<Call> {
     let source = model::open(path)?;
+    let (options, arrays) = bound(&source, given, options)?;
+    let subject = Subject::of_model(&source.model, &options).map_err(|error| error.at(path.display()))?;
+    Ok(Call { subject, folder: source.folder, checkpoint: None, arrays, training: options.training })
+}
+
+/// The options for a model that is given these inputs, and the inputs by name.
+pub fn bound(source: &model::Source, given: Given, options: Options) -> Outcome<(Options, Vec<Array>)> {
     let inputs = data::inputs(&source.model);
     let names: Vec<String> = inputs.iter().map(|input| input.name.clone()).collect();
     let arrays = given.named(&names)?;
@@ -179,8 +186,7 @@ fn of_model(path: &Path, given: Given, options: Options) -> Outcome<Call> {
             options.import.constants.insert(name, data::constant(array, dtype)?);
         }
     }
-    let subject = Subject::of_model(&source.model, &options).map_err(|error| error.at(path.display()))?;
-    Ok(Call { subject, folder: source.folder, checkpoint: None, arrays, training: options.training })
+    Ok((options, arrays))
 }
 
 /// Symbolic dims have the sizes of the arrays. A static export that is given another number of samples is scaled to it.

@@ -1,15 +1,16 @@
 //! Partitioned = unpartitioned: the artifact's ranks against the same model compiled for one device, on weights and data that
 //! are made up.
 
+use super::made_up::made_up;
 use crate::cli::compile;
 use crate::cli::data::Shapes;
 use crate::cli::failure::Outcome;
 use crate::cli::flags::CompileFlags;
 use crate::error::Error;
+use dcc_program::DType;
 use dcc_program::artifact::Artifact;
 use dcc_program::manifest::Manifest;
 use dcc_program::program::Program;
-use dcc_program::{DType, philox};
 use dcc_runtime::data::Convert;
 use dcc_runtime::error::Error as RuntimeError;
 use dcc_runtime::exec::whole::{Parameters, Run, Tensor};
@@ -106,22 +107,8 @@ fn run(artifact: &Artifact, model: &Path) -> Outcome<Vec<BTreeMap<String, f64>>>
 fn inputs(artifact: &Artifact, manifest: &Manifest, step: i64) -> BTreeMap<String, Tensor> {
     let all = artifact.train.iter().flat_map(|p: &Program| p.inputs.iter().map(move |input| (&input.name, p.ty(input.buffer))));
     let tensor = |(name, ty): (&String, &dcc_program::TensorType)| {
-        let classes = manifest.inputs.get(name).and_then(|input| input.vocabulary).unwrap_or(2);
-        let hash = u32::from_le_bytes(*blake3::hash(name.as_bytes()).as_bytes().first_chunk().expect("32 bytes"));
-        let random = |i: u64| f64::from(philox::uniform(hash, 1, step, i));
-        let count = ty.elements();
-        let mut bytes = vec![0; (count * ty.dtype.bytes()) as usize];
-        match ty.dtype.is_float() {
-            true => {
-                let values: Vec<u8> = (0..count).flat_map(|i| f64::from(2.0 * random(i) as f32 - 1.0).to_le_bytes()).collect();
-                Convert::new(DType::F64, ty.dtype).run(&values, &mut bytes);
-            }
-            false => {
-                let values: Vec<u8> = (0..count).flat_map(|i| ((random(i) * classes as f64) as i64).to_le_bytes()).collect();
-                Convert::new(DType::I64, ty.dtype).run(&values, &mut bytes);
-            }
-        }
-        (name.clone(), Tensor { dtype: ty.dtype, shape: ty.shape.to_vec(), bytes })
+        let below = manifest.inputs.get(name).and_then(|input| input.vocabulary);
+        (name.clone(), made_up(name, ty.dtype, &ty.shape, below, (1, step)))
     };
     all.map(tensor).collect()
 }

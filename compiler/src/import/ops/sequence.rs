@@ -15,6 +15,9 @@ pub const ONNX: &[(&str, Import)] = &[
     ("SplitToSequence", split_to_sequence),
 ];
 
+/// Elements of a sequence.
+const MOST_PARTS: u64 = 1 << 16;
+
 fn list<'c>(call: &'c Call, position: usize) -> Result<&'c [Value]> {
     match call.input(position)? {
         Value::List(list) => Ok(list),
@@ -62,6 +65,11 @@ fn split_to_sequence(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let dim = call.axis(0, shape.len())?;
     let keep = call.node.flag("keepdims", true)?;
     let given = call.optional(1).map(|_| call.known(build, 1)).transpose()?;
+    let part = given.filter(|known| known.rank() == 0).and_then(Known::uniform_int).unwrap_or(1);
+    let count = shape[dim] / part.max(1) as u64;
+    if count > MOST_PARTS {
+        return Err(Error::limit(format!("a sequence of {count} parts, at most {MOST_PARTS} are supported")));
+    }
     let sizes = match given {
         None => vec![1; shape[dim] as usize],
         Some(known) if known.rank() == 0 => match call.known_ints(build, 1)?[0] {
