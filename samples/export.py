@@ -46,7 +46,7 @@ def graphs():
         "lstm_legacy": (partial(models.recurrent, "LSTM", bidirectional=True), dict(dynamo=False, opset=17)),
         "gru_legacy": (partial(models.recurrent, "GRU", bidirectional=True), dict(dynamo=False, opset=17)),
         "gru_optimized": (partial(models.recurrent, "GRU"), dict(optimize=True)),
-        "static_lstm": (partial(models.recurrent, "LSTM", batch=8, num_layers=2, bidirectional=True),
+        "families/static_lstm": (partial(models.recurrent, "LSTM", batch=8, num_layers=2, bidirectional=True),
                         dict(static=True, optimize=True)),
         "cnn": (models.cnn, {}),
         "cnn_legacy": (models.cnn, dict(dynamo=False, opset=13)),

@@ -86,7 +86,15 @@ fn what_trains_is_what_pytorch_trains() {
         _ => 0,
     };
     let mut renamed = Vec::new();
-    let folders = ["tests/models", "tests/models/attention", "samples/gpt", "samples/llama", "samples/lstm", "samples/resnet"];
+    let folders = [
+        "tests/models",
+        "tests/models/attention",
+        "tests/models/families",
+        "samples/gpt",
+        "samples/llama",
+        "samples/lstm",
+        "samples/resnet",
+    ];
     for path in folders.map(models).concat() {
         let name = path.file_stem().expect("a file").to_string_lossy().into_owned();
         let model = Model::decode(Bytes::from(std::fs::read(&path).expect("a model"))).expect("decodes");
