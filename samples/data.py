@@ -76,7 +76,7 @@ def test_data():
     steps = {"a": a.reshape(12, 8, 12), "b": b.reshape(12, 8, 5), "target": target.reshape(12, 8, 3),
              "basis": np.stack([basis * (1 + t / 20) for t in range(12)]).astype(np.float32)}
     zipf = np.minimum(rng.zipf(1.3, 2561) * 7919 % 50257, 50256)
-    return {
+    return family_data(full) | {
         "mlp.npz": {k: v[:256] for k, v in full.items()},
         "mlp_ignore.npz": {"image": full["image"][:256], "labels": ignore_some(rng, full["labels"][:256], 0.2)},
         "gpt2_tiny.npz": {"input_ids": ids, "labels": masked},
@@ -89,6 +89,27 @@ def test_data():
         "two_inputs_bce.npz": {"a": a, "b": b, "target": (1 / (1 + np.exp(-2 * target))).astype(np.float32)},
         "two_inputs_basis.npy": basis,
         "two_inputs_steps.npz": steps,
+    }
+
+
+def family_data(full):
+    """{file: arrays} for the graphs of `families.py`."""
+    rng = np.random.default_rng(2)
+    image = full["image"][:96]
+    pixels = (image > 0.25).astype(np.int64) + (image > 0.75)
+    dense, sparse = rng.standard_normal((96, 6), np.float32), np.stack([rng.integers(0, n, 96) for n in (11, 17, 23)], 1)
+    click = (dense[:, 0] + sparse[:, 0] / 5 - 1 + dense[:, 1] * (sparse[:, 1] % 3) > 0).astype(np.float32)
+    words = (full["labels"][:96, None] * 3 + rng.integers(0, 4, (96, 6))) % 31
+    source = rng.integers(1, 61, (96, 12))
+    mask = (np.arange(12) < rng.integers(6, 13, (96, 1))).astype(np.int64)
+    answer = source[:, 6::-1]
+    return {
+        "pixels.npz": {"image": image, "labels": pixels.reshape(-1, 8, 8)},
+        "images.npz": {"image": image, "target": image},
+        "dlrm.npz": {"dense": dense, "sparse": sparse, "target": click[:, None]},
+        "two_towers.npz": {"image": image, "text": words, "labels": np.tile(np.arange(16), 6)},
+        "t5.npz": {"input_ids": source, "attention_mask": mask,
+                   "decoder_input_ids": np.pad(answer[:, :-1], ((0, 0), (1, 0))), "labels": answer},
     }
 
 

@@ -24,6 +24,7 @@ import numpy as np
 import onnx
 import torch
 
+import families
 import init
 import models
 
@@ -81,7 +82,23 @@ def graphs():
         "samples/llama/model.onnx": (partial(models.llama, **LLAMA), dict(opset=23)),
         "samples/resnet/model.onnx": (models.resnet, dict(compare=False)),
         "samples/lstm/model.onnx": (partial(models.recurrent, "LSTM", width=128, num_layers=2), {}),
-    } | {f"tests/models/{name}.onnx": case for name, case in (tests | attention_graphs()).items()}
+    } | {f"tests/models/{name}.onnx": case for name, case in (tests | attention_graphs() | family_graphs()).items()}
+
+
+def family_graphs():
+    """A small model of each family, by the exporters that take it."""
+    tests = {"families/llama_tiny_opset18": (models.llama, dict(opset=18, bare=True))}
+    trained, legacy = dict(bare=True, compare=False), dict(dynamo=False, opset=17)
+    for name in ("resnet", "mobilenet", "efficientnet", "unet"):
+        tests[f"families/{name}"] = (getattr(families, name), trained)
+    for name in ("convnext", "vit", "swin", "autoencoder", "moe", "dlrm"):
+        tests[f"families/{name}"] = (getattr(families, name), dict(bare=True))
+    tests["families/two_towers"] = (families.two_towers, {})  # what trains, `scale` among them, is in the metadata
+    for name in ("resnet", "unet"):
+        tests[f"families/{name}_legacy"] = (getattr(families, name), trained | legacy)
+    for name in ("swin", "two_towers", "t5"):
+        tests[f"families/{name}_legacy"] = (getattr(families, name), dict(bare=True) | legacy)
+    return tests
 
 
 def attention_graphs():

@@ -36,6 +36,7 @@ from onnx.reference.op_run import OpRun
 from torch.nn import functional as F
 from transformers.activations import NewGELUActivation
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 import export
 import init
@@ -49,9 +50,14 @@ SAMPLE_MLP = "samples/mlp/model.onnx --data samples/mlp/digits.npz --init-rule *
 IGNORE = "--data tests/models/data/mlp_ignore.npz --init-rule *.weight=std:0.1 --global-batch-size 32"
 GPT2 = "--optimizer adamw --lr 3e-3 --betas 0.9,0.98 --weight-decay 0.1 --grad-clip 0.5 --lr-schedule cosine --warmup 4 --min-lr 3e-4"
 TINY = f"--data tests/models/data/gpt2_tiny.npz --global-batch-size 32 {GPT2}"
+LLAMA = f"--data tests/models/data/gpt2_tiny.npz --global-batch-size 16 {GPT2}"
 TWO = "tests/models/two_inputs.onnx --data tests/models/data/two_inputs.npz" \
       " --input basis=@tests/models/data/two_inputs_basis.npy --init-rule *t.weight=std:0.3 --global-batch-size 8"
 ADAM = "--optimizer adam --lr 2e-3 --eps 1e-6"
+SGD, ADAMW = "--optimizer sgd --lr 0.02 --momentum 0.9", "--optimizer adamw --lr 2e-3 --eps 1e-6 --weight-decay 0.1"
+FAMILY = "--global-batch-size 16 --init-rule *weight*=std:0.3"
+IMAGES = f"tests/models/families/NAME.onnx --data tests/models/data/mlp.npz {FAMILY}"
+PIXELS = f"tests/models/families/NAME.onnx --data tests/models/data/pixels.npz {FAMILY} --loss cross-entropy"
 CASES = {
     "mlp_momentum": f"{MLP} --optimizer sgd --lr 0.05 --momentum 0.9",
     "mlp_nesterov": f"{MLP} --optimizer sgd --lr 0.05 --momentum 0.9 --nesterov --weight-decay 0.01 --lr-schedule step:5:0.5",
@@ -77,6 +83,24 @@ CASES = {
                         f" --init-rule *t.weight=std:0.3 {ADAM} --steps 12",
     "cnn": f"{CNN} --optimizer adamw --lr 1e-2 --eps 1e-6 --weight-decay 0.1",
     "cnn_legacy": f"{CNN.replace('cnn.onnx', 'cnn_legacy.onnx')} --optimizer sgd --lr 0.05 --momentum 0.9 --grad-clip 1",
+    "resnet": f"{IMAGES.replace('NAME', 'resnet')} {SGD}",
+    "resnet_legacy": f"{IMAGES.replace('NAME', 'resnet_legacy')} {SGD} --grad-clip 1",
+    "mobilenet": f"{IMAGES.replace('NAME', 'mobilenet')} {ADAMW}",
+    "efficientnet": f"{IMAGES.replace('NAME', 'efficientnet')} {SGD} --init-rule *squeeze*=std:0.5",
+    "convnext": f"{IMAGES.replace('NAME', 'convnext')} --init-rule *.scale=std:0.5 {ADAMW}",
+    "vit": f"{IMAGES.replace('NAME', 'vit')} {SGD}",
+    "swin": f"{IMAGES.replace('NAME', 'swin')} --init-rule *.bias=std:0.5 {ADAMW}",
+    "swin_legacy": f"{IMAGES.replace('NAME', 'swin_legacy')} --init-rule *.bias=std:0.5 {SGD}",
+    "unet": f"{PIXELS.replace('NAME', 'unet')} {SGD}",
+    "unet_legacy": f"{PIXELS.replace('NAME', 'unet_legacy')} {ADAMW}",
+    "autoencoder": f"tests/models/families/autoencoder.onnx --data tests/models/data/images.npz {FAMILY} --loss mse {ADAMW}",
+    "moe": f"tests/models/families/moe.onnx --data tests/models/data/gpt2_tiny.npz {FAMILY} {SGD}"
+           " --init-rule *experts.*=std:0.2",
+    "dlrm": f"tests/models/families/dlrm.onnx --data tests/models/data/dlrm.npz {FAMILY} --loss bce {ADAMW}",
+    "two_towers": f"tests/models/families/two_towers.onnx --data tests/models/data/two_towers.npz {FAMILY} --init-rule scale=ones {ADAMW}",
+    "two_towers_legacy": "tests/models/families/two_towers_legacy.onnx --data tests/models/data/two_towers.npz"
+                         f" {FAMILY} --init-rule scale=ones {SGD}",
+    "t5_legacy": f"tests/models/families/t5_legacy.onnx --data tests/models/data/t5.npz {FAMILY} {ADAMW}",
     "gpt2_tiny": f"tests/models/gpt2_tiny.onnx {TINY}",
     "gpt2_tiny_opset20": f"tests/models/gpt2_tiny_opset20.onnx {TINY}",
     "gpt2_tiny_mask": f"tests/models/gpt2_tiny_mask.onnx --input attention_mask=ones {TINY}",
@@ -87,6 +111,8 @@ CASES = {
     "gpt2_50257": f"tests/models/gpt2_50257.onnx --data tests/models/data/gpt2_50257_tokens.npy --global-batch-size 8 {GPT2}",
     "static_gpt": f"tests/models/static_gpt.onnx --data tests/models/data/gpt2_tiny.npz {GPT2}",
     "llama_tiny": f"tests/models/llama_tiny.onnx --data tests/models/data/gpt2_tiny.npz --global-batch-size 16 {GPT2}",
+    "llama_tiny_opset20": f"tests/models/llama_tiny_opset20.onnx {LLAMA}",
+    "llama_tiny_opset18": f"tests/models/families/llama_tiny_opset18.onnx --freeze *inv_freq {LLAMA}",
     "bert_tiny": f"tests/models/bert_tiny.onnx --data tests/models/data/bert_tiny.npz --global-batch-size 16 {GPT2}",
     "sample_gpt": "samples/gpt/model.onnx --data samples/gpt/tokens.npy --global-batch-size 8 --optimizer adamw --lr 1e-3"
                   " --weight-decay 0.1 --grad-clip 1 --lr-schedule cosine --warmup 10 --min-lr 1e-4 --steps 100",
@@ -161,6 +187,8 @@ def loss_of(o, outputs, rows):
         logits, labels = logits[:, :-1], rows["input_ids"][:, 1:]
     else:
         labels = rows["labels"]
+    if logits.shape[:-1] != labels.shape:
+        logits = logits.movedim(1, -1)
     return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), label_smoothing=o.label_smoothing)
 
 
@@ -207,7 +235,7 @@ def as_file(module, model, dtype, change):
             child.padding_idx = None  # a Gather without its call knows none: every row that is read gets its gradient
         if isinstance(child, NewGELUActivation):
             child.forward = FileGelu().forward
-        elif isinstance(child, LlamaRMSNorm):
+        elif isinstance(child, (LlamaRMSNorm, T5LayerNorm)):
             child.forward = rms_norm.__get__(child)
         elif isinstance(child, LlamaRotaryEmbedding):
             child.forward = rotary.__get__(child)
@@ -331,9 +359,9 @@ def forward_of_graph(o, module, model, rows):
 def noise_of(name, shape):
     """[start, end) of the elements whose exact gradient is zero: attention's key bias (softmax ignores it), a bias before
     BatchNorm."""
-    if name.endswith("attn.c_attn.bias"):
+    if name.endswith(("attn.c_attn.bias", "qkv.bias")):
         return [shape[0] // 3, 2 * shape[0] // 3]
-    return [0, shape[0]] if name.endswith("attention.self.key.bias") or name == "fc.bias" else None
+    return [0, shape[0]] if name.endswith(("attention.self.key.bias", ".k_proj.bias")) or name == "fc.bias" else None
 
 
 def number(x):
@@ -346,6 +374,9 @@ def summary(name, f32, f64, gradient):
     out = {"shape": list(f32.shape), "trained": gradient is not None}
     arrays = {"f32": f32.ravel().copy(), "f64": f64.ravel().copy()} | ({} if gradient is None else {"gradient": gradient.ravel()})
     noise, n = noise_of(name, f32.shape), f64.size
+    # What a BatchNorm further on takes away; its mean of what has none.
+    if gradient is not None and np.abs(gradient).max() < 1e-13 or gradient is None and np.abs(f64).max() < 1e-10:
+        noise = [0, n]
     if noise:
         out["noise"] = noise
         for array in arrays.values():
@@ -380,7 +411,8 @@ def control(o, change, final64, trained):
     text = lambda v: ",".join(repr(x) for x in v) if isinstance(v, tuple) else repr(v)
     flags = [part for key, v in changes.items() for part in (f"--{key}", text(v))]
     distance = lambda n: np.linalg.norm(final[n] - final64[n]) / (np.linalg.norm(final64[n]) or 1)
-    moved = max(float(distance(n)) for n in trained if not noise_of(n, final[n].shape)) if steps == o.steps else None
+    seen = [n for n in trained if not noise_of(n, final[n].shape) and np.abs(trained[n]).max() > 1e-13]
+    moved = max(map(float, map(distance, seen))) if steps == o.steps else None
     return {"changed": what, "flags": flags, "f64": columns(log, torch.float64)}, moved
 
 

@@ -10,7 +10,8 @@ rank 1: ones where the graph uses it as the gain of a normalisation (or as a run
 - input 1 of LayerNormalization, RMSNormalization, BatchNormalization, InstanceNormalization, GroupNormalization, also
   through Identity, Cast, CastLike, Reshape, Unsqueeze and Expand; input 4 of BatchNormalization (the running variance); or
 - in a decomposed graph, a factor of a Mul whose other factor is a normalised value: a Div by Sqrt(..), or a Mul by a
-  reciprocal square root (Reciprocal(Sqrt(..)), Div(1, Sqrt(..)) or Pow(.., -0.5)), through Identity, Cast and CastLike.
+  reciprocal square root (Reciprocal(Sqrt(..)), Div(1, Sqrt(..)) or Pow(.., -0.5)), through Identity, Cast and CastLike; or an
+  InstanceNormalization, also through changes of shape (GroupNorm, as exporters decompose it).
 
     python samples/init.py            # self-check against the known answers of Random123
     python samples/init.py m.onnx 7 weights.safetensors [GLOB=RULE ...]
@@ -95,6 +96,8 @@ def gains(graph):
         return node.op_type == "Pow" and constant_of(node.input[1], producer, graph) == -0.5
 
     def is_normalised(name):
+        if is_op(source(name, PASSING), "InstanceNormalization"):
+            return True
         node = producer.get(source(name, {"Identity", "Cast", "CastLike"}))
         if node is None:
             return False
@@ -158,7 +161,7 @@ def fill_torch(module, values, names=None):
     with torch.no_grad():
         for name, array in values.items():
             parameter, transposed = (names or {}).get(name, (name, False))
-            state[parameter].copy_(torch.from_numpy(np.ascontiguousarray(array.T if transposed else array)))
+            state[parameter].copy_(torch.from_numpy(np.array(array.T if transposed else array, order="C")))
 
 
 def self_check():

@@ -7,6 +7,7 @@
 //!   directions (`f0 d0 …`; the `w…` and `x…` of unshardable dims do not, and never carry an axis).
 //! - `GradOf::Value(v)`: its result has v's dims, one by one. Holds for `GradSum { of: v }` and for the few nodes without such
 //!   names: gradients of transposes (v = the operand) and what max, min and prod compute of their reduced result (v = the result).
+//! f and v are of the forward pass, or earlier nodes of the same gradient.
 //! - The gradient of a value is one n-ary `GradSum` even of one contribution, the loss's included.
 //!
 //! No gradient passes through integers, bool, `StopGradient` or functions that are constant between their jumps (floor, sign).
@@ -133,6 +134,15 @@ impl<'a> Grad<'a> {
     /// What `build` adds is stamped with `GradOf::Value(v)`: its results have v's dims.
     pub fn of_value<T>(&mut self, v: NodeId, build: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         self.graph.set_grad_of(Some(GradOf::Value(v)));
+        let built = build(self);
+        let node = self.node;
+        self.graph.set_grad_of(Some(GradOf::Op(node)));
+        built
+    }
+
+    /// What `build` adds is stamped with `GradOf::Op(f)`: its rules have the factors of `f`'s, a node of this gradient or before.
+    pub fn like<T>(&mut self, f: NodeId, build: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        self.graph.set_grad_of(Some(GradOf::Op(f)));
         let built = build(self);
         let node = self.node;
         self.graph.set_grad_of(Some(GradOf::Op(node)));

@@ -56,6 +56,7 @@ fn all_sample_graphs_import() {
     check("samples/lstm", expect_file!["../golden/import/lstm.txt"]);
     check("samples/resnet", expect_file!["../golden/import/resnet.txt"]);
     check("tests/models", expect_file!["../golden/import/models.txt"]);
+    check("tests/models/families", expect_file!["../golden/import/families.txt"]);
     check("tests/models/attention", expect_file!["../golden/import/attention.txt"]);
 }
 

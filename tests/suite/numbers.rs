@@ -22,7 +22,9 @@ struct Case {
 
 const ALL: Case = Case { name: "", steps: None, rows: &Row::ALL, mesh: "", controls: false };
 
-const CASES: [Case; 41] = [
+const F64: Case = Case { rows: &[Row::F64], ..ALL };
+
+const CASES: [Case; 61] = [
     Case { name: "mlp_momentum", controls: true, ..ALL },
     Case { name: "mlp_nesterov", controls: true, ..ALL },
     Case { name: "mlp_adamw", controls: true, ..ALL },
@@ -50,6 +52,25 @@ const CASES: [Case; 41] = [
     Case { name: "two_inputs_steps", ..ALL },
     Case { name: "cnn", controls: true, ..ALL },
     Case { name: "cnn_legacy", ..ALL },
+    Case { name: "resnet", ..ALL },
+    Case { name: "resnet_legacy", ..F64 },
+    Case { name: "mobilenet", ..ALL },
+    Case { name: "efficientnet", ..ALL },
+    Case { name: "convnext", ..ALL },
+    Case { name: "vit", ..ALL },
+    Case { name: "swin", ..ALL },
+    Case { name: "swin_legacy", ..F64 },
+    Case { name: "unet", ..ALL },
+    Case { name: "unet_legacy", ..F64 },
+    Case { name: "autoencoder", ..ALL },
+    Case { name: "moe", ..ALL },
+    Case { name: "dlrm", ..ALL },
+    Case { name: "two_towers", ..ALL },
+    // Each sample meets each other: stages without microbatches.
+    Case { name: "two_towers", mesh: "--tp 2 --pp 2 --grad-accum 1", ..F64 },
+    Case { name: "two_towers", mesh: "--dp 2", ..F64 },
+    Case { name: "two_towers_legacy", ..F64 },
+    Case { name: "t5_legacy", ..ALL },
     Case { name: "gpt2_tiny", controls: true, ..ALL },
     Case { name: "gpt2_tiny_opset20", ..ALL },
     Case { name: "gpt2_tiny_mask", ..ALL },
@@ -59,6 +80,8 @@ const CASES: [Case; 41] = [
     Case { name: "gpt2_50257", ..ALL },
     Case { name: "static_gpt", ..ALL },
     Case { name: "llama_tiny", ..ALL },
+    Case { name: "llama_tiny_opset20", ..F64 },
+    Case { name: "llama_tiny_opset18", ..F64 },
     Case { name: "bert_tiny", ..ALL },
     Case { name: "sample_gpt", steps: Some(3), rows: &[Row::F32], mesh: "--tp 2 --pp 2", ..ALL },
     Case { name: "sample_llama", steps: Some(3), rows: &[Row::F32], mesh: "--tp 2 --dp 2", ..ALL },
@@ -219,8 +242,9 @@ fn check_case(case: &Case) {
         let steps = case.steps().unwrap_or(numbers(&golden["lr"]).len());
         assert_eq!(run.lines.len(), steps, "{name}");
         let (found, what) = distance(&golden, row, &run);
-        println!("{name} {} {steps} steps: {found:.1e} of what is allowed, in {what}", row.name());
-        assert!(found <= 1.0, "{name} {}: {found:.3e} times what is allowed, in {what}", row.name());
+        let (row, mesh) = (row.name(), case.mesh);
+        println!("{name} {row} {mesh} {steps} steps: {found:.1e} of what is allowed, in {what}");
+        assert!(found <= 1.0, "{name} {row} {mesh}: {found:.3e} times what is allowed, in {what}");
     }
     for control in golden["controls"].as_array().expect("controls") {
         let what = &control["changed"];
@@ -268,6 +292,53 @@ fn cnns_train_as_in_torch() {
 }
 
 #[test]
+fn convolutional_families_train_as_in_torch() {
+    ["resnet", "resnet_legacy", "mobilenet", "efficientnet", "unet", "unet_legacy", "autoencoder"].into_iter().for_each(check);
+}
+
+#[test]
+fn vision_transformers_train_as_in_torch() {
+    ["convnext", "vit", "swin", "swin_legacy"].into_iter().for_each(check);
+}
+
+#[test]
+fn experts_tables_towers_and_t5_train_as_in_torch() {
+    ["moe", "dlrm", "two_towers", "two_towers_legacy", "t5_legacy"].into_iter().for_each(check);
+}
+
+/// Of which `cargo test` takes one for each family, `tests/long.sh` all.
+const MESHES: [&str; 5] = ["--dp 2 --tp 2", "--tp 2 --pp 2", "--dp 2", "--tp 2", "--pp 2"];
+
+const FAMILIES: [&str; 15] = [
+    "resnet",
+    "mobilenet",
+    "efficientnet",
+    "convnext",
+    "vit",
+    "swin",
+    "unet",
+    "autoencoder",
+    "moe",
+    "dlrm",
+    "t5_legacy",
+    "llama_tiny_opset18",
+    "lstm",
+    "gru_legacy",
+    "bert_tiny",
+];
+
+#[test]
+fn families_on_meshes_train_as_in_torch() {
+    let all = std::env::var_os("DCC_LONG").is_some();
+    for (at, name) in FAMILIES.into_iter().enumerate() {
+        let meshes = if all { &MESHES[..] } else { &MESHES[at % MESHES.len()..][..1] };
+        for mesh in meshes {
+            check_case(&Case { name, mesh, ..F64 });
+        }
+    }
+}
+
+#[test]
 fn two_inputs_train_as_in_torch() {
     CASES.iter().filter(|case| case.name.starts_with("two_inputs")).for_each(check_case);
 }
@@ -284,7 +355,7 @@ fn gpt2_of_other_exporters_trains_as_in_torch() {
 
 #[test]
 fn llama_and_bert_train_as_in_torch() {
-    ["llama_tiny", "bert_tiny"].into_iter().for_each(check);
+    ["llama_tiny", "llama_tiny_opset20", "llama_tiny_opset18", "bert_tiny"].into_iter().for_each(check);
 }
 
 #[test]

@@ -90,6 +90,10 @@ impl<'m> Producers<'_, 'm> {
     }
 
     fn is_normalised(&self, id: ValueId) -> bool {
+        // GroupNorm, as exporters decompose it.
+        if self.node(self.source(id, PASSING)).is_some_and(|node| node.op == "InstanceNormalization") {
+            return true;
+        }
         let Some(node) = self.node(self.source(id, CASTS)) else { return false };
         match node.op {
             "Div" => self.is_root(node.inputs.get(1).copied().flatten()),

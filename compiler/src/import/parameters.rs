@@ -2,7 +2,7 @@
 //!
 //! PyTorch's dynamo exporter says so itself (`graph_signature`); where its optimizer renamed a parameter, what it says of each
 //! node tells what became of it (`trace`). Without a signature, a float tensor of rank 1 and up that the outputs depend on
-//! differentiably is a weight, in an initializer or in a Constant node.
+//! differentiably is a weight, in an initializer or in a Constant node; of PyTorch's older exporter, every named initializer.
 
 pub(super) mod signature;
 mod trace;
@@ -76,6 +76,8 @@ pub struct Classifier {
     literals: BTreeSet<String>,
     /// PyTorch wrote the file: module parameters are initializers, and tensors in Constant nodes are not weights.
     from_torch: bool,
+    /// By its older exporter, which names nodes after modules; its scalar initializers are the module's.
+    from_torchscript: bool,
 }
 
 impl Classifier {
@@ -83,8 +85,9 @@ impl Classifier {
         let signature = Signature::of(model);
         let trace = signature.as_ref().map_or_else(Trace::default, |signature| Trace::new(model, signature));
         let from_torch = model.proto.producer_name() == "pytorch";
+        let from_torchscript = from_torch && model.graph().node.iter().any(|node| node.name().starts_with('/'));
         let (gains, statistics, literals) = (gains::gains(model, flat), gains::statistics(flat), literals(flat));
-        Classifier { signature, trace, gains, statistics, literals, from_torch }
+        Classifier { signature, trace, gains, statistics, literals, from_torch, from_torchscript }
     }
 
     /// What the exporter did to parameters, for the user to know.
@@ -157,6 +160,8 @@ impl Classifier {
         }
         let Some(signature) = &self.signature else {
             return match origin {
+                // CLIP's `logit_scale`; numbers that the exporter folded are called `onnx::Mul_12`.
+                Origin::Initializer if self.from_torchscript && !tensor.name.contains("::") => Class::Trained,
                 _ if tensor.shape.is_empty() => Class::Known,
                 Origin::Constant if tensor.elements() <= 1 => Class::Known,
                 Origin::Constant if self.from_torch => Class::Frozen,

@@ -1,5 +1,7 @@
 //! Scaled dot-product attention and its gradient as library ops. Dao 2023, arXiv 2307.08691.
 
+mod mask;
+
 use super::dot::{factor_sizes, pack, unpack};
 use super::example::{Example, bools, floats};
 use super::{OpDef, Rule};
@@ -201,9 +203,6 @@ impl OpDef for Attention {
         if self.out != 0 {
             return Err(g.broken(y, "attention's log-sum-exp has no gradient"));
         }
-        if g[y].operands.len() == 4 && g.needs(3) {
-            return Err(Error::graph("attention has no gradient for its mask").at(g.origin(y)));
-        }
         let forward = g[y].operands.clone();
         let lse = g.in_forward(|g| g.add(Attention { out: 1, ..self.clone() }, &forward))?;
         let mut operands = Operands::from_slice(&[dy]);
@@ -213,6 +212,9 @@ impl OpDef for Attention {
         for out in 0..3 {
             g.give(usize::from(out), |g| g.add(AttentionGrad { attributes: self.attributes.clone(), out }, &operands))?;
         }
+        if forward.len() == 4 {
+            g.give(3, |g| mask::gradient(self, g, y, lse, dy))?;
+        }
         Ok(())
     }
 
@@ -221,7 +223,8 @@ impl OpDef for Attention {
         for (attributes, operands) in cases() {
             for out in [0, 1] {
                 let example = Example::new(Attention { attributes: attributes.clone(), out }, operands.clone());
-                all.push(if out == 0 { example.wrt(&[0, 1, 2]) } else { example.wrt(&[]) });
+                let trains: Vec<usize> = (0..operands.len()).filter(|&i| operands[i].dtype.is_float()).collect();
+                all.push(if out == 0 { example.wrt(&trains) } else { example.wrt(&[]) });
             }
         }
         all
@@ -286,7 +289,7 @@ impl OpDef for AttentionGrad {
 }
 
 /// Attributes and operands: plain; causal with time-major dims; grouped heads with an additive mask; a boolean mask with a row
-/// that keeps nothing.
+/// that keeps nothing; an additive one by head, in another order.
 fn cases() -> Vec<(Attributes, Vec<Tensor>)> {
     let attributes = |spec: &str, causal, mask| {
         let spec = FactorSpec::parse(spec).expect("an attention of ours parses");
@@ -307,6 +310,13 @@ fn cases() -> Vec<(Attributes, Vec<Tensor>)> {
             attributes("b h g t e, b h s e, b h s f, t s -> b h g t f", false, MaskKind::Additive),
             vec![floats(1, &[2, 3, 2, 4, 2]), k.clone(), v.clone(), floats(4, &[4, 5])],
         ),
-        (attributes("b h t e, b h s e, b h s f, b t s -> b h t f", false, MaskKind::Boolean), vec![q, k, v, keep]),
+        (
+            attributes("b h t e, b h s e, b h s f, b t s -> b h t f", false, MaskKind::Boolean),
+            vec![q, k.clone(), v.clone(), keep],
+        ),
+        (
+            attributes("b h t e, b h s e, b h s f, s h t -> b t h f", true, MaskKind::Additive),
+            vec![floats(1, &[2, 3, 4, 2]), k, v, floats(5, &[5, 3, 4])],
+        ),
     ]
 }

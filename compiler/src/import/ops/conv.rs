@@ -47,7 +47,8 @@ impl Channels {
 }
 
 fn with_bias(build: &mut Build, call: &Call, y: Value) -> Result<Value> {
-    let Some(bias) = call.optional(2) else { return Ok(y) };
+    // PyTorch's exporter writes zeros where the module has no bias, those of 3-D convolutions in a wrong shape.
+    let Some(bias) = call.optional(2).filter(|bias| bias.uniform() != Some(0.0)) else { return Ok(y) };
     let rank = y.rank(build)?;
     let size: u64 = bias.shape(build)?.iter().product();
     let mut shape = vec![1; rank - 1];
