@@ -83,7 +83,7 @@ CASES = {
                         f" --init-rule *t.weight=std:0.3 {ADAM} --steps 12",
     "cnn": f"{CNN} --optimizer adamw --lr 1e-2 --eps 1e-6 --weight-decay 0.1",
     "cnn_legacy": f"{CNN.replace('cnn.onnx', 'cnn_legacy.onnx')} --optimizer sgd --lr 0.05 --momentum 0.9 --grad-clip 1",
-    "resnet": f"{IMAGES.replace('NAME', 'resnet')} {SGD}",
+    "resnet": f"{IMAGES.replace('NAME', 'resnet')} --optimizer sgd --lr 0.005 --momentum 0.9",
     "resnet_legacy": f"{IMAGES.replace('NAME', 'resnet_legacy')} {SGD} --grad-clip 1",
     "mobilenet": f"{IMAGES.replace('NAME', 'mobilenet')} {ADAMW}",
     "efficientnet": f"{IMAGES.replace('NAME', 'efficientnet')} {SGD} --init-rule *squeeze*=std:0.5",

@@ -28,10 +28,20 @@ pub(super) fn gradient(op: &Attention, g: &mut Grad, y: NodeId, lse: NodeId, dy:
     let delta = row_sums(op, g, y, dy)?;
     let (t, s) = (dims.iter().position(|d| *d == role("t")), dims.len() - 1);
     let order = order_of(&spec.operands[3], &dims);
+    // A row without keys has no probabilities: its scores are all -inf.
+    let lse = g.of_value(lse, |g| {
+        let (never, zero) = (g.splat_like(f64::NEG_INFINITY, lse)?, g.splat_like(0.0, lse)?);
+        let some = g.compare(CompareOp::Gt, lse, never)?;
+        g.select(some, lse, zero)
+    })?;
+    let mut sorted: Vec<usize> = (0..order.len()).collect();
+    sorted.sort_by_key(|&d| order[d]);
+    let mask_in_order = g.in_forward(|g| g.transpose(mask, &sorted))?;
+    let at: Vec<usize> = sorted.iter().map(|&d| order[d]).collect();
     let d_s = g.of_value(scores, |g| {
         let shape = g.ty(scores).shape.clone();
         let scaled = g.scale(scores, f64::from_bits(op.attributes.scale))?;
-        let mask = mask_over(g, mask, &order, &shape)?;
+        let mask = g.broadcast(mask_in_order, &shape, &at)?;
         let mut scores = g.binary(BinaryOp::Add, scaled, mask)?;
         if let Some(t) = t.filter(|_| op.attributes.causal) {
             let index = |dim: usize| Iota { dtype: dcc_program::DType::I64, shape: shape.clone(), dim: dim as u8 };
@@ -40,12 +50,7 @@ pub(super) fn gradient(op: &Attention, g: &mut Grad, y: NodeId, lse: NodeId, dy:
             let never = g.splat_like(f64::NEG_INFINITY, scores)?;
             scores = g.select(later, never, scores)?;
         }
-        // A row without keys has none of its scores' probabilities.
         let rows: Vec<usize> = (0..s).collect();
-        let never = g.splat_like(f64::NEG_INFINITY, lse)?;
-        let some = g.compare(CompareOp::Gt, lse, never)?;
-        let zero = g.splat_like(0.0, lse)?;
-        let lse = g.select(some, lse, zero)?;
         let (lse, delta) = (g.broadcast(lse, &shape, &rows)?, g.broadcast(delta, &shape, &rows)?);
         let centered = g.binary(BinaryOp::Sub, scores, lse)?;
         let p = g.unary(UnaryOp::Exp, centered)?;
@@ -69,13 +74,4 @@ fn row_sums(op: &Attention, g: &mut Grad, y: NodeId, dy: NodeId) -> Result<NodeI
 /// Where each dim of the mask is among those of the scores.
 fn order_of(mask: &[DimFactors], scores: &[DimFactors]) -> Vec<usize> {
     mask.iter().map(|d| scores.iter().position(|s| s == d).expect("a mask has dims of the scores")).collect()
-}
-
-/// The mask with the scores' dims.
-fn mask_over(g: &mut Grad, mask: NodeId, order: &[usize], shape: &[u64]) -> Result<NodeId> {
-    let mut perm: Vec<usize> = (0..order.len()).collect();
-    perm.sort_by_key(|&d| order[d]);
-    let sorted: Vec<usize> = perm.iter().map(|&d| order[d]).collect();
-    let mask = g.transpose(mask, &perm)?;
-    g.broadcast(mask, shape, &sorted)
 }
