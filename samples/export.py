@@ -94,6 +94,7 @@ def family_graphs():
     for name in ("convnext", "vit", "swin", "autoencoder", "moe", "dlrm"):
         tests[f"families/{name}"] = (getattr(families, name), dict(bare=True))
     tests["families/two_towers"] = (families.two_towers, {})  # what trains, `scale` among them, is in the metadata
+    tests["families/resnet_optimized"] = (families.resnet, dict(optimize=True, compare=False))
     for name in ("resnet", "unet"):
         tests[f"families/{name}_legacy"] = (getattr(families, name), trained | legacy)
     for name in ("swin", "two_towers", "t5"):

@@ -18,7 +18,7 @@ fn operands(op: &str) -> &'static [usize] {
     }
 }
 
-/// Names of values that nodes read as such numbers only, directly or through an Identity.
+/// Names of values that nodes read as such numbers only, directly or through an Identity or a Concat.
 pub(super) fn literals(flat: &Flat) -> BTreeSet<String> {
     let mut literal = BTreeSet::new();
     let mut data: BTreeSet<ValueId> = flat.outputs.iter().map(|&(_, id)| id).collect();
@@ -26,7 +26,7 @@ pub(super) fn literals(flat: &Flat) -> BTreeSet<String> {
     literal.difference(&data).map(|id| flat.values[id.0 as usize].clone()).collect()
 }
 
-/// From the last node to the first, so that what an Identity gives is settled before it.
+/// From the last node to the first, so that what a node gives is settled before it.
 fn visit(nodes: &[Node], literal: &mut BTreeSet<ValueId>, data: &mut BTreeSet<ValueId>) {
     for node in nodes.iter().rev() {
         for (_, body) in &node.bodies {
@@ -34,7 +34,7 @@ fn visit(nodes: &[Node], literal: &mut BTreeSet<ValueId>, data: &mut BTreeSet<Va
             visit(&body.nodes, literal, data);
         }
         let only_literal = |id: &ValueId| literal.contains(id) && !data.contains(id);
-        let passes = node.op == "Identity" && node.outputs.iter().flatten().all(only_literal);
+        let passes = matches!(node.op, "Identity" | "Concat") && node.outputs.iter().flatten().all(only_literal);
         for (position, id) in node.inputs.iter().enumerate().filter_map(|(position, id)| Some((position, (*id)?))) {
             let is_literal = passes || operands(node.op).contains(&position);
             if is_literal {

@@ -17,6 +17,7 @@ use super::gains;
 use super::known::Known;
 use super::literals::literals;
 use super::model::Model;
+use super::proto::NodeProto;
 use super::tensor::{Tensor, TensorData};
 use super::value::Value;
 use crate::error::Result;
@@ -70,6 +71,8 @@ pub struct Classifier {
     /// What became of the parameters that the signature names and the file does not.
     trace: Trace,
     gains: BTreeSet<String>,
+    /// Nodes into which PyTorch's exporter folded a BatchNorm, as it notes itself.
+    folded_norms: Vec<String>,
     /// Running statistics, which are never computed with while compiling: a training step moves them.
     statistics: BTreeSet<String>,
     /// Numbers of operators, such as the scales of a Resize.
@@ -87,7 +90,9 @@ impl Classifier {
         let from_torch = model.proto.producer_name() == "pytorch";
         let from_torchscript = from_torch && model.graph().node.iter().any(|node| node.name().starts_with('/'));
         let (gains, statistics, literals) = (gains::gains(model, flat), gains::statistics(flat), literals(flat));
-        Classifier { signature, trace, gains, statistics, literals, from_torch, from_torchscript }
+        let folds = |node: &&NodeProto| node.metadata_props.iter().any(|note| note.value().contains("FuseBatchNorm"));
+        let folded_norms = model.graph().node.iter().filter(folds).map(|node| node.name().to_owned()).collect();
+        Classifier { signature, trace, gains, folded_norms, statistics, literals, from_torch, from_torchscript }
     }
 
     /// What the exporter did to parameters, for the user to know.
@@ -97,6 +102,13 @@ impl Classifier {
             if names.len() > 3 { shown + ", …" } else { shown }
         };
         let mut warnings = Vec::new();
+        if !self.folded_norms.is_empty() {
+            let (count, names) = (self.folded_norms.len(), few(&self.folded_norms));
+            warnings.push(format!(
+                "{count} BatchNorms are folded into the convolutions before them ({names}), so training differs from PyTorch's; \
+                 export with `optimize=False`"
+            ));
+        }
         let Trace { lost, rows, tables, others, numbers, constants, .. } = &self.trace;
         if !lost.is_empty() {
             let total = self.signature.iter().flat_map(Signature::parameters).count();

@@ -267,29 +267,44 @@ impl Device<'_> {
     /// differs back to a node that reads nothing which does.
     fn fused(&self, output: &Computed, values: &[Computed], theirs: &Values) -> Outcome<Error> {
         let mut at = output;
-        let mut seen = BTreeSet::from([output.name.as_str()]);
-        let mut what = "it differs together with the other outputs only".to_owned();
+        // Of each value that was computed alone, how it differs.
+        let mut found: BTreeMap<&str, Option<String>> = BTreeMap::new();
         loop {
             let mut next = None;
-            for name in std::iter::once(&at.name).chain(&at.reads) {
-                let known = values.iter().find(|value| value.name == *name).zip(theirs.get(name));
-                let Some((value, theirs)) = known.filter(|(value, _)| value.output.is_some()) else { continue };
-                if seen.len() > MOST_COMPILATIONS || (*name != at.name && !seen.insert(name)) {
+            let mut open: Vec<&String> = at.reads.iter().rev().collect();
+            let mut met = BTreeSet::new();
+            while let Some(name) = open.pop().filter(|_| next.is_none() && found.len() < MOST_COMPILATIONS) {
+                let Some(value) = values.iter().find(|value| value.name == *name).filter(|_| met.insert(name)) else {
                     continue;
+                };
+                let Some(theirs) = theirs.get(name).filter(|_| value.output.is_some()) else {
+                    // A value that cannot be compared: those that it is computed from.
+                    open.extend(value.reads.iter().rev());
+                    continue;
+                };
+                if !found.contains_key(name.as_str()) {
+                    found.insert(&value.name, self.differs_alone(name, theirs)?);
                 }
-                let Some(ours) = self.compute(&self.compiled(only(name))?)?.remove(name) else { continue };
-                if let Err(difference) = distance(&ours, theirs) {
-                    what = difference;
-                    next = Some(value).filter(|value| value.name != at.name).or(next);
-                }
+                next = Some(value).filter(|_| found[name.as_str()].is_some());
             }
             match next {
                 Some(value) => at = value,
                 None => break,
             }
         }
+        let what = match found.remove(at.name.as_str()) {
+            Some(what) => what,
+            None => self.differs_alone(&at.name, &theirs[&at.name])?,
+        };
+        let what = what.unwrap_or_else(|| "it differs together with the other outputs only".to_owned());
         let note = "it agrees where every value inside the model is computed for itself: kernels are fused wrongly";
         Ok(self.difference(at, &what, &theirs[&at.name])?.note(note))
+    }
+
+    /// How a value that is the only output differs from `theirs`.
+    fn differs_alone(&self, name: &str, theirs: &Tensor) -> Outcome<Option<String>> {
+        let ours = self.compute(&self.compiled(only(name))?)?.remove(name);
+        Ok(ours.and_then(|ours| distance(&ours, theirs).err()))
     }
 }
 
