@@ -7,6 +7,7 @@
 //!   directions (`f0 d0 …`; the `w…` and `x…` of unshardable dims do not, and never carry an axis).
 //! - `GradOf::Value(v)`: its result has v's dims, one by one. Holds for `GradSum { of: v }` and for the few nodes without such
 //!   names: gradients of transposes (v = the operand) and what max, min and prod compute of their reduced result (v = the result).
+//!
 //! f and v are of the forward pass, or earlier nodes of the same gradient.
 //! - The gradient of a value is one n-ary `GradSum` even of one contribution, the loss's included.
 //!
