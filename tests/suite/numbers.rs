@@ -24,7 +24,7 @@ const ALL: Case = Case { name: "", steps: None, rows: &Row::ALL, mesh: "", contr
 
 const F64: Case = Case { rows: &[Row::F64], ..ALL };
 
-const CASES: [Case; 61] = [
+const CASES: [Case; 62] = [
     Case { name: "mlp_momentum", controls: true, ..ALL },
     Case { name: "mlp_nesterov", controls: true, ..ALL },
     Case { name: "mlp_adamw", controls: true, ..ALL },
@@ -53,6 +53,8 @@ const CASES: [Case; 61] = [
     Case { name: "cnn", controls: true, ..ALL },
     Case { name: "cnn_legacy", ..ALL },
     Case { name: "resnet", ..ALL },
+    // Evaluation computes kernels and gains together: where their parameters train.
+    Case { name: "resnet", mesh: "--pp 2", ..F64 },
     Case { name: "resnet_legacy", ..F64 },
     Case { name: "mobilenet", ..ALL },
     Case { name: "efficientnet", ..ALL },

@@ -15,18 +15,21 @@ pub fn follow(graph: &Graph, plan: &Plan, of: &Graph) -> Plan {
     let mut same: Vec<Option<NodeId>> = Vec::with_capacity(graph.nodes.len());
     let mut strategies = BTreeMap::new();
     let mut stages: BTreeMap<NodeId, u32> = BTreeMap::new();
+    // Of what is computed from parameters alone: the last of their stages.
+    let mut held: Vec<Option<u32>> = Vec::with_capacity(graph.nodes.len());
     for id in graph.ids() {
         let node = &graph[id];
+        held.push(match &node.op {
+            Op::Param(param) => homes.get(param.name.as_str()).copied(),
+            _ => node.operands.iter().filter_map(|o| held[o.0 as usize]).max(),
+        });
         let operands: Option<_> = node.operands.iter().map(|o| same[o.0 as usize]).collect();
         let found = operands.and_then(|operands| known.get(&Node { operands, ..node.clone() }).copied());
         same.push(found);
         if let Some(strategy) = found.and_then(|f| plan.strategies.get(&f)) {
             strategies.insert(id, strategy.clone());
         }
-        let of_operand = |o: &NodeId| match &graph[*o].op {
-            Op::Param(param) => homes.get(param.name.as_str()).copied(),
-            _ => stages.get(o).copied(),
-        };
+        let of_operand = |o: &NodeId| stages.get(o).copied().or(held[o.0 as usize]);
         let batched =
             node.operands.iter().any(|o| stages.contains_key(o)) || found.is_some_and(|f| plan.stages.contains_key(&f));
         let own = found.and_then(|f| plan.stages.get(&f).copied());
