@@ -190,7 +190,9 @@ fn programs(graph: &Graph, plan: &Plan, options: &Options, mode: Mode, beside: &
     let placed = place::place(graph, plan)?;
     let name = options.name.trim_end_matches(".onnx");
     let mut programs = lower::programs(&placed, plan, name, mode, |stage| schedule::order(plan, stage))?;
-    beside.iter().zip(&mut programs).for_each(|(first, program)| lower::share(first, program));
+    if !beside.is_empty() {
+        programs.iter_mut().enumerate().try_for_each(|(stage, program)| lower::share(beside, stage, program))?;
+    }
     check::programs(&programs).map_err(Error::gate)?;
     Ok((placed, programs))
 }

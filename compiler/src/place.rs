@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::graph::{GradOf, Graph, NodeId, Operands, Phase};
 use crate::ops::{Op, Rule};
 use crate::plan::{Plan, Strategy};
+use dcc_program::program::ParamKind;
 use dcc_program::{AxisId, AxisList, Reduce, Sharding, TensorType};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -52,6 +53,8 @@ struct Placer<'a> {
     /// Clones in section `count` of placed forward nodes.
     counted: HashMap<NodeId, NodeId>,
     sources: Vec<bool>,
+    /// Sources of nothing but sources.
+    constants: Vec<bool>,
     /// Forward nodes that depend on no parameter: masks, positions, labels.
     of_data: Vec<bool>,
     sums: BTreeMap<NodeId, gradient::PlacedSum>,
@@ -71,6 +74,7 @@ impl<'a> Placer<'a> {
             strategies: HashMap::new(),
             counted: HashMap::new(),
             sources: Vec::new(),
+            constants: Vec::new(),
             of_data: Vec::new(),
             sums: BTreeMap::new(),
         };
@@ -94,6 +98,7 @@ impl<'a> Placer<'a> {
                 _ => false,
             };
             self.sources.push(source);
+            self.constants.push(source && node.operands.iter().all(|o| self.constants[o.0 as usize]));
             let of_data = node.operands.iter().all(|o| self.of_data[o.0 as usize]) && !matches!(node.op, Op::Param(_));
             self.of_data.push(of_data);
         }
@@ -101,6 +106,10 @@ impl<'a> Placer<'a> {
 
     fn is_source(&self, id: NodeId) -> bool {
         self.sources[id.0 as usize]
+    }
+
+    fn is_constant(&self, id: NodeId) -> bool {
+        self.constants[id.0 as usize]
     }
 
     /// The stage that computes a node: the plan's, or that of the forward node it is a gradient of. What depends on data alone
@@ -131,14 +140,18 @@ impl<'a> Placer<'a> {
                 }
             }
         }
-        // Stages from which a gradient without a stage has contributions.
+        // Stages from which a gradient without a stage has contributions. A constant can be made on any of them.
         for id in graph.ids().filter(|&id| graph[id].phase == Phase::Backward && self.stage[id.0 as usize].is_none()) {
             let mut mine = BTreeSet::new();
-            for &operand in graph[id].operands.iter().filter(|&&o| graph[o].phase == Phase::Backward) {
+            let counts = |o: &NodeId| graph[*o].phase == Phase::Backward && !self.is_constant(*o);
+            for &operand in graph[id].operands.iter().filter(|o| counts(o)) {
                 match self.stage[operand.0 as usize] {
                     Some(stage) => mine.extend([stage]),
                     None => mine.extend(&self.reach[operand.0 as usize]),
                 }
+            }
+            if let (true, Some(GradOf::Value(of))) = (mine.is_empty(), graph.grad_of(id)) {
+                mine.extend(self.reach[of.0 as usize].first().copied());
             }
             // What only the update reads, a running statistic, is held by all stages: evaluation may read it on another one than
             // that which computes its new value.
@@ -198,7 +211,7 @@ impl<'a> Placer<'a> {
         let node = &self.graph[id];
         match &node.op {
             Op::StopGradient(_) => return self.value(node.operands[0], stage, phase, want),
-            Op::Input(_) | Op::Param(_) | Op::Scalar(_) => return Ok(self.leaf(id, stage, phase)),
+            Op::Input(_) | Op::Param(_) | Op::Scalar(_) => return self.leaf(id, stage, phase),
             Op::GradSum(_) if phase == Phase::Update && node.phase == Phase::Backward => {
                 return self.parameter_gradient(id, stage);
             }
@@ -235,8 +248,12 @@ impl<'a> Placer<'a> {
         Ok(self.make(crate::ops::Transfer {}, &[value], ty, stage, section))
     }
 
-    fn leaf(&mut self, id: NodeId, stage: u32, phase: Phase) -> NodeId {
+    fn leaf(&mut self, id: NodeId, stage: u32, phase: Phase) -> Result<NodeId> {
         let node = &self.graph[id];
+        let weight = matches!(&node.op, Op::Param(param) if param.kind == ParamKind::Weight);
+        if weight && !self.param_stages(id).contains(&stage) {
+            return Err(self.graph.broken(id, &format!("stage {stage} reads a parameter that it does not hold")));
+        }
         let mut sharding = Sharding::replicated(node.ty.rank());
         let mut section = Phase::Begin;
         match &node.op {
@@ -252,7 +269,7 @@ impl<'a> Placer<'a> {
         let factors = sharding.dims.to_vec();
         self.strategies.entry(id).or_insert(Strategy { factors, keep: Default::default() });
         self.out.set_origin_of(self.graph, id);
-        self.make(node.op.clone(), &[], node.ty.with_sharding(sharding), stage, section)
+        Ok(self.make(node.op.clone(), &[], node.ty.with_sharding(sharding), stage, section))
     }
 
     fn source(&mut self, id: NodeId, stage: u32, phase: Phase, want: Option<&[AxisList]>) -> Result<NodeId> {
@@ -320,15 +337,18 @@ impl<'a> Placer<'a> {
         Ok(self.make(self.graph[id].op.clone(), &values, ty, stage, section))
     }
 
-    /// The operands of `id` that matter on `stage`: a gradient sum without a stage takes only that stage's contributions.
+    /// The operands of `id` that matter on `stage`: a gradient sum without a stage takes only that stage's contributions. What any
+    /// stage can make, whole, is the first one's.
     fn contributions(&self, id: NodeId, stage: u32) -> Operands {
         let node = &self.graph[id];
         if !matches!(node.op, Op::GradSum(_)) || self.stage[id.0 as usize].is_some() {
             return node.operands.clone();
         }
+        let reach = &self.reach;
         let here = |o: &NodeId| match self.stage[o.0 as usize] {
-            Some(s) => s == stage,
-            None => self.is_source(*o) || self.reach[o.0 as usize].contains(&stage),
+            Some(s) if !self.is_constant(*o) => s == stage,
+            None if !self.is_constant(*o) && self.graph[*o].phase == Phase::Backward => reach[o.0 as usize].contains(&stage),
+            _ => reach[id.0 as usize].first() == Some(&stage),
         };
         node.operands.iter().copied().filter(here).collect()
     }
@@ -353,6 +373,7 @@ impl<'a> Placer<'a> {
         for pending in all {
             let (axis, reduce) = pending;
             let has = |i: &usize| self.out.ty(values[*i]).sharding.pending.contains(&pending);
+            let may = |i: &usize| has(i) || node.operands.get(*i).is_some_and(|&o| self.is_zero(o));
             let wanted = axis == self.mb()
                 || strategy.keep.contains(&axis)
                 || node.ty.elements() <= 1
@@ -360,11 +381,20 @@ impl<'a> Placer<'a> {
             if reduce != Reduce::Sum || used.contains(&axis) || !wanted {
                 continue;
             }
-            if let Some(set) = node.op.linear(values.len()).into_iter().find(|set| set.iter().all(has)) {
+            if let Some(set) = node.op.linear(values.len()).into_iter().find(|set| set.iter().any(has) && set.iter().all(may)) {
                 keepers.insert(pending, set);
             }
         }
         (keepers.keys().copied().collect(), keepers)
+    }
+
+    /// Zero everywhere, which is a pending sum over any axis.
+    fn is_zero(&self, id: NodeId) -> bool {
+        match &self.graph[id].op {
+            Op::Const(c) => c.value() == 0.0,
+            Op::BroadcastInDim(_) | Op::Cast(_) => self.is_zero(self.graph[id].operands[0]),
+            _ => false,
+        }
     }
 
     /// Gradients of values that every stage clones (parameters, their casts) keep every pending until the update.

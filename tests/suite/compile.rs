@@ -54,6 +54,21 @@ fn check(model: &str) {
     }
 }
 
+/// Evaluation that would keep initial values, as a parameter of its stage trains on another, is refused.
+#[test]
+fn evaluation_reads_what_training_changes() {
+    let parallel = Parallel { pp: 2, ..Parallel::default() };
+    let artifact = compiled("gpt2_tiny.onnx", parallel, 2).unwrap_or_else(|e| panic!("{e}")).artifact;
+    let mut elsewhere = artifact.train.clone();
+    elsewhere.reverse();
+    for stage in 0..2 {
+        let mut eval = artifact.eval[stage].clone();
+        dcc::lower::share(&artifact.train, stage, &mut eval).unwrap_or_else(|e| panic!("{e}"));
+        let error = dcc::lower::share(&elsewhere, stage, &mut eval).expect_err("its parameters train on the other stage");
+        assert_eq!(error.code.to_string(), "DCC1001", "{error}");
+    }
+}
+
 macro_rules! models {
     ($($test:ident = $model:literal),+ $(,)?) => { $(#[test] fn $test() { check($model) })+ };
 }

@@ -322,8 +322,8 @@ const FAMILIES: [&str; 15] = [
     "autoencoder",
     "moe",
     "dlrm",
-    "t5_legacy",
     "llama_tiny_opset18",
+    "t5_legacy",
     "lstm",
     "gru_legacy",
     "bert_tiny",
@@ -338,6 +338,8 @@ fn families_on_meshes_train_as_in_torch() {
             check_case(&Case { name, mesh, ..F64 });
         }
     }
+    // The decoder's bias reaches one stage, what its gradient is chosen against belongs to the other.
+    check_case(&Case { name: "t5_legacy", mesh: "--pp 2 --grad-accum 1", ..F64 });
 }
 
 #[test]

@@ -1,20 +1,24 @@
 //! One persistent layout for the programs of a rank: evaluation finds every parameter where training has it.
 
+use crate::error::{Error, Result};
 use dcc_program::program::{Param, Place, Program};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-/// Moves the persistent buffers of `program`: parameters to where `first` has them, all else behind what `first` keeps, which
-/// is the state of its optimizer among others.
-pub fn share(first: &Program, program: &mut Program) {
-    let stands = |param: &Param| {
-        let same = |other: &&Param| other.name == param.name && other.kind == param.kind && other.piece == param.piece;
-        first.params.iter().find(same).map(|other| first.buffer(other.buffer).offset)
-    };
+/// Moves the persistent buffers of the program of `stage`: parameters to where its one of `training` has them, all else behind
+/// what that keeps, which is the state of its optimizer among others.
+/// Errors: a parameter that training changes, though not where `program` would read it.
+pub fn share(training: &[Program], stage: usize, program: &mut Program) -> Result<()> {
+    let first = &training[stage];
     let mut moved: BTreeMap<u64, u64> = BTreeMap::new();
     for param in &program.params {
-        if let Some(offset) = stands(param) {
-            moved.insert(program.buffer(param.buffer).offset, offset);
+        let (here, of) = (program.buffer(param.buffer), |other: &Param| other.name == param.name && other.kind == param.kind);
+        let same = |other: &&Param| of(other) && other.piece == param.piece && first.buffer(other.buffer).ty == here.ty;
+        if let Some(other) = first.params.iter().find(same) {
+            moved.insert(here.offset, first.buffer(other.buffer).offset);
+        } else if training.iter().flat_map(|program| &program.params).any(|other| other.trained && of(other)) {
+            let what = format!("evaluation on stage {stage} would read initial values of a parameter that trains elsewhere");
+            return Err(Error::internal(what).at(&param.name));
         }
     }
     let is_persistent = |place: Place| place == Place::Persistent;
@@ -32,4 +36,5 @@ pub fn share(first: &Program, program: &mut Program) {
         buffer.offset = moved[&buffer.offset];
     }
     program.persistent_bytes = end;
+    Ok(())
 }

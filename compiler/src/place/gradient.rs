@@ -26,7 +26,8 @@ impl Placer<'_> {
     ) -> Result<NodeId> {
         let mut by_stage: BTreeMap<u32, Vec<NodeId>> = BTreeMap::new();
         for &operand in operands {
-            by_stage.entry(self.stage[operand.0 as usize].unwrap_or(stage)).or_default().push(operand);
+            let home = self.stage[operand.0 as usize].filter(|_| !self.is_constant(operand));
+            by_stage.entry(home.unwrap_or(stage)).or_default().push(operand);
         }
         let mut values = Vec::new();
         for (home, operands) in by_stage {

@@ -94,13 +94,12 @@ fn rows<E: PartialOrd + Copy>(axes: &[Axis], x: &[E], base: usize, values: &mut 
     }
 }
 
-#[allow(clippy::eq_op)]
+#[expect(clippy::eq_op, reason = "a NaN is not equal to itself")]
 fn row<E: PartialOrd + Copy>(axis: &Axis, tap: usize, x: &[E], base: usize, values: &mut [E], places: &mut [i32]) {
     let (reached, first) = axis.reached(tap);
     let best = values[reached.clone()].iter_mut().zip(&mut places[reached]);
     for ((value, place), at) in best.zip((base + first..).step_by(axis.stride)) {
         let found = x[at];
-        // A NaN is not equal to itself.
         let take = found > *value || found != found || *place < 0;
         *value = if take { found } else { *value };
         *place = if take { at as i32 } else { *place };
