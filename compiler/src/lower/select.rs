@@ -196,7 +196,9 @@ impl<'a, 'b> Selection<'a, 'b> {
         let sums: Vec<NodeId> = self.stage.accumulators.iter().filter(|(n, into)| n == into).map(|(&n, _)| n).collect();
         for sum in sums {
             let result = self.buffer(sum);
-            self.push(Action::Library(Library::Zero), &[result], &[], sum);
+            let into = self.stage.accumulators.iter().filter(|&(&node, &into)| into == sum && node != sum).count();
+            let terms = into.max(1) as u32;
+            self.push(Action::Library(Library::Zero { terms }), &[result], &[], sum);
         }
     }
 

@@ -222,8 +222,8 @@ pub enum Library {
     Reshape { spec: FactorSpec },
     /// The same bytes in another buffer of the same type.
     Copy,
-    /// All elements zero: accumulators in `begin`.
-    Zero,
+    /// All elements zero: an accumulator in `begin`, to which each microbatch adds that many terms.
+    Zero { terms: u32 },
     /// `+mb` becomes whole: the accumulator after its last addition. Operand and result share their place.
     ResolveMicrobatches,
     /// Rank's own block of a whole dim; the result's dim gains `axis` as its last.

@@ -23,7 +23,7 @@ impl super::Cpu {
             Library::Cumsum { dim, exclusive, reverse } => Some(indexed::cumsum(site, (*dim, *exclusive, *reverse), instr)?),
             Library::Attention(attention) => Some(self.attention(site, attention, instr, Pass::Forward)?),
             Library::AttentionGrad(attention) => Some(self.attention(site, attention, instr, Pass::Backward)?),
-            Library::Zero => Some(Work::Zero(site.span(result)?)),
+            Library::Zero { .. } => Some(Work::Zero(site.span(result)?)),
             Library::KeepFirst { axis } if site.coordinates(0).get(*axis) != 0 => Some(Work::Zero(site.span(result)?)),
             Library::SliceAxis { axis, dim } => {
                 rows::slice(site, (axis.0.into(), usize::from(*dim)), instr.operands[0], result)?
@@ -41,7 +41,7 @@ impl super::Cpu {
 /// Operands and results.
 fn arity(library: &Library) -> (usize, usize) {
     match library {
-        Library::Zero => (0, 1),
+        Library::Zero { .. } => (0, 1),
         Library::Dot { .. } | Library::Convolution { .. } | Library::ScatterAdd { .. } => (2, 1),
         Library::MaxPool(_) => (1, 2),
         Library::Attention(a) => (3 + usize::from(a.mask != MaskKind::None), 2),

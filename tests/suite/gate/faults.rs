@@ -168,7 +168,7 @@ const FAULTS: &[Planted] = &[
     }),
     ("a slot that is not there", Fault::Bounds, "which the areas have not", |p| p[0].order[1].slots[0] = 9),
     ("parameters written over", Fault::Overwritten, "has overwritten it", |p| {
-        let zero = find(p, SectionKind::Begin, |i| i.action == Action::Library(Library::Zero));
+        let zero = find(p, SectionKind::Begin, |i| matches!(i.action, Action::Library(Library::Zero { .. })));
         let id = instr(p, zero).results[0];
         let (old, new) = (p[0].buffer(id).clone(), p[0].buffer(p[0].params[0].buffer).offset);
         let there = p[0].buffers.iter_mut().filter(|b| b.place == old.place && b.offset == old.offset);
@@ -209,7 +209,7 @@ const FAULTS: &[Planted] = &[
         let partial = instr(p, site).operands[0];
         let zero = Instr {
             results: [partial].into_iter().collect(),
-            action: Action::Library(Library::Zero),
+            action: Action::Library(Library::Zero { terms: 1 }),
             ..instr(p, site).clone()
         };
         body(p, site).insert(site.2 + 1, Instr { operands: Default::default(), ..zero });
@@ -223,11 +223,15 @@ const FAULTS: &[Planted] = &[
         body(p, site).insert(wait.2, early);
     }),
     ("an accumulator that is not zeroed", Fault::Accumulator, "nothing has zeroed", |p| {
-        let zero = find(p, SectionKind::Begin, |i| i.action == Action::Library(Library::Zero));
+        let zero = find(p, SectionKind::Begin, |i| matches!(i.action, Action::Library(Library::Zero { .. })));
         body(p, zero).remove(zero.2);
     }),
+    ("a term of a gradient lost", Fault::Accumulator, "after 1 of its 2 terms", |p| {
+        let zero = find(p, SectionKind::Begin, |i| matches!(i.action, Action::Library(Library::Zero { .. })));
+        instr(p, zero).action = Action::Library(Library::Zero { terms: 2 });
+    }),
     ("an accumulator zeroed by each microbatch", Fault::Accumulator, "1 of 2 microbatches", |p| {
-        let zero = find(p, SectionKind::Begin, |i| i.action == Action::Library(Library::Zero));
+        let zero = find(p, SectionKind::Begin, |i| matches!(i.action, Action::Library(Library::Zero { .. })));
         let instr = body(p, zero).remove(zero.2);
         let backward = p[0].sections.iter_mut().find(|s| s.kind == SectionKind::Backward).expect("a backward");
         backward.body.insert(0, instr);

@@ -252,7 +252,7 @@ fn arity(p: &Program, instr: &Instr) -> Checked<()> {
             Library::MaxPool(_) => (1, 2),
             Library::Attention(a) => (3 + usize::from(a.mask != MaskKind::None), 2),
             Library::AttentionGrad(a) => (6 + usize::from(a.mask != MaskKind::None), 3),
-            Library::Zero => (0, 1),
+            Library::Zero { .. } => (0, 1),
             _ => (1, 1),
         },
         Action::Start { transfer: Transfer::Recv { .. }, .. } => (0, 0),

@@ -37,7 +37,7 @@ pub(super) fn microbatches(p: &Program, section: SectionKind, instr: &Instr) -> 
     let per_microbatch = |b: &&BufferId| is_per_microbatch(p, p.ty(**b));
     let name = section.name();
     if let Some(b) = instr.results.iter().find(per_microbatch)
-        && instr.action != Action::Library(Library::Zero)
+        && !matches!(instr.action, Action::Library(Library::Zero { .. }))
     {
         let ty = p.ty(*b).text(&p.mesh);
         return refuse(Fault::Microbatch, format!("{name} runs once per step, b{} is {ty}", b.0));
@@ -146,10 +146,10 @@ fn library(p: &Program, library: &Library, operands: &[&TensorType], results: &[
         Library::Attention(a) => contract::attention(a, operands, results, mesh),
         Library::AttentionGrad(a) => contract::attention_grad(a, operands, results, mesh),
         Library::Reshape { spec } => contract::reshape(spec, operands[0], results[0], mesh),
-        Library::Zero if results[0].sharding.pending.iter().any(|&(_, r)| r != Reduce::Sum) => {
+        Library::Zero { .. } if results[0].sharding.pending.iter().any(|&(_, r)| r != Reduce::Sum) => {
             refuse(Fault::Pending, format!("zero is no partial result of {}", results[0].text(mesh)))
         }
-        Library::Zero => Ok(()),
+        Library::Zero { .. } => Ok(()),
         _ => declared(&moved(library, operands[0], mesh)?, results[0], mesh),
     }
 }

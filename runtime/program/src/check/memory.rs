@@ -77,7 +77,7 @@ impl<'a> Run<'a> {
     fn content(&self, id: BufferId, k: usize) -> Content {
         let microbatch = self.p.order.get(k).map_or(0, |s| s.microbatch);
         let microbatch = is_per_microbatch(self.p, self.p.ty(id)).then_some(microbatch);
-        Content { names: smallvec![id], microbatch, additions: None, step: k, read: k }
+        Content { names: smallvec![id], microbatch, additions: None, terms: None, step: k, read: k }
     }
 
     fn start_of_step(&mut self) -> Checked<()> {
@@ -161,16 +161,20 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The operand of `resolve`: all microbatches were added, equally often.
+    /// The operand of `resolve`: all microbatches were added, equally often, and as often as was said where it was zeroed.
     fn resolved(&mut self, k: usize, id: BufferId) -> Checked<()> {
         let (block, span) = self.block(id, k);
         let microbatches = self.p.mesh.size_of("mb");
         let content = self.memory.find(block, &span, id)?;
         let equal = |a: &Vec<u32>| a[0] > 0 && a.iter().all(|&n| n == a[0]);
-        match &content.additions {
-            Some(additions) if equal(additions) => Ok(()),
-            None if microbatches == 1 => Ok(()),
-            additions => {
+        match (&content.additions, content.terms) {
+            (Some(additions), Some(terms)) if equal(additions) && additions[0] != terms => {
+                let what = format!("b{} is resolved after {} of its {terms} terms", id.0, additions[0]);
+                refuse(Fault::Accumulator, what)
+            }
+            (Some(additions), _) if equal(additions) => Ok(()),
+            (None, _) if microbatches == 1 => Ok(()),
+            (additions, _) => {
                 let done = additions.as_ref().map_or(1, |a| a.iter().filter(|n| **n > 0).count());
                 refuse(
                     Fault::Accumulator,
@@ -209,9 +213,10 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         let mut content = self.content(id, k);
-        let zeroed = *action == Action::Library(Library::Zero) && !section.kind.is_per_microbatch();
-        if zeroed && self.p.mesh.microbatch_axis().is_some_and(|mb| self.p.ty(id).sharding.is_pending(mb)) {
+        let sums = self.p.mesh.microbatch_axis().is_some_and(|mb| self.p.ty(id).sharding.is_pending(mb));
+        if let (Action::Library(Library::Zero { terms }), false, true) = (action, section.kind.is_per_microbatch(), sums) {
             content.additions = Some(vec![0; self.p.mesh.size_of("mb") as usize]);
+            content.terms = Some(*terms);
             content.microbatch = None;
         }
         self.memory.write(block, &span, content)

@@ -15,6 +15,8 @@ pub(super) struct Content {
     pub microbatch: Option<u32>,
     /// Additions by microbatch, of an accumulator.
     pub additions: Option<Vec<u32>>,
+    /// How many each microbatch owes, where it was zeroed.
+    pub terms: Option<u32>,
     /// Steps of the order in which it was written, and last read.
     pub step: usize,
     pub read: usize,

@@ -87,7 +87,7 @@ impl Factors {
 
 pub(super) fn run(p: &Program, library: &Library, instr: &Instr, step: &Step, rank: &mut Rank) -> Fault<()> {
     let wanted = match library {
-        Library::Zero => 0,
+        Library::Zero { .. } => 0,
         Library::Dot { .. } | Library::ScatterAdd { .. } | Library::Convolution { .. } => 2,
         Library::Attention(a) => 3 + usize::from(a.mask != MaskKind::None),
         Library::AttentionGrad(a) => 6 + usize::from(a.mask != MaskKind::None),
@@ -115,7 +115,7 @@ pub(super) fn run(p: &Program, library: &Library, instr: &Instr, step: &Step, ra
         Library::MaxPool(pool) => super::windows::max_pool(p, pool, instr, step, rank),
         Library::Attention(a) => super::attention::forward(p, a, instr, step, rank),
         Library::AttentionGrad(a) => super::attention::backward(p, a, instr, step, rank),
-        Library::Zero => Block::filled(p, instr.results[0], step, 0)?.write(rank),
+        Library::Zero { .. } => Block::filled(p, instr.results[0], step, 0)?.write(rank),
         _ => moving(p, library, instr, step, rank),
     }
 }

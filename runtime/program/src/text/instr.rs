@@ -42,7 +42,15 @@ pub(super) fn action(line: &mut Cursor, mesh: &Mesh, target: Target) -> Parsed<A
 fn library(word: &str, line: &mut Cursor, mesh: &Mesh, mode: StoreMode) -> Parsed<Library> {
     Ok(match word {
         "copy" => Library::Copy,
-        "zero" => Library::Zero,
+        "zero" => {
+            let mut terms = 1;
+            if line.eat("(") {
+                line.expect("terms")?;
+                terms = line.number("a number of terms")?;
+                line.expect(")")?;
+            }
+            Library::Zero { terms }
+        }
         "resolve" => Library::ResolveMicrobatches,
         "dot" => Library::Dot { spec: FactorSpec::parse(line.parenthesized()?)?, mode },
         "reshape" => {

@@ -207,7 +207,8 @@ impl Printer<'_> {
             }
             Library::Reshape { spec } => format!("reshape({})", spec.text()),
             Library::Copy => "copy".to_owned(),
-            Library::Zero => "zero".to_owned(),
+            Library::Zero { terms: 1 } => "zero".to_owned(),
+            Library::Zero { terms } => format!("zero(terms {terms})"),
             Library::ResolveMicrobatches => "resolve".to_owned(),
             Library::SliceAxis { axis: a, dim } => format!("slice({}, dim {dim})", axis(*a)),
             Library::KeepFirst { axis: a } => format!("keep_first({})", axis(*a)),
