@@ -3,9 +3,11 @@
 mod forward;
 mod inputs;
 
+use crate::annotations;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::import::{self, Imported, Model, TensorData};
+use crate::plan::annotated;
 use crate::plan::batch::{self, Batch, Given};
 use crate::plan::{self, Parallel, Plan};
 use crate::train::{Trainable, Training, TrainingOptions, train_step};
@@ -86,7 +88,10 @@ pub struct Compiled {
 
 /// ONNX to everything the ranks need. Pure: no files, no clock, no environment.
 pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
-    let (imported, batch) = import(model, options)?;
+    let devices = options.parallel.dp.saturating_mul(options.parallel.tp).saturating_mul(options.parallel.pp);
+    let (annotations, notes) = annotations::read(model, devices)?;
+    let (mut imported, batch) = import(model, options)?;
+    imported.warnings.extend(notes);
     log("imported", &imported.graph);
     let forward = simplify(&imported.graph, options)?;
     let forward = sources::split(&forward)?;
@@ -99,7 +104,9 @@ pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
     training.graph = simplify(&training.graph, options)?;
     training.eval = simplify(&training.eval, options)?;
     log("training step built", &training.graph);
-    let parallel = Parallel { microbatches: batch.accumulate, ..options.parallel.clone() };
+    let (wishes, notes) = annotated::resolve(&training.graph, &annotations, &imported.shapes)?;
+    imported.warnings.extend(notes);
+    let parallel = Parallel { microbatches: batch.accumulate, wishes, ..options.parallel.clone() };
     let plan = plan::choose(&training.graph, &parallel)?;
     let (placed, train) = programs(&training.graph, &plan, options, Mode::Train, &[])?;
     let eval_plan = plan::follow(&training.eval, &plan, &training.graph);

@@ -48,6 +48,7 @@ use value::Value;
 
 pub use inputs::{InputInfo, check_inputs, symbol};
 pub use model::Model;
+pub use node::index_of;
 pub use normal::{Normal, Parts};
 pub use ops::supported;
 pub use parameters::Parameter;
@@ -122,6 +123,8 @@ pub struct Imported {
     pub warnings: Vec<String>,
     /// What its nodes compute, where values are exposed.
     pub values: Vec<Computed>,
+    /// Of all values, parameters and inputs among them, by their names in the file.
+    pub shapes: BTreeMap<String, Shape>,
 }
 
 /// Builds the forward graph of `model`. Errors: DCC00xx where the command line leaves a size open, DCC01xx for what is wrong
@@ -167,12 +170,13 @@ fn import(
         importer.node(node, &live)?;
     }
     let shape = |value: &Option<Value>| value.as_ref().and_then(|value| value.shape(&importer.build).ok());
-    let shapes = importer.values.iter().map(shape).collect();
+    let shapes: Vec<Option<Shape>> = importer.values.iter().map(shape).collect();
+    let named = flat.values.iter().zip(&shapes).filter_map(|(name, shape)| Some((name.clone(), shape.clone()?))).collect();
     let computed = match options.exposed {
         Exposed::All => importer.expose(&live)?,
         _ => Vec::new(),
     };
-    Ok((Imported { values: computed, ..importer.finish(bound)? }, shapes))
+    Ok((Imported { values: computed, shapes: named, ..importer.finish(bound)? }, shapes))
 }
 
 struct Importer<'f, 'm> {
@@ -331,6 +335,7 @@ impl Importer<'_, '_> {
             opset: self.model.opset(),
             warnings,
             values: Vec::new(),
+            shapes: BTreeMap::new(),
         })
     }
 }

@@ -1,5 +1,6 @@
 //! The dcc compiler: from an ONNX graph to one training program per pipeline stage.
 
+pub mod annotations;
 pub mod autodiff;
 pub mod cli;
 pub mod compile;

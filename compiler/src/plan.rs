@@ -1,8 +1,9 @@
 //! What the planner decides and `place` applies: the mesh, and a stage and strategy for each forward node.
 //!
-//! Priorities: batch axes first (`samples`), then what the user pinned (`pins`), then the tensor axes by cost (`tensor`), then
+//! Priorities: batch axes first (`samples`), then what the user pinned (`pins`, `annotated`), then the tensor axes by cost (`tensor`), then
 //! stages (`stages`). Gradient nodes get nothing here: they inherit through `Graph::grad_of`.
 
+pub mod annotated;
 pub mod batch;
 mod follow;
 pub(crate) mod forward;
@@ -72,14 +73,16 @@ pub struct Parallel {
     pub schedule: Schedule,
     /// Used types that the user fixed; the last that matches a parameter counts.
     pub pins: Vec<Pin>,
+    /// What the model's own annotations ask for; flags count before them.
+    pub wishes: annotated::Wishes,
     /// The rates that costs are computed with.
     pub machine: Machine,
 }
 
 impl Default for Parallel {
     fn default() -> Parallel {
-        let (schedule, pins, machine) = (Schedule::default(), Vec::new(), Machine::default());
-        Parallel { dp: 1, tp: 1, pp: 1, microbatches: 1, schedule, pins, machine }
+        let (schedule, pins, wishes, machine) = (Schedule::default(), Vec::new(), Default::default(), Machine::default());
+        Parallel { dp: 1, tp: 1, pp: 1, microbatches: 1, schedule, pins, wishes, machine }
     }
 }
 
@@ -122,6 +125,6 @@ fn mesh(options: &Parallel, tensor: &[(&str, u32)]) -> Mesh {
 pub fn choose(graph: &Graph, options: &Parallel) -> Result<Plan> {
     let forward = Forward::of(graph);
     let mut plan = tensor::shard(&forward, options)?;
-    plan.stages = stages::cut(&forward, &plan, &options.machine)?;
+    plan.stages = stages::cut(&forward, &plan, &options.machine, &options.wishes.stages)?;
     Ok(plan)
 }

@@ -3,6 +3,7 @@
 // Counts what the global allocator does.
 #[allow(unsafe_code)]
 mod alloc;
+mod annotations;
 #[cfg(target_os = "linux")]
 mod artifact;
 mod bad_models;

@@ -6,14 +6,19 @@ use super::failure::{self, Outcome};
 use super::flags::{self, CompileFlags};
 use super::model::{self, Kind, Source};
 use super::{output, tables};
+use crate::annotations::annotate;
 use crate::compile::{Compiled, Options, compile};
 use crate::error::Error;
 use crate::graph::Graph;
 use clap::ArgMatches;
 use dcc_program::DType;
 use dcc_program::artifact::{Artifact, Data};
+use prost::Message;
 use std::path::{Component, Path, PathBuf};
 use std::time::Instant;
+
+/// The one pass whose result is no text.
+const ANNOTATED: &str = "annotated.onnx";
 
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true)]
@@ -27,7 +32,7 @@ pub struct Args {
     #[arg(long)]
     embed_weights: bool,
     /// Print what a pass made; writes no artifact unless --out says so
-    #[arg(long, value_name = "WHAT", value_parser = ["graph", "placed", "programs"], conflicts_with = "json")]
+    #[arg(long, value_name = "WHAT", value_parser = ["graph", "placed", "programs", "annotated.onnx"], conflicts_with = "json")]
     emit: Option<String>,
     /// Print the report as JSON
     #[arg(long)]
@@ -72,6 +77,7 @@ pub fn run(args: &Args, matches: &ArgMatches, words: &[String]) -> Outcome<i32> 
         output::status("Finished", &format!("{} in {:.2} s", out.display(), start.elapsed().as_secs_f64()));
     }
     match &args.emit {
+        Some(what) if what == ANNOTATED => output::bytes(&annotate(&built.source.model, &built.compiled).encode_to_vec())?,
         Some(what) => output::data(&emit(what, &built.compiled))?,
         None if args.json => output::json(&report.json(&out, bytes))?,
         None => {}

@@ -1,14 +1,27 @@
 //! What leaves the process: data to stdout, talk to stderr, files that are there whole or not at all.
 
 use super::failure::{self, Outcome};
+use crate::error::Error;
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 /// Writes to stdout. A reader that has gone away is no failure.
 pub fn data(text: &str) -> Outcome<()> {
+    write(text.as_bytes())
+}
+
+/// Bytes to stdout. Errors: stdout is a terminal.
+pub fn bytes(bytes: &[u8]) -> Outcome<()> {
+    if io::stdout().is_terminal() {
+        return Err(Error::usage("this is a binary file: a terminal cannot show it").help("write it with `> FILE`").into());
+    }
+    write(bytes)
+}
+
+fn write(bytes: &[u8]) -> Outcome<()> {
     let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(bytes).and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(failure::io("write", Path::new("stdout"), error)),
         _ => Ok(()),
     }

@@ -147,7 +147,8 @@ pub const PAGES: &[Page] = &[
         304,
         "a pinned sharding cannot be followed",
         "--param 'GLOB=Shard(DIM)@tp' fixes how the parameters whose name matches are used. The glob has to match a \
-         parameter, DIM counts its dims from 0, and the dim has to have at least as many elements as the axis has ranks.",
+         parameter, DIM counts its dims from 0, and the dim has to have at least as many elements as the axis has ranks. Device \
+         annotations of the model fix shards and stages likewise: docs/sharding.md says how they are read.",
     ),
     entry(
         312,

@@ -39,6 +39,12 @@ pub struct Node<'m> {
     pub call: FxCall<'m>,
 }
 
+/// The position in the file of the node whose [`Node::place`] is `place`.
+pub fn index_of(place: &str) -> Option<usize> {
+    let (index, _) = place.strip_prefix("node ")?.split_once(' ')?;
+    index.parse().ok()
+}
+
 /// A graph inside a node: a branch, or what a loop repeats.
 #[derive(Clone, Debug)]
 pub struct Body<'m> {

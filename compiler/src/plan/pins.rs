@@ -1,10 +1,12 @@
-//! `--param 'GLOB=Shard(1)@tp'`: the user fixes the used type of parameters.
+//! What the user fixed: `--param 'GLOB=Shard(1)@tp'` the used type of parameters, annotations of the model that of any value.
 
 use super::Parallel;
+use super::annotated::Wish;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};
 use crate::ops::Op;
-use dcc_program::Glob;
+use dcc_program::{Glob, Mesh, Sharding};
+use std::collections::BTreeMap;
 
 /// The sharding that parameters whose name matches must be used in.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,35 +34,74 @@ impl Pin {
         }
         Ok(Pin { glob, dim: Some(dim) })
     }
+
+    fn sharding(&self) -> String {
+        self.dim.map_or("Replicate".to_owned(), |dim| format!("Shard({dim})@tp"))
+    }
 }
 
-/// The pin that counts for each parameter. Errors: a pin that matches no parameter, or a dim that a match does not have.
-pub(super) fn of_params(graph: &Graph, options: &Parallel) -> Result<Vec<(NodeId, Option<u8>)>> {
-    let params = || graph.ids().filter_map(|id| if let Op::Param(p) = &graph[id].op { Some((id, p)) } else { None });
-    let pins = &options.pins;
-    for pin in pins {
-        let mut matched = false;
-        for (_, param) in params().filter(|(_, p)| pin.glob.matches(&p.name)) {
-            matched = true;
-            let fits = |&d: &u8| param.shape.get(usize::from(d)).is_some_and(|&size| size >= u64::from(options.tp));
-            if let Some(dim) = pin.dim.filter(|d| !fits(d)) {
-                let shape = param.shape.to_vec();
-                return Err(Error::pin(format!(
-                    "--param {}=Shard({dim})@tp: {} has shape {shape:?}, --tp {}",
-                    pin.glob.0, param.name, options.tp
-                )));
+/// The pins of a graph, flags before annotations.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Pins {
+    /// How a value lies, a parameter where it is used.
+    pub values: BTreeMap<NodeId, Wish>,
+    /// How a node reads a value: by reader and value.
+    pub reads: BTreeMap<(NodeId, NodeId), Wish>,
+}
+
+impl Pins {
+    /// Errors: a flag that matches no parameter, or names a dim that a match does not have.
+    pub fn of(graph: &Graph, options: &Parallel) -> Result<Pins> {
+        let params = || graph.ids().filter_map(|id| if let Op::Param(p) = &graph[id].op { Some((id, p)) } else { None });
+        let mut pins = Pins { values: options.wishes.values.clone(), reads: options.wishes.reads.clone() };
+        for pin in &options.pins {
+            let at = format!("--param {}={}", pin.glob.0, pin.sharding());
+            let mut matched = false;
+            for (id, param) in params().filter(|(_, p)| pin.glob.matches(&p.name)) {
+                matched = true;
+                let mut shards = vec![1; param.shape.len()];
+                if let Some(dim) = pin.dim.map(usize::from) {
+                    if param.shape.get(dim).is_none_or(|&size| size < u64::from(options.tp)) {
+                        let (name, shape, tp) = (&param.name, param.shape.to_vec(), options.tp);
+                        return Err(Error::pin(format!("{at}: {name} has shape {shape:?}, --tp {tp}")));
+                    }
+                    shards[dim] = u64::from(options.tp);
+                }
+                pins.values.insert(id, Wish { shards, holders: Vec::new(), at: at.clone() });
+            }
+            if !matched {
+                let some: Vec<&str> = params().map(|(_, p)| p.name.as_str()).take(5).collect();
+                return Err(Error::pin(format!("--param {} matches no parameter", pin.glob.0))
+                    .help(format!("parameters are named as in {}", some.join(", "))));
             }
         }
-        if !matched {
-            let some: Vec<&str> = params().map(|(_, p)| p.name.as_str()).take(5).collect();
-            return Err(Error::pin(format!("--param {} matches no parameter", pin.glob.0))
-                .help(format!("parameters are named as in {}", some.join(", "))));
-        }
+        Ok(pins)
     }
-    let pinned = |(id, p): (NodeId, &crate::ops::Param)| {
-        pins.iter().rev().find(|pin| pin.glob.matches(&p.name)).map(|pin| (id, pin.dim))
+}
+
+impl Wish {
+    /// Whether `sharding` is what is asked for, pending sums and microbatches aside.
+    pub(super) fn is_met(&self, sharding: &Sharding, mesh: &Mesh) -> bool {
+        shards(sharding, mesh) == self.shards && self.is_held(sharding, mesh)
+    }
+
+    /// Whether the devices that are to hold each shard do, on whatever stage.
+    fn is_held(&self, sharding: &Sharding, mesh: &Mesh) -> bool {
+        let holds = |rank: u32, shard: usize| {
+            let at = mesh.coordinates(rank);
+            let axes = sharding.dims.iter().flatten().filter(|&&axis| !mesh.is_microbatch(axis));
+            axes.fold(0, |index, &axis| index * mesh.size(axis) as usize + at.get(axis) as usize) == shard
+        };
+        self.holders.iter().enumerate().all(|(shard, ranks)| ranks.iter().all(|&rank| holds(rank, shard)))
+    }
+}
+
+/// Shards of each dim over the devices of a stage.
+pub(super) fn shards(sharding: &Sharding, mesh: &Mesh) -> Vec<u64> {
+    let size = |axes: &dcc_program::AxisList| {
+        axes.iter().filter(|&&axis| !mesh.is_microbatch(axis)).map(|&axis| u64::from(mesh.size(axis))).product()
     };
-    Ok(params().filter_map(pinned).collect())
+    sharding.dims.iter().map(size).collect()
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! bytes cross it. After: edges never decrease the stage. Inputs have none: each
 //! stage reads them itself.
 
+use super::annotated::StageWish;
 use super::forward::{Forward, Kind};
 use super::{Plan, Strategy};
 use crate::cost::{self, Machine};
@@ -16,10 +17,16 @@ use std::collections::BTreeMap;
 /// Candidates of cuts per stage that are looked at, at least.
 const CANDIDATES: usize = 8;
 
-/// The stage of each batched node. Errors: more stages than products and lookups to compute on them.
-pub(super) fn cut(forward: &Forward, plan: &Plan, machine: &Machine) -> Result<BTreeMap<NodeId, u32>> {
+/// The stage of each batched node. `wishes`: stages that some have to be on.
+/// Errors: more stages than products and lookups to compute on them; wishes that edges contradict or that leave a stage empty.
+pub(super) fn cut(
+    forward: &Forward,
+    plan: &Plan,
+    machine: &Machine,
+    wishes: &BTreeMap<NodeId, StageWish>,
+) -> Result<BTreeMap<NodeId, u32>> {
     let staged = |id: &NodeId| forward.is_batched(*id) && forward.kind(*id) != Kind::Input;
-    let order: Vec<NodeId> = forward.order.iter().copied().filter(staged).collect();
+    let mut order: Vec<NodeId> = forward.order.iter().copied().filter(staged).collect();
     let stages = plan.stages() as usize;
     let line = Line::of(forward, plan, machine, &order);
     let heavy = line.heavy[order.len()];
@@ -28,9 +35,59 @@ pub(super) fn cut(forward: &Forward, plan: &Plan, machine: &Machine) -> Result<B
             .note(format!("{heavy} products and lookups depend on the batch, each stage computes at least one"))
             .help(format!("use --pp {} or less", heavy.max(1))));
     }
-    let cuts = line.cut(stages);
+    let reach = Reach::of(forward, stages, wishes)?;
+    let cuts = line.cut(stages, &reach.of_order(&order)).or_else(|| {
+        // Not in this order: what has to be early goes first.
+        order.sort_by_key(|id| reach.first[id.0 as usize]);
+        Line::of(forward, plan, machine, &order).cut(stages, &reach.of_order(&order))
+    });
+    let empty = || Error::pin(format!("the annotated stages leave one of the {stages} stages without work"));
+    let cuts = cuts.ok_or_else(empty)?;
     let stage = |position: usize| cuts.iter().filter(|&&c| c <= position).count() as u32;
     Ok(order.iter().enumerate().map(|(position, &id)| (id, stage(position))).collect())
+}
+
+/// By node, the stages that it may be on: what wishes and edges leave.
+struct Reach {
+    first: Vec<usize>,
+    last: Vec<usize>,
+}
+
+impl Reach {
+    fn of(forward: &Forward, stages: usize, wishes: &BTreeMap<NodeId, StageWish>) -> Result<Reach> {
+        let graph = forward.graph;
+        let mut reach = Reach { first: vec![0; graph.nodes.len()], last: vec![stages - 1; graph.nodes.len()] };
+        for &id in &forward.order {
+            let read = graph[id].operands.iter().map(|o| reach.first[o.0 as usize]).max().unwrap_or(0);
+            reach.first[id.0 as usize] = match wishes.get(&id) {
+                Some(wish) if wish.stage as usize >= stages => {
+                    return Err(Error::pin(format!("annotated for stage {}, --pp {stages}", wish.stage)).at(&wish.at));
+                }
+                Some(wish) if (wish.stage as usize) < read => {
+                    let what = format!("annotated for stage {}, but it reads what is computed on stage {read}", wish.stage);
+                    return Err(Error::pin(what).at(&wish.at));
+                }
+                Some(wish) => {
+                    reach.last[id.0 as usize] = wish.stage as usize;
+                    wish.stage as usize
+                }
+                None => read,
+            };
+        }
+        for &id in forward.order.iter().rev() {
+            for operand in &graph[id].operands {
+                let last = reach.last[id.0 as usize];
+                let slot = &mut reach.last[operand.0 as usize];
+                *slot = last.min(*slot);
+            }
+        }
+        Ok(reach)
+    }
+
+    /// First and last stage in that order.
+    fn of_order(&self, order: &[NodeId]) -> Vec<(usize, usize)> {
+        order.iter().map(|id| (self.first[id.0 as usize], self.last[id.0 as usize])).collect()
+    }
 }
 
 /// The batched nodes in a row; entry i of each sum is that of the nodes before i.
@@ -68,16 +125,16 @@ impl Line {
         line
     }
 
-    /// The positions of `stages - 1` cuts: the slowest stage least, then the fewest bytes, then the earliest cuts.
-    fn cut(&self, stages: usize) -> Vec<usize> {
+    /// The positions of `stages - 1` cuts: the slowest stage least, then the fewest bytes, then the earliest cuts. `None` where
+    /// no cuts of this order leave every node on a stage of its `reach`.
+    fn cut(&self, stages: usize, reach: &[(usize, usize)]) -> Option<Vec<usize>> {
         let count = self.seconds.len() - 1;
         let mut budget = CANDIDATES * stages;
         loop {
-            let places = self.places(budget);
-            if let Some(cuts) = self.cut_at(&places, stages) {
+            let cuts = self.cut_at(&self.places(budget), stages, reach);
+            if cuts.is_some() || budget >= 2 * count {
                 return cuts;
             }
-            assert!(budget < 2 * count, "enough nodes may start a stage");
             budget *= 2;
         }
     }
@@ -95,18 +152,25 @@ impl Line {
     }
 
     /// Best of all cuts at `places`: best[j] is that of the nodes before places[j], as (slowest stage, bytes, last cut).
-    fn cut_at(&self, places: &[usize], stages: usize) -> Option<Vec<usize>> {
+    fn cut_at(&self, places: &[usize], stages: usize, reach: &[(usize, usize)]) -> Option<Vec<usize>> {
         let mut best: Vec<Vec<Option<(f64, u64, usize)>>> = vec![vec![None; places.len()]; stages + 1];
         best[0][0] = Some((0.0, 0, 0));
-        for stage in 1..=stages {
-            for j in 1..places.len() {
-                for i in (0..j).filter(|&i| self.heavy[places[j]] > self.heavy[places[i]] || stages == 1) {
-                    let Some((slowest, bytes, _)) = best[stage - 1][i] else { continue };
+        for j in 1..places.len() {
+            // Of the nodes between the places: the stages that all of them may be on.
+            let (mut first, mut last) = (0, stages - 1);
+            for i in (0..j).rev() {
+                for (from, to) in &reach[places[i]..places[i + 1]] {
+                    (first, last) = (first.max(*from), last.min(*to));
+                }
+                let works = self.heavy[places[j]] > self.heavy[places[i]] || stages == 1;
+                for stage in (first..=last).filter(|_| works) {
+                    let Some((slowest, bytes, _)) = best[stage][i] else { continue };
                     let slowest = slowest.max(self.stage_seconds(places[i], places[j]));
                     let next = (slowest, bytes + self.crossing[places[i]], i);
-                    let better = |old: (f64, u64, usize)| (next.0, next.1) < (old.0, old.1);
-                    if best[stage][j].is_none_or(better) {
-                        best[stage][j] = Some(next);
+                    // Of equal ones the earliest cut.
+                    let better = |old: (f64, u64, usize)| next <= old;
+                    if best[stage + 1][j].is_none_or(better) {
+                        best[stage + 1][j] = Some(next);
                     }
                 }
             }

@@ -12,24 +12,28 @@ mod model;
 #[cfg(test)]
 mod tests;
 
+use super::annotated::Wish;
 use super::forward::Forward;
+use super::pins::{self, Pins};
 use super::samples::{self, Samples};
-use super::{Parallel, Plan, pins};
+use super::{Parallel, Plan};
 use crate::error::{Error, Result};
 use crate::graph::NodeId;
 use crate::ops::Op;
 use classes::Classes;
 use layout::TensorAxes;
 use model::{Builder, Cost, Problem};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The plan without stages.
 pub(super) fn shard(forward: &Forward, options: &Parallel) -> Result<Plan> {
-    let pinned: HashMap<NodeId, Option<u8>> = pins::of_params(forward.graph, options)?.into_iter().collect();
+    let pins = Pins::of(forward.graph, options)?;
+    let (plan, samples) = whole(forward, options, &[("tp", options.tp)])?;
     if options.tp == 1 {
-        return Ok(whole(forward, options, &[("tp", 1)])?.0);
+        return check_whole(&pins, |_| true, &plan, &samples).map(|()| plan);
     }
-    Ok(solve(forward, options, &pinned)?.into_plan())
+    check_whole(&pins, |id| matches!(forward.graph[id].op, Op::Input(_)), &plan, &samples)?;
+    Ok(solve(forward, options, &pins)?.into_plan())
 }
 
 /// A way to name the tensor axes, and the cheapest choices under it.
@@ -52,8 +56,31 @@ impl Solution {
     }
 }
 
+/// What no tensor axis can shard lies as the batch axes have it.
+fn check_whole(pins: &Pins, which: impl Fn(NodeId) -> bool, plan: &Plan, samples: &Samples) -> Result<()> {
+    let values = pins.values.iter().map(|(&id, wish)| (id, wish));
+    let reads = pins.reads.iter().map(|(&(_, value), wish)| (value, wish));
+    for (id, wish) in values.chain(reads).filter(|(id, _)| which(*id)) {
+        let sharding = &samples.shardings[id.0 as usize];
+        if !wish.is_met(sharding, &plan.mesh) {
+            return Err(unmet(wish, [pins::shards(sharding, &plan.mesh)].into()));
+        }
+    }
+    Ok(())
+}
+
+/// `possible`: shards of each dim.
+fn unmet(wish: &Wish, possible: BTreeSet<Vec<u64>>) -> Error {
+    let mut what = format!("no plan gives it {:?} shards", wish.shards);
+    if possible.contains(&wish.shards) {
+        what += &format!(" held by {:?}", wish.holders);
+    }
+    let some: Vec<String> = possible.iter().take(4).map(|shards| format!("{shards:?}")).collect();
+    Error::pin(what).at(&wish.at).help(format!("shards that it can have on this mesh: {}", some.join(", ")))
+}
+
 /// The cheapest of all ways to name the tensor axes.
-fn solve(forward: &Forward, options: &Parallel, pinned: &HashMap<NodeId, Option<u8>>) -> Result<Solution> {
+fn solve(forward: &Forward, options: &Parallel, pins: &Pins) -> Result<Solution> {
     check_heads(forward, options)?;
     let classes = Classes::of(forward);
     let mut best: Option<Solution> = None;
@@ -62,7 +89,7 @@ fn solve(forward: &Forward, options: &Parallel, pinned: &HashMap<NodeId, Option<
         let (plan, samples) = whole(forward, options, &named)?;
         let axes: TensorAxes = named.iter().filter_map(|(name, _)| plan.mesh.axis(name)).collect();
         let problem =
-            Builder { forward, samples: &samples, classes: &classes, pinned }.build(&plan.mesh, axes, options.machine);
+            Builder { forward, samples: &samples, classes: &classes, pins }.build(&plan.mesh, axes, options.machine)?;
         refuse_unshardable(forward, &problem, options.tp)?;
         let (choices, cost) = frontier::solve(&problem).expect("every node can be computed whole");
         if best.as_ref().is_none_or(|least| cost < least.cost) {

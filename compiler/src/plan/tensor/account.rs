@@ -1,7 +1,8 @@
 //! What given choices cost, value by value: the definition that the solver's sums must meet, and the collectives in it.
 
 use super::super::forward::Forward;
-use super::super::{Parallel, Plan, pins};
+use super::super::pins::Pins;
+use super::super::{Parallel, Plan};
 use super::frontier::with_kept;
 use super::layout::{At, Layout};
 use super::model::{Class, Cost, Item, Problem};
@@ -25,8 +26,7 @@ pub(in super::super) struct Collective {
 /// The plan of a graph and the collectives over tensor axes that its solution counts with.
 pub(in super::super) fn solved(graph: &Graph, options: &Parallel) -> Result<(Plan, Vec<Collective>)> {
     let forward = Forward::of(graph);
-    let pinned = pins::of_params(graph, options)?.into_iter().collect();
-    let solution = super::solve(&forward, options, &pinned)?;
+    let solution = super::solve(&forward, options, &Pins::of(graph, options)?)?;
     let account = account(&solution.problem, &solution.choices).expect("the solver's choices fit together");
     assert_eq!(account.cost, solution.cost, "the parts of the cost add up");
     Ok((solution.into_plan(), account.collectives))

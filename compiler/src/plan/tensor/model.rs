@@ -5,11 +5,15 @@
 //! its gradient is added up first and turned into the value's own once: that is how `place` interns and adds.
 
 use super::super::Strategy;
+use super::super::annotated::Wish;
 use super::super::forward::{Forward, Kind};
+use super::super::pins::{Pins, shards};
 use super::super::samples::{self, Samples};
 use super::classes::Classes;
 use super::layout::{At, Layout, MAX_AXES, TensorAxes};
+use super::unmet;
 use crate::cost::{self, Machine, reshard};
+use crate::error::Result;
 use crate::graph::NodeId;
 use crate::ops::{Op, Rule};
 use dcc_program::factors::DimFactors;
@@ -159,15 +163,15 @@ pub(super) struct Builder<'a> {
     pub forward: &'a Forward<'a>,
     pub samples: &'a Samples,
     pub classes: &'a Classes,
-    /// Used layouts that the user fixed.
-    pub pinned: &'a HashMap<NodeId, Option<u8>>,
+    pub pins: &'a Pins,
 }
 
 /// A use of a value through sources: the value, and for each of its dims the dim of the operand it stands on.
 type Root = (NodeId, SmallVec<[u8; 4]>, bool, bool);
 
 impl Builder<'_> {
-    pub fn build(&self, mesh: &Mesh, axes: TensorAxes, machine: Machine) -> Problem {
+    /// Errors: a pin that no choice meets.
+    pub fn build(&self, mesh: &Mesh, axes: TensorAxes, machine: Machine) -> Result<Problem> {
         let forward = self.forward;
         let decided = |id: &NodeId| matches!(forward.kind(*id), Kind::Param | Kind::Begin | Kind::Batched);
         let ids: Vec<NodeId> = forward.order.iter().copied().filter(decided).collect();
@@ -184,14 +188,14 @@ impl Builder<'_> {
             if kind == next {
                 problem.kinds.push(value);
             }
-            let (class, values) = self.class(&problem, id, kind, &index);
+            let (class, values) = self.class(&problem, id, kind, &index)?;
             let class = *classes.entry(class).or_insert_with_key(|class| {
                 problem.classes.push(class.clone());
                 problem.classes.len() - 1
             });
             problem.items.push(Item { id, class, values });
         }
-        problem
+        Ok(problem)
     }
 
     /// The whole work of the model is 2^44 units.
@@ -217,17 +221,21 @@ impl Builder<'_> {
         id: NodeId,
         kind: usize,
         index: &HashMap<NodeId, usize>,
-    ) -> (Class, SmallVec<[usize; 3]>) {
+    ) -> Result<(Class, SmallVec<[usize; 3]>)> {
         let forward = self.forward;
         let node = &forward.graph[id];
         let mut reads = Vec::new();
         let mut values = SmallVec::new();
         let mut dims: Vec<Vec<DimFactors>> = Vec::new();
+        let mut read_wishes = Vec::new();
         for (i, (&operand, factors)) in node.operands.iter().zip(&forward.rule(id).spec.operands).enumerate() {
             for (value, map, direct, differentiable) in self.roots(operand) {
                 let Some(&value_index) = index.get(&value) else { continue };
                 let gradient = differentiable && forward.differentiable(value) && forward.differentiable(id);
                 let again = gradient && reads_again(&node.op);
+                if let Some(wish) = self.pins.reads.get(&(id, value)) {
+                    read_wishes.push((reads.len(), value, wish));
+                }
                 reads.push(Read { operand: direct.then_some(i as u8), gradient, again });
                 values.push(value_index);
                 dims.push(map.iter().map(|&d| factors[usize::from(d)].clone()).collect());
@@ -238,7 +246,29 @@ impl Builder<'_> {
         let output = forward.is_output(id);
         let mut class = Class { reads, choices: Vec::new(), linear, scalar, kind, output };
         class.choices = self.choices(problem, id, &class, &dims);
-        (class, values)
+        if let Some(wish) = self.pins.values.get(&id) {
+            self.restrict(problem, &mut class.choices, id, wish, |choice| choice.makes)?;
+        }
+        for (read, value, wish) in read_wishes {
+            self.restrict(problem, &mut class.choices, value, wish, |choice| choice.wants[read])?;
+        }
+        Ok((class, values))
+    }
+
+    /// Leaves the choices whose layout of `value` meets the wish. Errors: none does.
+    fn restrict(
+        &self,
+        problem: &Problem,
+        choices: &mut Vec<Choice>,
+        value: NodeId,
+        wish: &Wish,
+        layout: impl Fn(&Choice) -> Layout,
+    ) -> Result<()> {
+        let base = &self.samples.shardings[value.0 as usize];
+        let sharding = |choice: &Choice| layout(choice).resolved().over(base, &problem.axes);
+        let possible = choices.iter().map(|choice| shards(&sharding(choice), &problem.mesh)).collect();
+        choices.retain(|choice| wish.is_met(&sharding(choice), &problem.mesh));
+        if choices.is_empty() { Err(unmet(wish, possible)) } else { Ok(()) }
     }
 
     /// The values behind an operand: itself, or what the sources it is made of read.
@@ -272,14 +302,9 @@ impl Builder<'_> {
     fn choices(&self, problem: &Problem, id: NodeId, class: &Class, dims: &[Vec<DimFactors>]) -> Vec<Choice> {
         let rule = self.forward.rule(id);
         let count = rule.spec.names.len();
-        if let Some(&pinned) = self.pinned.get(&id) {
-            let mut factors = vec![AxisList::new(); count];
-            if let Some(dim) = pinned {
-                factors[usize::from(dim)] = problem.axes.iter().copied().collect();
-            }
-            return vec![self.choice(problem, id, dims, factors, SmallVec::new())];
-        }
-        let allowed: Vec<FactorId> = rule.spec.ids().filter(|&f| self.may_shard(id, rule, f)).collect();
+        // A pinned parameter may be sharded where the planner would not.
+        let pinned = self.forward.kind(id) == Kind::Param && self.pins.values.contains_key(&id);
+        let allowed: Vec<FactorId> = rule.spec.ids().filter(|&f| pinned || self.may_shard(id, rule, f)).collect();
         let mut choices = Vec::new();
         for factors in self.assignments(&problem.axes, id, count, &allowed) {
             if !self.is_legal(problem, id, rule, &factors) {

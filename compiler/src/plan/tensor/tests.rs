@@ -66,8 +66,10 @@ fn problem_of(graph: &Graph, tensor: &[(&str, u32)], machine: &Machine) -> Probl
     let (plan, samples) = whole(&forward, &options, tensor).unwrap();
     let axes = tensor.iter().filter_map(|(name, _)| plan.mesh.axis(name)).collect();
     let classes = Classes::of(&forward);
-    let pinned = HashMap::new();
-    Builder { forward: &forward, samples: &samples, classes: &classes, pinned: &pinned }.build(&plan.mesh, axes, *machine)
+    let pins = Pins::default();
+    Builder { forward: &forward, samples: &samples, classes: &classes, pins: &pins }
+        .build(&plan.mesh, axes, *machine)
+        .expect("nothing is pinned")
 }
 
 /// The least cost of all combinations.
