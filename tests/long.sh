@@ -88,10 +88,11 @@ section_pretrained() {
     "${PYTHON:-python3}" tests/pretrained/run.py --dcc "$DCC" --least 16 || miss pretrained
 }
 
-# A million changed models through the importer: no panic, no memory beyond 64 MiB + 4 × file, none over 2 s.
+# A million changed models through the importer: no panic, no memory beyond 64 MiB + 4 × file, none over 2 s; 15 000 compiled.
+# In the dev profile, where an overflow panics: 25 minutes of one core.
 section_hostile() {
-    DCC_LONG=1 cargo test --release --locked -q -p dcc-tests --test suite hostile:: -- --nocapture 2>&1 |
-        grep -E 'mutations in|^case|takes|panicked|test result' | tail -n 40 || miss hostile
+    DCC_LONG=1 cargo test --locked -q -p dcc-tests --test suite hostile:: -- --nocapture 2>&1 |
+        grep -E 'mutations|^case|takes|panicked|test result' | tail -n 60 || miss hostile
 }
 
 section_memory() {

@@ -2,8 +2,9 @@
 
 use crate::onnx_model::{external, model, node, opset, size, symbol, tensor, value, with_int, with_tensor};
 use bytes::Bytes;
+use dcc::import::proto::attribute_proto::AttributeType;
 use dcc::import::proto::tensor_proto::DataType;
-use dcc::import::proto::{FunctionProto, ModelProto, NodeProto};
+use dcc::import::proto::{AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto};
 use dcc::import::{Model, Options, onnx};
 use expect_test::{Expect, expect};
 use prost::Message;
@@ -250,6 +251,92 @@ fn shapes_that_mutations_found() {
         expect![[r#"
         error[DCC0108]: a sequence of 8589934592 parts, at most 65536 are supported
           at   node 0 `/splittosequence` (SplitToSequence, opset 20): f32[8589934592]"#]],
+    );
+}
+
+/// Found by mutation too: sizes at the ends of the integers, one value where two are read.
+#[test]
+fn numbers_that_mutations_found() {
+    let ints = |name: &str, values: &[i64]| {
+        let mut tensor = tensor(name, &[values.len() as i64], &values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>());
+        tensor.data_type = Some(DataType::Int64.into());
+        tensor
+    };
+    let image = |node: NodeProto| {
+        let mut model = model(&[node]);
+        model.graph.as_mut().expect("a graph").input = vec![value("x", &[size(1), size(4), size(2), size(2)])];
+        model
+    };
+    check(
+        &image(with_int(node("DepthToSpace", &["x"], &["y"]), "blocksize", 1 << 33)),
+        expect![[r#"
+        error[DCC0104]: [1, 4, 2, 2] with blocks of 8589934592 × 8589934592
+          at   node 0 `/depthtospace` (DepthToSpace, opset 20): f32[1, 4, 2, 2]"#]],
+    );
+    check(
+        &image(with_int(node("SpaceToDepth", &["x"], &["y"]), "blocksize", i64::MAX)),
+        expect![[r#"
+        error[DCC0104]: [1, 4, 2, 2] with blocks of 9223372036854775807 × 9223372036854775807
+          at   node 0 `/spacetodepth` (SpaceToDepth, opset 20): f32[1, 4, 2, 2]"#]],
+    );
+    let several = |name: &str, ints: Vec<i64>| AttributeProto {
+        name: Some(name.to_owned()),
+        r#type: Some(AttributeType::Ints.into()),
+        ints,
+        ..AttributeProto::default()
+    };
+    let mut pool = node("MaxPool", &["x"], &["y"]);
+    pool.attribute = vec![several("kernel_shape", vec![1, 1]), several("pads", vec![i64::MIN, 0, 0, 0])];
+    check(
+        &image(pool),
+        expect![[r#"
+        error[DCC0106]: pads = [-9223372036854775808, 0, 0, 0] of 2 dims
+          at   node 0 `/maxpool` (MaxPool, opset 20): f32[1, 4, 2, 2]"#]],
+    );
+    // Only the parts that have names are built.
+    check(&image(with_int(node("Split", &["x"], &["y", "z"]), "num_outputs", i64::from(i32::MAX))), expect!["imported"]);
+    check(
+        &image(with_int(node("Split", &["x"], &["y", "z"]), "num_outputs", 1)),
+        expect![[r#"
+        error[DCC0106]: fewer `num_outputs` than the 2 outputs
+          at   node 0 `/split` (Split, opset 20): f32[1, 4, 2, 2]"#]],
+    );
+    let mut one = tensor("one", &[], &1_f32.to_le_bytes());
+    one.dims.clear();
+    let hot = model(&[node("OneHot", &["at", "depth", "one"], &["y"])]);
+    check(
+        &with_tensor(with_tensor(with_tensor(hot, ints("at", &[0])), ints("depth", &[3])), one),
+        expect![[r#"
+        error[DCC0104]: elements 0..1 of dim 0 of []
+          at   node 0 `/onehot` (OneHot, opset 20): i64[1] = [0], i64[1] = [3], f32[]"#]],
+    );
+}
+
+/// Found by mutation too: the cycle runs through what a branch reads of the graph around it.
+#[test]
+fn cycles_through_branches() {
+    let branch = |reads: &str| {
+        let inner =
+            GraphProto { node: vec![node("Neg", &[reads], &["n"])], output: vec![value("n", &[])], ..GraphProto::default() };
+        Some(inner)
+    };
+    let mut choice = node("If", &["c"], &["a"]);
+    choice.attribute = ["then_branch", "else_branch"]
+        .map(|name| AttributeProto {
+            name: Some(name.to_owned()),
+            r#type: Some(AttributeType::Graph.into()),
+            g: branch("y"),
+            ..AttributeProto::default()
+        })
+        .to_vec();
+    let mut yes = tensor("c", &[], &[1]);
+    yes.data_type = Some(DataType::Bool.into());
+    check(
+        &with_tensor(model(&[choice, node("Relu", &["a"], &["y"])]), yes),
+        expect![[r#"
+        error[DCC0107]: 2 nodes form a cycle
+          at   node 0 `/if` (If)
+          note the cycle: node 1 `/relu` (Relu) → node 0 `/if` (If)"#]],
     );
 }
 

@@ -1,27 +1,36 @@
 //! Hostile models: real exports and ONNX's node cases, changed at random in their bytes, their protobuf fields and their graphs, by
-//! the thousand. Whatever comes of it is no panic, takes no memory beyond 64 MiB and four times the file, and takes no time.
+//! the thousand. Whatever comes of it is no panic, takes no memory beyond 64 MiB and four times the file, and takes no time; some are
+//! compiled for several devices.
 //!
 //! `DCC_LONG=1` runs a million of them and asserts seconds; `DCC_HOSTILE=N` runs case N alone and leaves its file.
 
 mod mutate;
+mod parts;
+mod user;
 mod wire;
 
 use crate::alloc::peak_of;
-use crate::onnx_nodes::unhex;
+use crate::onnx_nodes::{constant, tensor, unhex};
+use crate::ops::torch::decode;
 use crate::tidy::root;
-use bytes::Bytes;
-use dcc::import::proto::tensor_shape_proto::dimension::Value as Dim;
-use dcc::import::proto::type_proto::Value as Type;
-use dcc::import::{Model, Options, onnx, size_inputs};
-use mutate::{Random, mutated};
+use dcc::import::proto::{ModelProto, TensorProto};
+use dcc::import::{TensorData, code};
+use mutate::{Random, mutated, once_mutated};
+use prost::Message;
+use rustix::time::{ClockId, clock_gettime};
 use serde_json::Value;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use user::{compile, import};
 
 const MOST_BYTES: usize = 64 << 20;
 const MOST_SECONDS: f64 = 2.0;
+/// A compilation has no bar of its own; one that does not end has.
+const MOST_SECONDS_COMPILED: f64 = 20.0;
+/// Beside so many cases, one is compiled.
+const COMPILED: u64 = 64;
 /// Files beyond this are mutated rarely: most of what importing them takes is reading what is not changed.
 const SMALL: usize = 40_000;
 
@@ -34,9 +43,14 @@ struct Corpus {
 
 impl Corpus {
     fn read() -> Corpus {
-        let cases: Vec<Value> = serde_json::from_str(include_str!("../golden/import/nodes.json")).expect("JSON");
-        let nodes = cases.iter().map(|case| unhex(case["model"].as_str().expect("hex"))).collect();
-        let folders = ["tests/models", "tests/models/attention"].map(|folder| root().join(folder));
+        let goldens = [
+            include_str!("../golden/import/nodes.json"),
+            include_str!("../golden/nodes/gradients.json"),
+            include_str!("../golden/import/windows.json"),
+        ];
+        let cases = goldens.iter().flat_map(|text| serde_json::from_str::<Vec<Value>>(text).expect("JSON"));
+        let nodes = cases.map(|case| with_constants(&case)).collect();
+        let folders = ["tests/models", "tests/models/attention", "tests/models/families"].map(|folder| root().join(folder));
         let entries = folders.iter().flat_map(|folder| std::fs::read_dir(folder).expect("a folder"));
         let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("an entry").path()).collect();
         paths.retain(|path| path.extension().is_some_and(|extension| extension == "onnx"));
@@ -60,55 +74,50 @@ impl Corpus {
         let (whole, other) = (self.choose(&mut random), self.choose(&mut random));
         (mutated(whole, other, &mut random), random)
     }
+
+    /// A case to compile: a small export, which has parameters to train, changed in few places.
+    fn export(&self, number: u64) -> (Vec<u8>, Random) {
+        let mut random = Random::new(number);
+        let whole = &self.small[random.below(self.small.len())];
+        let other = self.choose(&mut random);
+        (once_mutated(whole, other, &mut random), random)
+    }
 }
 
-/// How far a case came.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
-    NoModel,
-    Refused,
-    Imported,
-}
-
-/// All that reads a model before it is compiled, at small sizes.
-fn import(bytes: Vec<u8>, random: &mut Random) -> End {
-    let Ok(model) = Model::decode(Bytes::from(bytes)) else { return End::NoModel };
-    model.external_locations();
-    let mut options = Options { global_batch: Some(1 + random.below(4) as u64), ..Options::default() };
-    if random.below(2) == 0 {
-        options.global_batch = None;
-        options.batch_dims = model.graph().input.iter().map(|input| (input.name().to_owned(), None)).collect();
+/// The model of a golden case; inputs that count as known are initializers, as in most exports.
+fn with_constants(case: &Value) -> Vec<u8> {
+    let bytes = unhex(case["model"].as_str().expect("hex"));
+    let mut model = ModelProto::decode(&*bytes).expect("a model");
+    let graph = model.graph.as_mut().expect("a graph");
+    for name in case["constants"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        let at = graph.input.iter().position(|input| input.name() == name).expect("an input");
+        let value = match &case["inputs"] {
+            Value::Array(inputs) => tensor(&inputs[at]),
+            inputs => decode(&inputs[name]),
+        };
+        let value = constant(name, &value);
+        let TensorData::Owned(raw) = value.data else { unreachable!("constants own their data") };
+        graph.initializer.push(TensorProto {
+            name: Some(name.to_owned()),
+            dims: value.shape.iter().map(|&dim| dim as i64).collect(),
+            data_type: Some(code(value.dtype)),
+            raw_data: Some(raw),
+            ..TensorProto::default()
+        });
     }
-    for input in &model.graph().input {
-        let Some(Type::TensorType(tensor)) = input.r#type.as_ref().and_then(|ty| ty.value.as_ref()) else { continue };
-        for (at, dim) in tensor.shape.iter().flat_map(|shape| shape.dim.iter().enumerate()) {
-            let symbol = match &dim.value {
-                Some(Dim::DimValue(_)) => continue,
-                Some(Dim::DimParam(symbol)) if !symbol.is_empty() => symbol.clone(),
-                _ => format!("{}.{at}", input.name()),
-            };
-            if at > 0 || options.global_batch.is_none() {
-                options.dims.insert(symbol, 4);
-            }
-        }
-    }
-    let _ = size_inputs(&model);
-    // Only inputs that are initializers too are none.
-    options.batch_dims.retain(|name, _| model.graph().initializer.iter().all(|tensor| tensor.name() != name));
-    match onnx(&model, &options) {
-        Ok(_) => End::Imported,
-        Err(error) => {
-            assert_ne!(error.code.exit(), 1, "{error}");
-            End::Refused
-        }
-    }
+    let is_known = |name: &str| graph.initializer.iter().any(|tensor| tensor.name() == name);
+    graph.input.retain(|input| !is_known(input.name()));
+    model.encode_to_vec()
 }
 
 #[derive(Default)]
 struct Tally {
     ends: [u64; 3],
+    /// Compiled to programs, and refused on the way.
+    compiled: [u64; 2],
     worst_bytes: (f64, u64),
     worst_seconds: (f64, u64),
+    worst_compiled: (f64, u64),
     faults: Vec<String>,
 }
 
@@ -116,37 +125,60 @@ impl Tally {
     fn case(&mut self, corpus: &Corpus, number: u64) {
         let (bytes, mut random) = corpus.case(number);
         let length = bytes.len();
-        let began = Instant::now();
+        let began = own_seconds();
         let (result, peak) = peak_of(|| catch_unwind(AssertUnwindSafe(|| import(bytes, &mut random))));
-        let seconds = began.elapsed().as_secs_f64();
+        let seconds = own_seconds() - began;
         let share = peak as f64 / (MOST_BYTES + 4 * length) as f64;
-        if share > self.worst_bytes.0 {
-            self.worst_bytes = (share, number);
-        }
-        if seconds > self.worst_seconds.0 {
-            self.worst_seconds = (seconds, number);
-        }
+        worst(&mut self.worst_bytes, (share, number));
+        worst(&mut self.worst_seconds, (seconds, number));
         match result {
             Ok(end) => self.ends[end as usize] += 1,
-            Err(_) => self.faults.push(format!("case {number} panics")),
+            Err(_) => self.fault(format!("case {number} panics")),
         }
         if share > 1.0 {
-            self.faults.push(format!("case {number}: {} MiB for {length} bytes", peak >> 20));
+            self.fault(format!("case {number}: {} MiB for {length} bytes", peak >> 20));
+        }
+        if number.is_multiple_of(COMPILED) {
+            self.compile(corpus, number);
         }
     }
 
+    fn compile(&mut self, corpus: &Corpus, number: u64) {
+        let (bytes, mut random) = corpus.export(number);
+        let began = own_seconds();
+        match catch_unwind(AssertUnwindSafe(|| compile(bytes, &mut random))) {
+            Ok(is_whole) => self.compiled[usize::from(!is_whole)] += 1,
+            Err(_) => self.fault(format!("case {number} panics when compiled")),
+        }
+        worst(&mut self.worst_compiled, (own_seconds() - began, number));
+    }
+
+    fn fault(&mut self, what: String) {
+        println!("{what}");
+        self.faults.push(what);
+    }
+
     fn join(mut self, other: Tally) -> Tally {
-        for (sum, count) in self.ends.iter_mut().zip(other.ends) {
-            *sum += count;
-        }
-        if other.worst_bytes.0 > self.worst_bytes.0 {
-            self.worst_bytes = other.worst_bytes;
-        }
-        if other.worst_seconds.0 > self.worst_seconds.0 {
-            self.worst_seconds = other.worst_seconds;
-        }
+        let counts = self.ends.iter_mut().chain(&mut self.compiled);
+        counts.zip(other.ends.into_iter().chain(other.compiled)).for_each(|(sum, count)| *sum += count);
+        worst(&mut self.worst_bytes, other.worst_bytes);
+        worst(&mut self.worst_seconds, other.worst_seconds);
+        worst(&mut self.worst_compiled, other.worst_compiled);
         self.faults.extend(other.faults);
         self
+    }
+}
+
+/// Seconds that this thread has computed: what another program takes of the machine counts for no case.
+fn own_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// The larger of both, and whose it is.
+fn worst(known: &mut (f64, u64), new: (f64, u64)) {
+    if new.0 > known.0 {
+        *known = new;
     }
 }
 
@@ -160,6 +192,9 @@ fn run(corpus: &Corpus, cases: u64) -> Tally {
                 return tally;
             }
             (first..cases.min(first + 64)).for_each(|number| tally.case(corpus, number));
+            if first.is_multiple_of(64_000) && first > 0 {
+                println!("mutations in progress: {first} begun");
+            }
         }
     };
     let shards = std::thread::available_parallelism().map_or(1, |cores| cores.get());
@@ -178,6 +213,9 @@ fn hostile_models_are_imported_or_refused() {
         std::fs::write(&path, &bytes).expect("a file");
         println!("{} has {} bytes", path.display(), bytes.len());
         println!("{:?}", import(bytes, &mut random));
+        let (bytes, mut random) = corpus.export(number);
+        std::fs::write(path.with_extension("compiled.onnx"), &bytes).expect("a file");
+        println!("compiled: {}", compile(bytes, &mut random));
         return;
     }
     let is_long = std::env::var_os("DCC_LONG").is_some();
@@ -185,6 +223,7 @@ fn hostile_models_are_imported_or_refused() {
     let began = Instant::now();
     let tally = run(&corpus, cases);
     let [no_model, refused, imported] = tally.ends;
+    let [whole, other] = tally.compiled;
     println!(
         "{cases} mutations in {:.0?}: {no_model} no model, {refused} refused, {imported} imported; most memory {:.0} % of what is \
          allowed (case {}), longest {:.2} s (case {})",
@@ -194,10 +233,18 @@ fn hostile_models_are_imported_or_refused() {
         tally.worst_seconds.0,
         tally.worst_seconds.1
     );
+    println!(
+        "of these mutations {} were compiled, {whole} to programs; longest {:.2} s (case {})",
+        whole + other,
+        tally.worst_compiled.0,
+        tally.worst_compiled.1
+    );
     assert!(tally.faults.is_empty(), "{}", tally.faults.join("\n"));
     assert!(!is_long || tally.worst_seconds.0 < MOST_SECONDS, "a run takes {:.2} s", tally.worst_seconds.0);
+    assert!(!is_long || tally.worst_compiled.0 < MOST_SECONDS_COMPILED, "a compilation takes {:.2} s", tally.worst_compiled.0);
     // Mutations that all fail at once, or change nothing, would prove nothing.
     assert!(refused > cases / 5 && imported > cases / 20 && no_model > cases / 100, "{:?}", tally.ends);
+    assert!(whole > cases / COMPILED / 20, "{:?}", tally.compiled);
 }
 
 /// The control: memory that is taken is seen.

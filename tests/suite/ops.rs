@@ -3,7 +3,7 @@
 mod gradient;
 mod nodes;
 mod sharding;
-mod torch;
+pub mod torch;
 
 use dcc::graph::{Graph, NodeId};
 use dcc::interp::{Bindings, Data, Tensor};

@@ -14,8 +14,8 @@ use crate::error::{Error, Result};
 pub(super) const OPERATORS: [&str; 3] = ["If", "Loop", "Scan"];
 /// Repetitions of one loop.
 const MOST_TRIPS: usize = 1 << 16;
-/// Nodes of all repetitions.
-const MOST_NODES: usize = 1_000_000;
+/// Nodes of all repetitions; each takes some 800 bytes, whatever the size of the file.
+const MOST_NODES: usize = 1 << 16;
 
 /// Everything that bodies define is wanted: flattening left out what is not.
 pub(super) fn mark_inner(node: &Node, live: &mut [bool]) {

@@ -95,8 +95,9 @@ impl<'m> Node<'m> {
         Ok(self.typed(name, AttributeType::Float)?.map(|proto| f64::from(proto.f())))
     }
 
+    /// ONNX's defaults are f32 too.
     pub fn float_or(&self, name: &str, default: f64) -> Result<f64> {
-        Ok(self.float(name)?.unwrap_or(default))
+        Ok(self.float(name)?.unwrap_or(f64::from(default as f32)))
     }
 
     pub fn ints(&self, name: &str) -> Result<Option<&'m [i64]>> {

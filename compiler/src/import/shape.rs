@@ -118,8 +118,9 @@ impl Build {
     pub fn narrow(&mut self, x: &Value, dim: usize, start: u64, size: u64) -> Result<Value> {
         let mut shape = x.shape(self)?;
         let mut starts = vec![0; shape.len()];
-        if start + size > shape[dim] {
-            return Err(Error::shape(format!("elements {start}..{} of dim {dim} of {:?}", start + size, shape.as_slice())));
+        let end = start.saturating_add(size);
+        if shape.get(dim).is_none_or(|&all| end > all) {
+            return Err(Error::shape(format!("elements {start}..{end} of dim {dim} of {:?}", shape.as_slice())));
         }
         starts[dim] = start as i64;
         shape[dim] = size;

@@ -22,24 +22,24 @@ pub(super) fn sort<'m>(
         }
     }
     let mut readers: Vec<Vec<usize>> = vec![Vec::new(); nodes.len()];
-    let mut missing: Vec<usize> = vec![0; nodes.len()];
+    // What each node waits for.
+    let mut sources: Vec<Vec<usize>> = vec![Vec::new(); nodes.len()];
     for (position, node) in nodes.iter().enumerate() {
         for name in node.input.iter().filter(|name| !name.is_empty() && !scope.contains_key(name.as_str())) {
             let Some(&source) = producer.get(name.as_str()) else {
                 let what = format!("input `{name}` is defined nowhere");
                 return Err(Error::graph(what).at(place(nodes, position)));
             };
-            readers[source].push(position);
-            missing[position] += 1;
+            sources[position].push(source);
         }
         // What inner graphs define themselves has no producer here.
         let mut captured = Vec::new();
         node.attribute.iter().filter_map(|attribute| attribute.g.as_ref()).for_each(|graph| reads(graph, &mut captured));
-        for &source in captured.iter().filter_map(|name| producer.get(name)).filter(|&&source| source != position) {
-            readers[source].push(position);
-            missing[position] += 1;
-        }
+        let captured = captured.iter().filter_map(|name| producer.get(name).copied());
+        sources[position].extend(captured.filter(|&source| source != position));
+        sources[position].iter().for_each(|&source| readers[source].push(position));
     }
+    let mut missing: Vec<usize> = sources.iter().map(Vec::len).collect();
     let mut ready: BinaryHeap<Reverse<usize>> =
         (0..nodes.len()).filter(|&position| missing[position] == 0).map(Reverse).collect();
     let mut order = Vec::with_capacity(nodes.len());
@@ -54,7 +54,7 @@ pub(super) fn sort<'m>(
     }
     match order.len() == nodes.len() {
         true => Ok(order),
-        false => Err(cycle(nodes, &producer, &missing)),
+        false => Err(cycle(nodes, &sources, &missing)),
     }
 }
 
@@ -68,13 +68,13 @@ fn reads<'m>(graph: &'m GraphProto, names: &mut Vec<&'m str>) {
 }
 
 /// Walks back from a node that waits for others that wait until one repeats.
-fn cycle(nodes: &[NodeProto], producer: &HashMap<&str, usize>, missing: &[usize]) -> Error {
+fn cycle(nodes: &[NodeProto], sources: &[Vec<usize>], missing: &[usize]) -> Error {
     let mut path: Vec<usize> = Vec::new();
     let mut at = missing.iter().position(|&count| count > 0).expect("some node is left");
     while !path.contains(&at) {
         path.push(at);
-        let sources = nodes[at].input.iter().filter_map(|name| producer.get(name.as_str()).copied());
-        at = sources.into_iter().find(|&source| missing[source] > 0).expect("a waiting node waits for a waiting node");
+        let waits = sources[at].iter().copied().find(|&source| missing[source] > 0);
+        at = waits.expect("a waiting node waits for a waiting node");
     }
     let start = path.iter().position(|&position| position == at).expect("the walk stopped at a repetition");
     let mut names: Vec<String> = path[start..].iter().rev().map(|&position| place(nodes, position)).collect();

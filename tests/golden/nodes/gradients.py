@@ -573,6 +573,74 @@ def control():
         case("Loop", loop, [ints(3), rand(*shape), rand(*shape)], constants=[0], nodes=[node("Loop", ["x0", "", "x1"], ["y0", "y1"], body=body)])
 
 
+def wider():
+    """Shapes and attributes that the cases above leave out."""
+    for alpha in (0.5, 2.5):
+        each("Celu", lambda x: F.celu(x, alpha), shapes=((3, 2),), alpha=alpha)
+        each("Elu", lambda x: F.elu(x, alpha), shapes=((3, 2),), alpha=alpha)
+        each("LeakyRelu", lambda x: F.leaky_relu(x, alpha), shapes=((3, 2),), alpha=alpha)
+        each("ThresholdedRelu", lambda x: F.threshold(x, alpha / 2, 0.0), shapes=((3, 2),), alpha=alpha / 2)
+        each("HardSigmoid", lambda x: (x * alpha + 0.25).clamp(0, 1), shapes=((3, 2),), alpha=alpha, beta=0.25)
+        each("Shrink", lambda x: torch.where(x > 0.75, x - alpha, torch.where(x < -0.75, x + alpha, 0.0)), shapes=((3, 2),), lambd=0.75, bias=alpha)
+        each("Selu", lambda x: 1.5 * F.elu(x, alpha), shapes=((3, 2),), alpha=alpha, gamma=1.5)
+        each("Swish", lambda x: x * torch.sigmoid(alpha * x), shapes=((3, 2),), opset=24, alpha=alpha)
+        case("SwiGLU", lambda a, b: a * torch.sigmoid(alpha * a) * b, [rand(3, 2), rand(3, 2)], opset=28, alpha=alpha)
+    case("SwiGLU", lambda a, b: F.silu(a) * b, [rand(4, 1), rand(4, 1)], opset=28)
+    case("Expand", lambda x, _: x.expand(3, 2, 4), [rand(2, 1), ints([3, 1, 4])], constants=[1])
+    case("GatherElements", lambda x, i: x.gather(0, i), [rand(4, 2), ints([[3, 0], [1, 1], [3, 2]])], axis=0)
+    each("HardSigmoid", lambda x: (x * float(np.float32(0.2)) + 0.5).clamp(0, 1), shapes=((3, 2),))
+    x, w, b = rand(2, 3, 2), rand(3), rand(3)
+    line = lambda t: t.reshape(-1, 1)
+    case("BatchNormalization", lambda x, w, b, m, v: (x - line(m)) / (line(v) + 0.25).sqrt() * line(w) + line(b),
+         [x, w, b, rand(3), rand(3, low=0.5, high=2.0)], opset=15, epsilon=0.25)
+    case("InstanceNormalization", lambda x, w, b: F.instance_norm(x, weight=w, bias=b, eps=0.0625), [x, w, b], epsilon=0.0625)
+    case("GroupNormalization", lambda x, w, b: F.group_norm(x, 1, w, b, 0.25), [x, w, b], opset=21, num_groups=1, epsilon=0.25)
+    # Numbers that each of the types has, where rounding is the identity.
+    for to in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16):
+        nodes = [helper.make_node("Cast", ["x0"], ["h"], to=to), helper.make_node("Cast", ["h"], ["y0"], to=TensorProto.DOUBLE)]
+        case("Cast", lambda x: x + 0, [torch.randint(-8, 8, (3, to), generator=torch.Generator().manual_seed(to)) / 4.0 + torch.zeros(1, dtype=torch.float64)], nodes=nodes)
+    for axes, wanted, build in [([1], [2], lambda x: x[:, 1:3]), ([-1, 0], [3, 4], lambda x: F.pad(x[:, :3], (0, 0, 0, 1)))]:
+        case("CenterCropPad", lambda x, _: build(x), [rand(3, 4 + len(axes) % 2), ints(wanted)], opset=18, constants=[1], axes=axes)
+    case("GatherND", lambda x, i: torch.stack([torch.stack([x[b, c, i[b, c, 0]] for c in range(2)]) for b in range(2)]),
+         [rand(2, 2, 3), ints([[[2], [0]], [[-1], [1]]])], batch_dims=2)
+    for shape, axes, keep in [((2, 3, 2), [1], 0), ((2, 2, 2), [0, 2], 1)]:
+        case("ReduceProd", lambda x: x.movedim(axes, tuple(range(len(axes)))).reshape(math.prod(shape[a] for a in axes), -1).prod(0)
+             .reshape([n if a not in axes else 1 for a, n in enumerate(shape) if keep or a not in axes]), [rand(*shape)], opset=17, axes=axes, keepdims=keep)
+    case("Reshape", lambda x, _: x.reshape(3, 4), [rand(3, 2, 2), ints([0, -1])], constants=[1])
+    case("Reshape", lambda x, _: x.reshape(4, 3), [rand(3, 2, 2), ints([4, 3])], constants=[1], allowzero=1)
+    case("Scatter", lambda x, i, u: x.scatter(2, i, u), [rand(2, 1, 4), ints([[[3, 1]], [[0, 2]]]), rand(2, 1, 2)], opset=9, axis=2)
+    for b, shape in [(4, (1, 1, 4, 8)), (1, (2, 2, 1, 3))]:
+        n, c, h, w = shape
+        case("SpaceToDepth", lambda x: x.reshape(n, c, h // b, b, w // b, b).permute(0, 3, 5, 1, 2, 4).reshape(n, c * b * b, h // b, w // b),
+             [rand(*shape)], blocksize=b)
+    case("Split", lambda x: x.chunk(2, 2), [rand(2, 1, 4)], opset=18, axis=2, num_outputs=2)
+    case("Split", lambda x: x.split([2, 2, 1], 1), [rand(2, 5)], opset=18, axis=1, num_outputs=3)
+    for axis, keep in ((1, 0), (0, 0)):
+        nodes = [helper.make_node("SplitToSequence", ["x0"], ["s"], axis=axis, keepdims=keep), helper.make_node("SequenceAt", ["s", "x1"], ["y0"])]
+        case("SplitToSequence", lambda x, _: x.select(axis, 1) + 0, [rand(2, 3), ints(1)], constants=[1], nodes=nodes)
+    case("TopK", lambda x, _: x.topk(2, 2, False), [rand(2, 1, 4), ints([2])], opset=11, constants=[1], axis=2, largest=0)
+    case("Upsample", lambda x, _: F.interpolate(x, scale_factor=(2.0, 3.0), mode="nearest"),
+         [rand(1, 2, 2, 2), torch.tensor([1.0, 1.0, 2.0, 3.0], dtype=torch.float32)], opset=9, constants=[1], mode="nearest")
+
+    def twice(x):
+        """Each output position o reads o / 2, past the last the last."""
+        at = torch.arange(2 * x.shape[-1], dtype=torch.float64) / 2
+        low = at.floor().long()
+        high, part = (low + 1).clamp(max=x.shape[-1] - 1), at - low
+        return x[..., low] * (1 - part) + x[..., high] * part
+
+    for shape in ((1, 1, 3), (2, 1, 4)):
+        case("Upsample", lambda x, _: twice(x), [rand(*shape), torch.tensor([1.0, 1.0, 2.0], dtype=torch.float32)], opset=9, constants=[1], mode="linear")
+    for shape, grid in [((2, 1, 4, 3), (2, 1, 3, 2)), ((1, 3, 2, 2), (1, 2, 3, 2))]:
+        case("GridSample", lambda x, g: F.grid_sample(x, g, "bilinear", "border", True),
+             [rand(*shape), rand(*grid, low=-1.4, high=1.4)], opset=20, mode="linear", padding_mode="border", align_corners=1)
+    for mode, shape, pads in [("constant", (3, 2), [1, 0, 0, 2]), ("reflect", (1, 1, 3, 3), [0, 0, 1, 2, 0, 0, 0, 1]),
+                              ("edge", (1, 1, 2, 3), [0, 0, 1, 2, 0, 0, 2, 0]), ("wrap", (1, 1, 3, 2), [0, 0, 1, 0, 0, 0, 1, 1])]:
+        torch_mode = {"edge": "replicate", "wrap": "circular"}.get(mode, mode)
+        pairs = [n for d in reversed(range(len(shape))) for n in (pads[d], pads[d + len(shape)])]
+        case("Pad", lambda x, _: F.pad(x, pairs if mode == "constant" else pairs[:4], torch_mode), [rand(*shape), ints(pads)], opset=21, constants=[1], mode=mode)
+
+
 def main():
     pointwise()
     reductions()
@@ -587,6 +655,7 @@ def main():
     movement()
     older()
     control()
+    wider()
     print("[\n" + ",\n".join(json.dumps(case) for case in CASES) + "\n]")
 
 

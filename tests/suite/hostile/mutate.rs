@@ -1,10 +1,11 @@
-//! What is done to a model: to its bytes, to its protobuf fields, to its graph.
+//! What is done to a model: to its bytes, to its protobuf fields, to its graph, those of its control flow and its functions.
 
+use super::parts;
 use super::wire::{self, NUMBERS};
 use bytes::Bytes;
 use dcc::import::proto::tensor_shape_proto::dimension::Value as Dim;
 use dcc::import::proto::type_proto::Value as Type;
-use dcc::import::proto::{AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto};
+use dcc::import::proto::{AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, type_proto};
 use prost::Message;
 
 /// Numbers that look random, the same for each case.
@@ -24,7 +25,7 @@ impl Random {
         ((x ^ (x >> 31)) >> 1) as usize % bound
     }
 
-    fn number(&mut self) -> i64 {
+    pub fn number(&mut self) -> i64 {
         match self.below(3) {
             0 => self.below(40) as i64 - 8,
             _ => NUMBERS[self.below(NUMBERS.len())],
@@ -45,6 +46,13 @@ pub fn mutated(whole: &[u8], other: &[u8], random: &mut Random) -> Vec<u8> {
             model.encode_to_vec()
         }
     }
+}
+
+/// One change of the graph: most such models are still whole enough to be compiled.
+pub fn once_mutated(whole: &[u8], other: &[u8], random: &mut Random) -> Vec<u8> {
+    let (Ok(mut model), Ok(other)) = (ModelProto::decode(whole), ModelProto::decode(other)) else { return Vec::new() };
+    in_model(&mut model, &other, random);
+    model.encode_to_vec()
 }
 
 fn in_bytes(mut bytes: Vec<u8>, other: &[u8], random: &mut Random) -> Vec<u8> {
@@ -80,7 +88,15 @@ fn in_model(model: &mut ModelProto, other: &ModelProto, random: &mut Random) {
         import.version = Some(if random.below(2) == 0 { random.number() } else { 7 + random.below(22) as i64 });
         return;
     }
+    match random.below(16) {
+        0 => return parts::outline(model, random),
+        1 => return parts::in_function(model, random),
+        2 => return parts::on_devices(model, random),
+        _ => {}
+    }
     let (Some(graph), Some(other)) = (&mut model.graph, &other.graph) else { return };
+    let outer = names(graph);
+    let graph = somewhere(graph, random);
     match random.below(8) {
         0 => in_inputs(graph, random),
         1 => in_graph(graph, other, random),
@@ -88,7 +104,7 @@ fn in_model(model: &mut ModelProto, other: &ModelProto, random: &mut Random) {
         _ if graph.node.is_empty() => {}
         4 | 5 => {
             let at = random.below(graph.node.len());
-            let names = names(graph);
+            let names = [outer, names(graph)].concat();
             in_node(&mut graph.node[at], other, &names, random);
         }
         _ => {
@@ -96,14 +112,32 @@ fn in_model(model: &mut ModelProto, other: &ModelProto, random: &mut Random) {
             if !with.is_empty() {
                 let node = &mut graph.node[with[random.below(with.len())]];
                 let at = random.below(node.attribute.len());
-                in_attribute(&mut node.attribute[at], random);
+                if random.below(12) == 0 {
+                    node.attribute.remove(at);
+                } else {
+                    in_attribute(&mut node.attribute[at], random);
+                }
             }
         }
     }
 }
 
+/// The graph itself, or one of those inside of it, most often the innermost.
+fn somewhere<'a>(graph: &'a mut GraphProto, random: &mut Random) -> &'a mut GraphProto {
+    let holds = |node: &NodeProto| node.attribute.iter().any(|attribute| attribute.g.is_some());
+    let with: Vec<usize> = (0..graph.node.len()).filter(|&at| holds(&graph.node[at])).collect();
+    if with.is_empty() || random.below(3) == 0 {
+        return graph;
+    }
+    let at = with[random.below(with.len())];
+    let mut inner: Vec<&mut GraphProto> =
+        graph.node[at].attribute.iter_mut().filter_map(|attribute| attribute.g.as_mut()).collect();
+    let chosen = random.below(inner.len());
+    somewhere(inner.swap_remove(chosen), random)
+}
+
 /// Names of all values.
-fn names(graph: &GraphProto) -> Vec<String> {
+pub fn names(graph: &GraphProto) -> Vec<String> {
     let tensors = graph.initializer.iter().map(|tensor| tensor.name().to_owned());
     let inputs = graph.input.iter().map(|input| input.name().to_owned());
     let nodes = graph.node.iter().flat_map(|node| node.output.clone());
@@ -115,13 +149,26 @@ fn in_inputs(graph: &mut GraphProto, random: &mut Random) {
         return;
     }
     let at = random.below(graph.input.len());
+    if random.below(8) == 0 {
+        let element = graph.input[at].r#type.take().map(Box::new);
+        let value = if random.below(2) == 0 {
+            Type::SequenceType(Box::new(type_proto::Sequence { elem_type: element }))
+        } else {
+            Type::OptionalType(Box::new(type_proto::Optional { elem_type: element }))
+        };
+        graph.input[at].r#type = Some(TypeProto { value: Some(value), ..TypeProto::default() });
+        return;
+    }
     let Some(Type::TensorType(tensor)) = graph.input[at].r#type.as_mut().and_then(|ty| ty.value.as_mut()) else { return };
     let Some(shape) = tensor.shape.as_mut().filter(|shape| !shape.dim.is_empty()) else { return };
     let dim = random.below(shape.dim.len());
-    match random.below(5) {
+    match random.below(8) {
         0 => tensor.elem_type = Some(random.below(26) as i32),
         1 => drop(shape.dim.remove(dim)),
         2 => shape.dim.insert(dim, shape.dim[dim].clone()),
+        3 => tensor.shape = None,
+        4 => shape.dim[dim].value = None,
+        5 => shape.dim[dim].value = Some(Dim::DimParam(["batch", "n", "", "2*n + 1"][random.below(4)].to_owned())),
         _ => shape.dim[dim].value = Some(Dim::DimValue(random.number())),
     }
 }
@@ -171,7 +218,8 @@ fn in_tensors(graph: &mut GraphProto, random: &mut Random) {
     }
     let at = random.below(tensors.len());
     let tensor = &mut *tensors[at];
-    match random.below(6) {
+    match random.below(7) {
+        6 => parts::elsewhere(tensor, random),
         0 if !tensor.dims.is_empty() => {
             let at = random.below(tensor.dims.len());
             tensor.dims[at] = random.number();
@@ -199,12 +247,15 @@ fn in_tensors(graph: &mut GraphProto, random: &mut Random) {
     }
 }
 
-fn in_node(node: &mut NodeProto, other: &GraphProto, names: &[String], random: &mut Random) {
+pub fn in_node(node: &mut NodeProto, other: &GraphProto, names: &[String], random: &mut Random) {
     let name = names[random.below(names.len())].clone();
     match random.below(8) {
         0 | 1 => {
             let operators = dcc::import::supported();
-            node.op_type = operators.into_iter().nth(random.below(100)).map(|operator| operator.to_string());
+            node.op_type = Some(operators[random.below(operators.len())].to_owned());
+            if random.below(6) == 0 {
+                node.domain = Some(["", "ai.onnx", "com.microsoft", "of.no.one"][random.below(4)].to_owned());
+            }
         }
         2 => node.input.push(name),
         3 | 4 if !node.input.is_empty() => {
@@ -214,14 +265,16 @@ fn in_node(node: &mut NodeProto, other: &GraphProto, names: &[String], random: &
         5 if !node.input.is_empty() => drop(node.input.remove(random.below(node.input.len()))),
         6 => node.output.push(name),
         _ => {
-            let attributes = other.node.iter().flat_map(|node| &node.attribute);
-            node.attribute.extend(attributes.skip(random.below(5)).take(1).cloned());
+            let attributes: Vec<&AttributeProto> = other.node.iter().flat_map(|node| &node.attribute).collect();
+            if !attributes.is_empty() {
+                node.attribute.push(attributes[random.below(attributes.len())].clone());
+            }
         }
     }
 }
 
 fn in_attribute(attribute: &mut AttributeProto, random: &mut Random) {
-    match random.below(7) {
+    match random.below(8) {
         0 => attribute.r#type = Some(random.below(16) as i32),
         1 if !attribute.ints.is_empty() => {
             let at = random.below(attribute.ints.len());
@@ -231,7 +284,13 @@ fn in_attribute(attribute: &mut AttributeProto, random: &mut Random) {
         3 if !attribute.ints.is_empty() => drop(attribute.ints.pop()),
         4 => attribute.f = Some([f32::NAN, f32::INFINITY, -1.0, 0.0, 1e30][random.below(5)]),
         5 => {
-            attribute.s = Some(Bytes::from_static([&b"constant"[..], b"SAME_UPPER", b"", b"\xff", b"ijkl,->"][random.below(5)]))
+            let texts =
+                [&b"constant"[..], b"SAME_UPPER", b"", b"\xff", b"ijkl,->", b"bidirectional", b"linear", b"cubic", b"max"];
+            attribute.s = Some(Bytes::from_static(texts[random.below(texts.len())]));
+        }
+        6 if !attribute.floats.is_empty() || !attribute.strings.is_empty() => {
+            attribute.floats.resize(random.below(5), f32::NAN);
+            attribute.strings.resize(random.below(5), Bytes::from_static(b"Tanh"));
         }
         _ => {
             attribute.i = Some(random.number());

@@ -10,7 +10,7 @@ use dcc::import::{Imported, Model, Options, onnx};
 use dcc::interp::{Precision, evaluate};
 use dcc_program::kernel::BinaryOp;
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 const GOLDEN: &str = include_str!("../../golden/nodes/gradients.json");
 
@@ -94,18 +94,66 @@ const WITHOUT: &str = "Adagrad Adam And ArgMax ArgMin BitShift BitwiseAnd Bitwis
     DequantizeLinear DynamicQuantizeLinear Equal EyeLike Greater GreaterOrEqual Hardmax IsInf IsNaN Less LessOrEqual Momentum Not \
     OneHot Or QuantizeLinear Range SequenceLength Shape Size Xor";
 
-#[test]
-fn each_differentiable_operator_has_three_cases() {
-    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-    let windows: Vec<Value> = serde_json::from_str(include_str!("../../golden/import/windows.json")).expect("JSON");
-    for case in cases().iter().chain(&windows).filter(|case| case["gradients"].as_object().is_some_and(|g| !g.is_empty())) {
+/// Those whose attributes do not change what they compute, or which have none.
+const PLAIN: &str = "Abs Acos Acosh Add Asin Asinh Atan Atanh CastLike Ceil Cos Cosh Div Dropout Erf Exp Floor GlobalAveragePool \
+    GlobalMaxPool HardSwish Identity Log MatMul Max Mean Min Mish Mod Mul Neg PRelu Reciprocal Relu Round SequenceConstruct Sigmoid \
+    Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Tan Tanh Where";
+/// Those with two: exact or approximate, batch or time first.
+const PAIRS: &str = "Gelu ReverseSequence";
+
+/// What an operator is tested on: shapes of all that it has gradients by, and attributes with the inputs that the compiler knows.
+#[derive(Default)]
+struct Tested {
+    shapes: BTreeSet<String>,
+    attributes: BTreeSet<String>,
+}
+
+fn tested(cases: &[Value]) -> BTreeMap<String, Tested> {
+    let mut tested: BTreeMap<String, Tested> = BTreeMap::new();
+    for case in cases {
+        let Some(gradients) = case["gradients"].as_object().filter(|gradients| !gradients.is_empty()) else { continue };
+        let shapes: Vec<String> = gradients.values().map(|gradient| gradient["shape"].to_string()).collect();
+        let constants = case["constants"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        let known: Vec<String> = constants.map(|name| format!("{name} {}", case["inputs"][name]["data"])).collect();
         let model = Model::decode(Bytes::from(unhex(case["model"].as_str().expect("hex")))).expect("a model");
-        let ops: std::collections::BTreeSet<&str> = model.graph().node.iter().map(|node| node.op_type()).collect();
-        ops.into_iter().for_each(|op| *counts.entry(op.to_owned()).or_default() += 1);
+        for node in &model.graph().node {
+            let of = tested.entry(node.op_type().to_owned()).or_default();
+            of.shapes.insert(shapes.join(" "));
+            of.attributes.insert(format!("{:?} {known:?}", node.attribute));
+        }
     }
-    let without: Vec<&str> = WITHOUT.split_whitespace().collect();
-    let few = dcc::import::supported().into_iter().filter(|op| !without.contains(op) && counts.get(*op) < Some(&3));
-    assert_eq!(few.collect::<Vec<_>>(), Vec::<&str>::new());
+    tested
+}
+
+/// Operators with fewer than three shapes, or attributes than three or as many as there can be.
+fn too_few(cases: &[Value]) -> Vec<String> {
+    let has = |list: &str, op: &str| list.split_whitespace().any(|name| name == op);
+    let tested = tested(cases);
+    let differentiable = dcc::import::supported().into_iter().filter(|op| !has(WITHOUT, op));
+    let mut few = Vec::new();
+    for op in differentiable {
+        let (shapes, attributes) = tested.get(op).map_or((0, 0), |of| (of.shapes.len(), of.attributes.len()));
+        let least = if has(PLAIN, op) { 1 } else { 3 - usize::from(has(PAIRS, op)) };
+        if shapes < 3 || attributes < least {
+            few.push(format!("{op}: {shapes} shapes, {attributes} sets of attributes"));
+        }
+    }
+    few
+}
+
+#[test]
+fn each_differentiable_operator_has_three_shapes_and_attribute_sets() {
+    let mut cases = cases();
+    cases.extend(serde_json::from_str::<Vec<Value>>(include_str!("../../golden/import/windows.json")).expect("JSON"));
+    assert_eq!(too_few(&cases), Vec::<String>::new());
+    let total: usize = tested(&cases).values().map(|of| of.shapes.len()).sum();
+    println!("{} cases of {} operators, {total} different shapes in all", cases.len(), tested(&cases).len());
+    // The control: without the cases of one operator, or with the attributes of one of them for all, it is named.
+    let pad = |case: &&Value| case["name"].as_str().is_some_and(|name| name.starts_with("Pad "));
+    let without: Vec<Value> = cases.iter().filter(|case| !pad(case)).cloned().collect();
+    assert_eq!(too_few(&without), ["Pad: 0 shapes, 0 sets of attributes"]);
+    let one = cases.iter().find(pad).expect("Pad has cases").clone();
+    assert_eq!(too_few(&[without, vec![one; 3]].concat()), ["Pad: 1 shapes, 1 sets of attributes"]);
 }
 
 /// Each case with its first result, and with its first gradient, off by 1 %.

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 const GOLDEN: &str = include_str!("../../golden/ops/torch.json");
 
-pub(super) fn decode(value: &Value) -> Tensor {
+pub fn decode(value: &Value) -> Tensor {
     let list = |key: &str| value[key].as_array().expect("a list").iter();
     let shape: Vec<u64> = list("shape").map(|d| d.as_u64().expect("a size")).collect();
     let number = |x: &Value| x.as_f64().unwrap_or_else(|| x.as_str().expect("a number").parse().expect("a number"));

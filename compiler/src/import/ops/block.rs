@@ -27,7 +27,12 @@ fn blocks(build: &Build, call: &Call) -> Result<([u64; 4], u64)> {
     let given = call.node.int_or("blocksize", 0)?;
     let size = u64::try_from(given).ok().filter(|&size| size > 0).ok_or_else(|| attribute_value("blocksize", given))?;
     let image = <[u64; 4]>::try_from(&shape[..]);
-    Ok((image.map_err(|_| Error::shape(format!("{} of {:?}, which is no image", call.node.op, shape.as_slice())))?, size))
+    let image = image.map_err(|_| Error::shape(format!("{} of {:?}, which is no image", call.node.op, shape.as_slice())))?;
+    let fits = |dim: &u64| size.checked_mul(size).is_some_and(|square| dim.checked_mul(square).is_some());
+    if !image.iter().all(fits) {
+        return Err(Error::shape(format!("{image:?} with blocks of {size} × {size}")));
+    }
+    Ok((image, size))
 }
 
 fn depth_to_space(build: &mut Build, call: &Call) -> Result<Vec<Value>> {

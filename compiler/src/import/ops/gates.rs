@@ -54,7 +54,7 @@ impl Activation {
                 above_zero(build, x, &zero)
             }
             "leakyrelu" => {
-                let low = build.binary_scalar(BinaryOp::Mul, x, alpha(0.01))?;
+                let low = build.binary_scalar(BinaryOp::Mul, x, alpha(f64::from(0.01_f32)))?;
                 above_zero(build, x, &low)
             }
             "thresholdedrelu" => {
@@ -71,7 +71,7 @@ impl Activation {
                 let tanh = build.unary(UnaryOp::Tanh, &scaled)?;
                 build.binary_scalar(BinaryOp::Mul, &tanh, alpha(1.0))
             }
-            "hardsigmoid" => hard_sigmoid_of(build, x, alpha(0.2), beta(0.5)),
+            "hardsigmoid" => hard_sigmoid_of(build, x, alpha(f64::from(0.2_f32)), beta(0.5)),
             "elu" => exponential_below_zero(build, x, 1.0, alpha(1.0)),
             "softsign" => {
                 let size = build.unary(UnaryOp::Abs, x)?;

@@ -9,6 +9,9 @@ use crate::import::build::Build;
 use crate::import::known::Known;
 use crate::import::value::Value;
 
+/// Lines of one dim of an affine grid: their coordinates are computed while importing.
+const MOST_LINES: u64 = 1 << 16;
+
 pub const ONNX: &[(&str, Import)] = &[("AffineGrid", affine_grid), ("GridSample", grid_sample)];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -244,6 +247,9 @@ fn affine_grid(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let mut coordinates = Vec::with_capacity(rank);
     for dim in (0..rank).rev() {
         let count = size[2 + dim];
+        if count > MOST_LINES {
+            return Err(Error::limit(format!("a grid of {count} lines, at most {MOST_LINES} are supported")));
+        }
         let (start, step) = match align {
             true => (-1.0, if count > 1 { 2.0 / (count as f64 - 1.0) } else { 0.0 }),
             false => (-1.0 + 1.0 / count as f64, 2.0 / count as f64),

@@ -85,12 +85,18 @@ fn split(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let x = call.input(0)?;
     let shape = x.shape(build)?;
     let dim = call.axis(0, shape.len())?;
-    let count = call.node.int("num_outputs")?.map_or(call.node.outputs.len(), |count| count.clamp(1, 1 << 20) as usize);
+    let outputs = call.node.outputs.len() as u64;
+    // The last outputs may be left out; more than there are parts is wrong.
+    let count = match call.node.int("num_outputs")? {
+        Some(count) => u64::try_from(count).ok().filter(|&count| count > 0 && count >= outputs),
+        None => Some(outputs.max(1)),
+    };
+    let count = count.ok_or_else(|| Error::attribute(format!("fewer `num_outputs` than the {outputs} outputs")))?;
     let sizes = match call.ints_either(build, "split", 1)? {
         Some(given) => split_sizes(&given, shape[dim])?,
         None => {
-            let part = shape[dim].div_ceil(count as u64);
-            (0..count as u64).map(|at| shape[dim].saturating_sub(at * part).min(part)).collect()
+            let part = shape[dim].div_ceil(count);
+            (0..outputs).map(|at| shape[dim].saturating_sub(at * part).min(part)).collect()
         }
     };
     let (mut parts, mut start) = (Vec::with_capacity(sizes.len()), 0);

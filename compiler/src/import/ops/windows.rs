@@ -75,7 +75,7 @@ impl Windows {
         };
         if let Some(given) = call.node.ints("pads")? {
             // Far more than any image, and no sum of them overflows.
-            if given.len() != 2 * dims || given.iter().any(|pad| pad.abs() > 1 << 30) {
+            if given.len() != 2 * dims || given.iter().any(|pad| pad.unsigned_abs() > 1 << 30) {
                 return Err(Error::attribute(format!("pads = {given:?} of {dims} dims")));
             }
             windows.pads = (0..dims).map(|d| [given[d], given[d + dims]]).collect();
