@@ -88,6 +88,11 @@ section_pretrained() {
     "${PYTHON:-python3}" tests/pretrained/run.py --dcc "$DCC" --least 16 || miss pretrained
 }
 
+# Small models of some 45 families, exported now: each compiles, with all parameters or a warning, and trains as in PyTorch.
+section_exports() {
+    "${PYTHON:-python3}" tests/exports/run.py --dcc "$DCC" --steps 3 || miss exports
+}
+
 # A million changed models through the importer: no panic, no memory beyond 64 MiB + 4 × file, none over 2 s; 15 000 compiled.
 # In the dev profile, where an overflow panics: 25 minutes of one core.
 section_hostile() {

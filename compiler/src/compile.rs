@@ -14,7 +14,7 @@ use crate::train::{Trainable, Training, TrainingOptions, train_step};
 use crate::{lower, place, precision, rewrite, schedule, sources};
 use dcc_program::artifact::{Artifact, Data, Tensor};
 use dcc_program::check;
-use dcc_program::manifest::{self, Manifest};
+use dcc_program::manifest::Manifest;
 use dcc_program::program::{Action, Library, Mode, Program, Section};
 use std::collections::BTreeMap;
 
@@ -182,7 +182,7 @@ fn both(given: &Given) -> bool {
 }
 
 fn trainable(parameter: &import::Parameter) -> Trainable {
-    Trainable { name: parameter.tensor.name.clone(), aliases: parameter.aliases.clone(), by_default: parameter.trained }
+    Trainable { name: parameter.tensor.name.clone(), aliases: parameter.other_names(), by_default: parameter.trained }
 }
 
 fn simplify(graph: &Graph, options: &Options) -> Result<Graph> {
@@ -247,10 +247,7 @@ fn tensor(model: &Model, tensor: &import::Tensor, options: &Options) -> Result<T
 
 fn manifest(model: &Model, imported: &Imported, training: &Training, batch: Batch, options: &Options) -> Manifest {
     let trained = |name: &String| training.trained.contains(name);
-    let parameters = imported.parameters.iter().map(|p| {
-        let entry = manifest::Parameter { trained: trained(&p.tensor.name), gain: p.gain, aliases: p.aliases.clone() };
-        (p.tensor.name.clone(), entry)
-    });
+    let parameters = imported.parameters.iter().map(|p| (p.tensor.name.clone(), p.entry(trained(&p.tensor.name))));
     let inputs = inputs::of_loss(&[&training.graph, &training.eval], &training.classes, options.training.loss.ignore_index);
     let unused = imported.inputs.iter().map(|input| &input.name).filter(|name| !inputs.contains_key(*name));
     Manifest {

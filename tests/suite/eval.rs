@@ -172,6 +172,27 @@ fn other_weights_are_found() {
     assert!(distance(&golden, Row::F32, &evaluate(&golden, &[])) > 1.0);
 }
 
+/// The exporter's optimizer stored transposed copies (`val_131`): a matrix of the module's fits, turned. Gradients are as good as any
+/// weights, and have its names. The control has other weights.
+#[test]
+fn weights_of_the_module_fit_transposed_copies() {
+    let folder = Folder::new();
+    let inputs = write_inputs(&folder, &golden("llama_tiny"), false);
+    let (plain, optimized) = ("tests/models/llama_tiny.onnx", "tests/models/llama_tiny_optimized.onnx");
+    let (weights, outputs) = (folder.at("weights.npz"), folder.at("logits.npz"));
+    eval(plain, &inputs, &outputs, &["--init", "1", "--loss", "next-token", "--gradients", &weights]).ok();
+    let logits = |subject: &str, extra: &[&str]| -> Vec<f32> {
+        eval(subject, &inputs, &outputs, extra).ok();
+        arrays(&outputs)[0].bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+    };
+    let given = ["--init", "2", "--weights", &weights];
+    let (expected, found, other) = (logits(plain, &given), logits(optimized, &given), logits(optimized, &given[..2]));
+    let largest = expected.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+    let apart = |other: &[f32]| expected.iter().zip(other).fold(0.0, |most: f32, (a, b)| most.max((a - b).abs())) / largest;
+    assert!(apart(&found) < 2e-5, "{} of {largest}", apart(&found));
+    assert!(apart(&other) > 0.1, "{}", apart(&other));
+}
+
 const MLP: &str = "tests/models/mlp.onnx";
 const WEIGHTS: [&str; 4] = ["--init", "1", "--init-rule", "*.weight=std:0.1"];
 

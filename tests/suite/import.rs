@@ -3,7 +3,7 @@
 use crate::onnx_model::{model, node, opset, symbol, tensor, value, with_tensor};
 use bytes::Bytes;
 use dcc::import::proto::attribute_proto::AttributeType;
-use dcc::import::proto::{AttributeProto, FunctionProto, ModelProto, NodeProto, TensorProto};
+use dcc::import::proto::{AttributeProto, FunctionProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto};
 use dcc::import::{Imported, InputInfo, Model, Options, Parameter, TensorData, onnx};
 use dcc::interp::{Bindings, Precision, Tensor, outputs};
 use dcc_program::DType;
@@ -72,10 +72,16 @@ fn signature(model: &Model, kind: &str) -> Option<BTreeSet<String>> {
 fn trained(model: &Model, parameters: &BTreeSet<String>) -> (BTreeSet<String>, BTreeSet<String>) {
     let imported = onnx(model, &Options { global_batch: Some(8), ..Options::default() }).expect("imports");
     let trained = imported.parameters.into_iter().filter(|parameter| parameter.trained);
-    trained.flat_map(|p| p.aliases.into_iter().chain([p.tensor.name])).partition(|name| parameters.contains(name))
+    // A transposed copy has a name of the exporter's.
+    let names = |p: Parameter| match p.other_names() {
+        names if p.transpose_of.is_some() => names,
+        names => [names, vec![p.tensor.name]].concat(),
+    };
+    trained.flat_map(names).partition(|name| parameters.contains(name))
 }
 
-/// What trains is what PyTorch calls `named_parameters`, each under its name or renamed by the exporter (`val_7`); those that it
+/// What trains is what PyTorch calls `named_parameters`, each under its name or renamed by the exporter (`val_7`), of which
+/// a transposed copy is known by the module's name too; those that it
 /// merged into others or deleted are back.
 #[test]
 fn what_trains_is_what_pytorch_trains() {
@@ -108,11 +114,9 @@ fn what_trains_is_what_pytorch_trains() {
             renamed.push(format!("{name}: {}", others.into_iter().collect::<Vec<_>>().join(" ")));
         }
     }
-    let llama = "llama_tiny_optimized: val_131 val_138 val_145 val_254 val_259 val_261 val_262 val_267 val_274 val_281 val_388 \
-                 val_393 val_395 val_396 val_411";
     // Not its initial state, `val_16`.
     let lstm = "static_lstm: val_114 val_115 val_116 val_224 val_225 val_226";
-    assert_eq!(renamed, ["gpt2_tiny_optimized: embedding_1", "gru_optimized: val_34 val_35 val_51", llama, lstm]);
+    assert_eq!(renamed, ["gpt2_tiny_optimized: embedding_1", "gru_optimized: val_34 val_35 val_51", lstm]);
 }
 
 /// Norms that began equal are one tensor of the file, and as many parameters as the module has; without PyTorch's calls nothing
@@ -131,6 +135,42 @@ fn merged_norms_are_the_modules_again() {
         node.metadata_props.clear();
     }
     assert_eq!(norms(&file), 1);
+}
+
+/// Of what the exporter's optimizer computed before any node that is left, only transposed copies are sure to be a weight; several
+/// weights in one tensor, and those that no node reads, are told. The controls are modules that have no such parameter.
+#[test]
+fn folded_parameters_train_or_are_told() {
+    let entry = |key: &str, value: String| StringStringEntryProto { key: Some(key.to_owned()), value: Some(value) };
+    // Nodes of one operator in a row, each with its call's arguments, that all read one initializer.
+    let import = |weights: &[&str], op: &str, calls: &[&str], name: &str, dims: &[i64]| {
+        let made = |(i, call): (usize, &&str)| {
+            let (from, to) = (["x", "h"][i], if i + 1 == calls.len() { "y" } else { "h" });
+            let text = format!("%{to} : [num_users=1] = call_function[target=torch.ops.aten.{call}, kwargs = {{}})");
+            NodeProto { metadata_props: vec![entry("pkg.torch.onnx.fx_node", text)], ..node(op, &[from, name], &[to]) }
+        };
+        let nodes: Vec<NodeProto> = calls.iter().enumerate().map(made).collect();
+        let line = |weight: &&str| format!("p_{}: PARAMETER target='{weight}'\n", weight.replace('.', "_"));
+        let signature = entry("pkg.torch.export.ExportedProgram.graph_signature", weights.iter().map(line).collect());
+        let raw = vec![0; 4 * dims.iter().product::<i64>() as usize];
+        let file = ModelProto { metadata_props: vec![signature], ..with_tensor(model(&nodes), tensor(name, dims, &raw)) };
+        let imported = onnx(&Model::decode(Bytes::from(file.encode_to_vec())).expect("decodes"), &Options::default());
+        let imported = imported.expect("imports");
+        let trained = imported.parameters.iter().any(|p| p.tensor.name == name && p.trained);
+        (trained, imported.warnings.join(" "))
+    };
+    let matmul = ["matmul.default](args = (%x, %permute_2)"];
+    let (trained, told) = import(&["fc.weight"], "MatMul", &matmul, "permute_2", &[3, 3]);
+    assert!(trained && told.contains("transposed by the exporter, it seems out of `fc.weight`"), "{told}");
+    assert!(!import(&["x.scale"], "MatMul", &matmul, "permute_2", &[3, 3]).0);
+    let linear = ["linear.default](args = (%x, %p_a_weight)", "linear.default](args = (%h, %p_b_weight)"];
+    let (trained, told) = import(&["a.weight", "b.weight"], "MatMul", &linear, "val_7", &[3, 3]);
+    assert!(trained && told.contains("`val_7` in the file: several parameters of the module"), "{told}");
+    assert_eq!(import(&["a.weight"], "MatMul", &linear[..1], "val_7", &[3, 3]), (true, String::new()));
+    let norm = ["mul.Tensor](args = (%x, %add_4)"];
+    let (trained, told) = import(&["norm.weight"], "Mul", &norm, "add_4", &[3]);
+    assert!(!trained && told.contains("no node reads `norm.weight`"), "{told}");
+    assert!(!import(&[], "Mul", &norm, "add_4", &[3]).1.contains("no node reads"));
 }
 
 /// The control: a tensor that the signature calls a buffer does not train.

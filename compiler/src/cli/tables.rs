@@ -105,6 +105,8 @@ impl<'a> Report<'a> {
 
     pub fn json(&self, out: &Path, bytes: Option<u64>) -> Value {
         let Compiled { imported, training, batch, plan, .. } = &self.built.compiled;
+        let others = imported.parameters.iter().map(|p| (p.tensor.name.clone(), json!(p.other_names())));
+        let aliases: serde_json::Map<_, _> = others.filter(|(_, names)| *names != json!([])).collect();
         let axes = plan.mesh.axes.iter().map(|axis| (axis.name.clone(), json!(axis.size)));
         json!({
             "schema": SCHEMA,
@@ -116,6 +118,7 @@ impl<'a> Report<'a> {
             "loss": training.loss,
             "trained": training.trained,
             "frozen": training.frozen,
+            "aliases": aliases,
             "batch": { "global": batch.global, "micro": batch.micro, "accumulate": batch.accumulate },
             "mesh": axes.collect::<serde_json::Map<_, _>>(),
             "schedule": plan.schedule.name(),

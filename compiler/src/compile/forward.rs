@@ -49,10 +49,7 @@ impl Subject {
         if options.precision == Precision::F64 {
             imported.graph = crate::precision::widen(&imported.graph)?;
         }
-        let parameter = |p: &import::Parameter| {
-            let entry = manifest::Parameter { trained: p.trained, gain: p.gain, aliases: p.aliases.clone() };
-            (p.tensor.name.clone(), entry)
-        };
+        let parameter = |p: &import::Parameter| (p.tensor.name.clone(), p.entry(p.trained));
         Ok(Subject {
             name: options.name.clone(),
             graph: for_evaluation(&imported.graph)?,
@@ -88,7 +85,7 @@ impl Subject {
         let trainable: Vec<Trainable> = self
             .parameters
             .iter()
-            .map(|(name, p)| Trainable { name: name.clone(), aliases: p.aliases.clone(), by_default: p.trained })
+            .map(|(name, p)| Trainable { name: name.clone(), aliases: p.other_names(), by_default: p.trained })
             .collect();
         let (graph, classes) = gradient_step(&self.graph, &trainable, &options)?;
         let mut evaluation = self.evaluation(&graph)?;

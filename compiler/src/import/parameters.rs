@@ -6,10 +6,12 @@
 
 pub(super) mod signature;
 mod trace;
+mod warnings;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use dcc_program::kernel::UnaryOp;
+use dcc_program::manifest;
 
 use super::build::Build;
 use super::flatten::Flat;
@@ -41,11 +43,24 @@ pub struct Parameter {
     pub gain: bool,
     /// Other names of it in the PyTorch module.
     pub aliases: Vec<String>,
+    /// The module's parameter that it is the transposed copy of.
+    pub transpose_of: Option<String>,
 }
 
 impl Parameter {
     pub fn frozen(tensor: Tensor) -> Parameter {
-        Parameter { tensor, trained: false, gain: false, aliases: Vec::new() }
+        Parameter { tensor, trained: false, gain: false, aliases: Vec::new(), transpose_of: None }
+    }
+
+    /// What a run must know of it, which of the model's parameters `trained` or not.
+    pub fn entry(&self, trained: bool) -> manifest::Parameter {
+        let (aliases, transpose_of) = (self.aliases.clone(), self.transpose_of.clone());
+        manifest::Parameter { trained, gain: self.gain, aliases, transpose_of }
+    }
+
+    /// Names in the PyTorch module, of whatever layout.
+    pub fn other_names(&self) -> Vec<String> {
+        self.entry(self.trained).other_names()
     }
 }
 
@@ -97,49 +112,16 @@ impl Classifier {
 
     /// What the exporter did to parameters, for the user to know.
     pub fn warnings(&self) -> Vec<String> {
-        let few = |names: &[String]| {
-            let shown = names.iter().take(3).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-            if names.len() > 3 { shown + ", …" } else { shown }
-        };
         let mut warnings = Vec::new();
         if !self.folded_norms.is_empty() {
-            let (count, names) = (self.folded_norms.len(), few(&self.folded_norms));
+            let (count, names) = (self.folded_norms.len(), warnings::few(&self.folded_norms));
             warnings.push(format!(
                 "{count} BatchNorms are folded into the convolutions before them ({names}), so training differs from PyTorch's; \
                  export with `optimize=False`"
             ));
         }
-        let Trace { lost, rows, tables, others, numbers, constants, .. } = &self.trace;
-        if !lost.is_empty() {
-            let total = self.signature.iter().flat_map(Signature::parameters).count();
-            let (count, names) = (lost.len(), few(lost));
-            warnings.push(format!(
-                "{count} of the module's {total} parameters are not in the file ({names}): the exporter folded or dropped \
-                 them, so training differs from PyTorch's; export with `optimize=False`"
-            ));
-        }
-        if !rows.is_empty() {
-            warnings.push(format!(
-                "{} in the file: rows that the exporter looked up in {}, which train one by one; export with `optimize=False`",
-                few(rows),
-                few(tables)
-            ));
-        }
-        if !numbers.is_empty() {
-            warnings.push(format!(
-                "{} in the file: computed by the exporter, it seems from {}, which therefore do not train; export with \
-                 `optimize=False`",
-                few(numbers),
-                few(others)
-            ));
-        }
-        if !constants.is_empty() {
-            warnings.push(format!(
-                "{} in the file: no parameter of the module, nor read in place of one; taken for what the exporter computed from \
-                 buffers, and held constant",
-                few(constants)
-            ));
-        }
+        let total = self.signature.iter().flat_map(Signature::parameters).count();
+        warnings.extend(warnings::warnings(&self.trace, total));
         warnings
     }
 
@@ -153,8 +135,9 @@ impl Classifier {
             Class::Known if at_hand => Ok(Known::read(&tensor, &tensor.bytes(model)?)?.into()),
             class => {
                 let aliases = self.trace.aliases.get(&tensor.name).cloned().unwrap_or_default();
-                let gain = self.gains.contains(&tensor.name);
-                Ok(build.parameter(Parameter { trained: class == Class::Trained, gain, aliases, tensor })?.into())
+                let transpose_of = self.trace.transposes.get(&tensor.name).cloned();
+                let (trained, gain) = (class == Class::Trained, self.gains.contains(&tensor.name));
+                Ok(build.parameter(Parameter { trained, gain, aliases, transpose_of, tensor })?.into())
             }
         }
     }

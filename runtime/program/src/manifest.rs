@@ -30,6 +30,15 @@ pub struct Parameter {
     pub gain: bool,
     /// Other names of it in the PyTorch module.
     pub aliases: Vec<String>,
+    /// The module's parameter that it is the transposed copy of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transpose_of: Option<String>,
+}
+
+impl Parameter {
+    pub fn other_names(&self) -> Vec<String> {
+        self.aliases.iter().chain(&self.transpose_of).cloned().collect()
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

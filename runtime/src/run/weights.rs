@@ -19,8 +19,8 @@ use std::collections::BTreeMap;
 /// Where all values come from.
 pub(super) struct Weights<'a> {
     job: &'a Job,
-    /// `--weights`, by tensor name.
-    given: BTreeMap<String, Array>,
+    /// `--weights`, by tensor name, and how each lies in its file.
+    given: BTreeMap<String, (Array, Layout)>,
     /// Keys of `--weights` that name nothing here.
     pub unused: Vec<String>,
     seed: Option<u64>,
@@ -28,6 +28,13 @@ pub(super) struct Weights<'a> {
     rules: Vec<(Glob, Rule)>,
     /// Mapped so far.
     mapped: BTreeMap<String, Bytes>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layout {
+    AsModel,
+    /// The model has a transposed copy.
+    Transposed,
 }
 
 impl<'a> Weights<'a> {
@@ -58,18 +65,26 @@ impl<'a> Weights<'a> {
     fn take(&mut self, arrays: Vec<Array>) -> Result<()> {
         let parameters = &self.job.manifest.parameters;
         for array in arrays {
-            let is_alias = |(_, parameter): &(&String, &manifest::Parameter)| parameter.aliases.contains(&array.name);
             let artifact = &self.job.artifact;
-            let by_alias = || parameters.iter().find(is_alias).and_then(|(name, _)| artifact.tensor(name));
-            let Some(tensor) = artifact.tensor(&array.name).or_else(by_alias) else {
+            let of = |is: &dyn Fn(&manifest::Parameter) -> bool| {
+                parameters.iter().find(|(_, parameter)| is(parameter)).and_then(|(name, _)| artifact.tensor(name))
+            };
+            let same = artifact.tensor(&array.name).or_else(|| of(&|parameter| parameter.aliases.contains(&array.name)));
+            let turned = || of(&|parameter| parameter.transpose_of.as_ref() == Some(&array.name));
+            let found = same.map(|tensor| (tensor, Layout::AsModel));
+            let Some((tensor, layout)) = found.or_else(|| Some((turned()?, Layout::Transposed))) else {
                 self.unused.push(array.name.clone());
                 continue;
             };
-            if tensor.shape[..] != array.shape[..] {
-                let what = format!("`{}` has shape {:?}, the model's {:?}", array.name, array.shape, tensor.shape);
+            let mut shape = tensor.shape.to_vec();
+            if layout == Layout::Transposed {
+                shape.reverse();
+            }
+            if shape != array.shape[..] {
+                let what = format!("`{}` has shape {:?}, the model's {shape:?}", array.name, array.shape);
                 return Err(Error::data_shape(what).at(array.path.display()));
             }
-            self.given.insert(tensor.name.clone(), array);
+            self.given.insert(tensor.name.clone(), (array, layout));
         }
         Ok(())
     }
@@ -92,8 +107,10 @@ impl<'a> Weights<'a> {
         if tensor.shape[..] != slice.global[..] {
             return Err(Error::artifact(format!("`{name}` is {:?}, the program needs {:?}", tensor.shape, slice.global)));
         }
-        if let Some(array) = self.given.get(name) {
-            return convert((array.dtype, &array.bytes), slice, dtype, local);
+        match self.given.get(name) {
+            Some((array, Layout::AsModel)) => return convert((array.dtype, &array.bytes), slice, dtype, local),
+            Some((array, Layout::Transposed)) => return convert((array.dtype, &transposed(array)), slice, dtype, local),
+            None => {}
         }
         match (&tensor.data, self.seed) {
             (_, Some(seed)) if self.all && tensor.dtype.is_float() => self.initialise(tensor, seed, slice, dtype, local),
@@ -131,6 +148,13 @@ impl<'a> Weights<'a> {
             _ => Rule::Std(0.02),
         }
     }
+}
+
+/// The elements of a matrix, column by column.
+fn transposed(array: &Array) -> Vec<u8> {
+    let (rows, columns, bytes) = (array.shape[0] as usize, array.shape[1] as usize, array.dtype.bytes() as usize);
+    let elements = (0..columns).flat_map(|column| (0..rows).map(move |row| (row * columns + column) * bytes));
+    elements.flat_map(|at| &array.bytes[at..at + bytes]).copied().collect()
 }
 
 /// Copies `slice` of a whole tensor's elements into its place, as `dtype`.

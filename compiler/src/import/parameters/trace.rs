@@ -4,7 +4,7 @@
 //! initializer of no module's name, that is the parameter under a new name (`val_7`: usually transposed); where it reads another
 //! parameter's, the two are one tensor (an alias). An initializer that no such call explains was computed by the exporter, under
 //! the name of the value of the exported program: rows of a parameter that no call reads any more (`embedding_1`: positions),
-//! else a function of buffers (`unsqueeze_14`: rotary tables).
+//! transposed weights (`permute_2`), else a function of buffers (`unsqueeze_14`: rotary tables).
 
 use super::signature::Signature;
 use crate::import::fx::FxCall;
@@ -21,8 +21,14 @@ type Aliases = BTreeMap<String, Vec<String>>;
 pub struct Trace {
     /// Module names of tied parameters, by the one initializer that stands for them.
     pub aliases: Aliases,
+    /// The parameters that initializers are transposed copies of.
+    pub transposes: BTreeMap<String, String>,
+    /// Initializers that stand for several weights of linear layers at once.
+    pub merged: Vec<String>,
     /// Initializers that are a parameter under another name.
     renamed: BTreeSet<String>,
+    /// Those that were transposed before any call that is left.
+    pub turned: Vec<String>,
     /// Those that are rows of one of the `tables`.
     pub rows: Vec<String>,
     /// Weights without a tensor of their own that no call reads.
@@ -66,20 +72,68 @@ impl Trace {
         let numbers = numbers.into_iter().map(|tensor| tensor.name().to_owned()).filter(|name| is_read(name));
         let numbers = if others.is_empty() || calls.is_empty() { Vec::new() } else { numbers.collect() };
         let unexplained = anonymous.into_iter().filter(|name| !renamed.contains(*name)).map(str::to_owned);
-        let (rows, constants) = unexplained.partition(|name| !tables.is_empty() && name.starts_with("embedding"));
+        let (rows, constants): (Vec<String>, Vec<_>) =
+            unexplained.partition(|name| !tables.is_empty() && name.starts_with("embedding"));
+        let (turned, constants): (Vec<String>, Vec<_>) = constants.into_iter().partition(|name| is_transpose(name));
+        // More of them than weights are something else.
+        let fit = rows.len() + turned.len() <= tables.len();
+        let (turned, constants) = if fit { (turned, constants) } else { (Vec::new(), [turned, constants].concat()) };
+        let (transposes, merged) = transposes(model, &missing);
         let renamed = renamed.into_iter().map(str::to_owned).collect();
-        Trace { lost, tables, rows, others, numbers, constants, renamed, aliases }
+        Trace { lost, tables, rows, others, numbers, constants, renamed, aliases, transposes, merged, turned }
     }
 
     /// Whether an initializer that the signature does not name stands for a parameter.
     pub fn trains(&self, name: &str) -> bool {
-        self.renamed.contains(name) || self.rows.iter().any(|rows| rows == name)
+        let among = |names: &[String]| names.iter().any(|other| other == name);
+        self.renamed.contains(name) || among(&self.rows) || among(&self.turned)
+    }
+
+    /// Parameters that no call reads, if more than those that rows, numbers and transposed copies are of, and the exporter's
+    /// optimizer was at work.
+    pub fn unread(&self) -> Vec<String> {
+        let explained = self.rows.len() + self.turned.len() + self.numbers.len();
+        let all = self.tables.iter().chain(&self.others);
+        let optimized = explained + self.renamed.len() + self.constants.len() > 0;
+        if optimized && all.clone().count() > explained { all.cloned().collect() } else { Vec::new() }
+    }
+
+    /// Renamed parameters of which it is not known how they lie in the module.
+    pub fn unnamed(&self) -> Vec<String> {
+        let known = |name: &&String| self.transposes.contains_key(*name) || self.merged.contains(*name);
+        self.renamed.iter().filter(|name| !known(name)).cloned().collect()
     }
 }
 
 /// Saturating: a tensor that large is refused elsewhere.
 pub fn elements(tensor: &TensorProto) -> i64 {
     tensor.dims.iter().fold(1, |product: i64, &dim| product.saturating_mul(dim))
+}
+
+/// Whether it has the name of a transposed value of the exported program: `t`, `permute_2`.
+fn is_transpose(name: &str) -> bool {
+    let op = name.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches('_');
+    matches!(op, "t" | "permute" | "transpose" | "numpy_T")
+}
+
+/// The weights of linear layers that matrix products read transposed, by initializer, and the initializers that are of several:
+/// the call reads `%p_fc_weight` as its second argument, the node `val_7`.
+fn transposes(model: &Model, missing: &[(&str, &str)]) -> (BTreeMap<String, String>, Vec<String>) {
+    let names: BTreeSet<&str> = model.graph().initializer.iter().map(|tensor| tensor.name()).collect();
+    let mut found: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for node in model.graph().node.iter().filter(|node| node.op_type() == "MatMul") {
+        let call = FxCall::of(node);
+        let Some(weight) = node.input.get(1).filter(|input| names.contains(input.as_str())) else { continue };
+        let second = call.values().nth(2).filter(|_| call.0.contains("aten.linear."));
+        let named = missing.iter().find(|(_, argument)| second == Some(argument));
+        if let Some((name, _)) = named {
+            found.entry(weight).or_default().insert(name);
+        }
+    }
+    let (one, several): (Vec<_>, Vec<_>) = found.into_iter().partition(|(_, names)| names.len() == 1);
+    let first = |names: BTreeSet<&str>| names.into_iter().next().unwrap_or_default().to_owned();
+    let one = one.into_iter().map(|(tensor, names)| (tensor.to_owned(), first(names))).collect();
+    (one, several.into_iter().map(|(tensor, _)| tensor.to_owned()).collect())
 }
 
 fn property<'a>(node: &'a NodeProto, key: &str) -> &'a str {
