@@ -13,7 +13,7 @@ use crate::graph::{Graph, NodeId, Phase};
 use crate::ops::Op;
 use dcc_program::AxisList;
 use dcc_program::kernel::{DimId, Index};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Index into `Fusion::clusters`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -100,7 +100,8 @@ pub fn fuse(graph: &Graph, nodes: &[NodeId], wanted: &[NodeId], accumulators: &B
     }
     let roles = vec![Role::Absent; count];
     let fusion = Fusion { roles, clusters: Vec::new(), materialised: vec![false; count], loads: BTreeSet::new() };
-    let mut fuser = Fuser { graph, fusion, uses, wanted: wanted.iter().copied().collect(), accumulators };
+    let wanted = wanted.iter().copied().collect();
+    let mut fuser = Fuser { graph, fusion, uses, wanted, accumulators, spans: BTreeMap::new() };
     for &id in nodes {
         let role = fuser.assign(id);
         fuser.fusion.roles[id.0 as usize] = role;
@@ -117,6 +118,8 @@ struct Fuser<'a> {
     uses: Vec<Vec<NodeId>>,
     wanted: BTreeSet<NodeId>,
     accumulators: &'a BTreeSet<NodeId>,
+    /// Of each phase, nodes that no cluster has members on both sides of, ascending.
+    spans: BTreeMap<Phase, Vec<NodeId>>,
 }
 
 /// Whether an op is a loop over its result's elements.

@@ -119,6 +119,8 @@ impl Fuser<'_> {
         }
         cluster.first = cluster.first.min(gone.first);
         cluster.last = cluster.last.max(gone.last);
+        let (first, last) = (cluster.first, cluster.last);
+        self.spans.entry(gone.phase).or_default().retain(|&start| start <= first || start > last);
         // Readers of the emptied cluster now read this one.
         for other in &mut self.fusion.clusters {
             if other.reads.remove(&Unit::Cluster(from)) {
@@ -188,6 +190,7 @@ impl Fuser<'_> {
             first: node,
             last: node,
         });
+        self.spans.entry(self.graph[node].phase).or_default().push(node);
         ClusterId(self.fusion.clusters.len() as u32 - 1)
     }
 
@@ -203,6 +206,15 @@ impl Fuser<'_> {
         cluster.members.push(node);
         cluster.last = node;
         cluster.index.insert(node, index);
+        let (first, spans) = (cluster.first, self.spans.entry(cluster.phase).or_default());
+        spans.truncate(spans.partition_point(|&start| start <= first));
+    }
+
+    /// A node before which no unit needs `target`. Its first member is not enough: what was computed before that may read a cluster
+    /// which has since got members that read `target`.
+    fn start(&self, target: &Cluster) -> NodeId {
+        let spans = self.spans.get(&target.phase).map_or(&[][..], Vec::as_slice);
+        spans[..spans.partition_point(|&start| start <= target.first)].last().copied().unwrap_or(target.first)
     }
 
     /// Clusters that `node` reads through inline nodes.
@@ -218,7 +230,7 @@ impl Fuser<'_> {
 
     /// Whether computing `unit` needs `target` first.
     fn depends(&self, unit: Unit, target: ClusterId) -> bool {
-        let first = self.fusion.clusters[target.0 as usize].first;
+        let start = self.start(&self.fusion.clusters[target.0 as usize]);
         let mut open = vec![unit];
         let mut seen = BTreeSet::new();
         while let Some(unit) = open.pop() {
@@ -229,7 +241,7 @@ impl Fuser<'_> {
                 Unit::Cluster(c) => self.fusion.clusters[c.0 as usize].last,
                 Unit::Node(n) => n,
             };
-            if last < first || !seen.insert(unit) {
+            if last < start || !seen.insert(unit) {
                 continue;
             }
             match unit {
