@@ -15,7 +15,7 @@ use crate::ops::{Op, Rule};
 use crate::plan::{Plan, Strategy};
 use dcc_program::program::ParamKind;
 use dcc_program::{AxisId, AxisList, Reduce, Sharding, TensorType};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// A pending reduction.
 type Pending = (AxisId, Reduce);
@@ -55,6 +55,8 @@ struct Placer<'a> {
     sources: Vec<bool>,
     /// Sources of nothing but sources.
     constants: Vec<bool>,
+    /// Of one microbatch: sums that are resolved in place, which nobody reads as sums from then on.
+    resolved: HashSet<NodeId>,
     /// Forward nodes that depend on no parameter: masks, positions, labels.
     of_data: Vec<bool>,
     sums: BTreeMap<NodeId, gradient::PlacedSum>,
@@ -73,6 +75,7 @@ impl<'a> Placer<'a> {
             built: HashMap::new(),
             strategies: HashMap::new(),
             counted: HashMap::new(),
+            resolved: HashSet::new(),
             sources: Vec::new(),
             constants: Vec::new(),
             of_data: Vec::new(),
@@ -381,11 +384,43 @@ impl<'a> Placer<'a> {
             if reduce != Reduce::Sum || used.contains(&axis) || !wanted {
                 continue;
             }
-            if let Some(set) = node.op.linear(values.len()).into_iter().find(|set| set.iter().any(has) && set.iter().all(may)) {
+            let keeps = |set: &Vec<usize>| set.iter().any(has) && set.iter().all(may);
+            let sets = node.op.linear(values.len()).into_iter();
+            if let Some(set) = sets.filter(keeps).find(|set| axis != self.mb() || !self.is_resolved(id, values, set)) {
                 keepers.insert(pending, set);
             }
         }
         (keepers.keys().copied().collect(), keepers)
+    }
+
+    /// Of one microbatch, where a sum over it is resolved in place: whether `id` must read one among these of its operands resolved.
+    /// It must if another of its operands waits for that, or if the sum is of an earlier section, which resolves it for all others.
+    fn is_resolved(&self, id: NodeId, values: &[NodeId], set: &[usize]) -> bool {
+        let pending = |i: &usize| self.out.ty(values[*i]).sharding.pending.iter().any(|p| p.0 == self.mb());
+        let resolved = |i: &usize| {
+            let sum = self.accumulator(values[*i]);
+            let whole = |other: usize| !set.contains(&other) && self.accumulator(values[other]) == sum;
+            let waits = (0..values.len()).any(|other| whole(other) || self.waits_for(values[other], sum));
+            let later = self.graph[id].phase != self.out[sum].phase;
+            waits || (later && (self.graph[id].phase == Phase::Backward || self.resolved.contains(&sum)))
+        };
+        self.plan.microbatches() == 1 && set.iter().filter(|i| pending(i)).any(resolved)
+    }
+
+    /// Whether `value` depends on the resolved `sum`.
+    fn waits_for(&self, value: NodeId, sum: NodeId) -> bool {
+        let (mut open, mut seen) = (vec![value], BTreeSet::new());
+        while let Some(id) = open.pop().filter(|_| self.resolved.contains(&sum)) {
+            if id <= sum || !seen.insert(id) {
+                continue;
+            }
+            let node = &self.out[id];
+            if matches!(node.op, Op::ResolveMicrobatches(_)) && self.accumulator(node.operands[0]) == sum {
+                return true;
+            }
+            open.extend(&node.operands);
+        }
+        false
     }
 
     /// Zero everywhere, which is a pending sum over any axis.

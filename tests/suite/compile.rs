@@ -1,13 +1,17 @@
 //! The whole compiler on the graphs of `tests/models`: every mesh gives programs that pass the gate; every pass prints and parses.
 
+use crate::onnx_model::{model, node, tensor, with_int, with_tensor};
 use dcc::compile::{Options, compile};
 use dcc::graph::Graph;
 use dcc::import::Model;
+use dcc::import::proto::tensor_proto::DataType;
+use dcc::import::proto::{ModelProto, NodeProto, TensorProto};
 use dcc::optimizer::OptimizerOptions;
 use dcc::plan::{Parallel, batch};
 use dcc::train::TrainingOptions;
 use dcc_program::program::Program;
 use dcc_program::text;
+use prost::Message;
 
 /// The compilation of a model at batch 8.
 pub fn compiled(model: &str, parallel: Parallel, microbatches: u32) -> dcc::Result<dcc::Compiled> {
@@ -67,6 +71,79 @@ fn evaluation_reads_what_training_changes() {
         let error = dcc::lower::share(&elsewhere, stage, &mut eval).expect_err("its parameters train on the other stage");
         assert_eq!(error.code.to_string(), "DCC1001", "{error}");
     }
+}
+
+/// A tensor of floats that are all different.
+fn floats(name: &str, dims: &[i64]) -> TensorProto {
+    let values = (0..dims.iter().product()).map(|i: i64| (i as f32).mul_add(0.25, -0.5).to_le_bytes());
+    tensor(name, dims, &values.collect::<Vec<_>>().concat())
+}
+
+/// A model compiles on small meshes, as one microbatch.
+fn compiles(proto: &ModelProto) {
+    let model = Model::decode(proto.encode_to_vec().into()).expect("a model");
+    for (dp, tp, pp) in [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1)] {
+        let batch = batch::Given { global: Some(2), accumulate: Some(1), ..Default::default() };
+        let parallel = Parallel { dp, tp, pp, ..Parallel::default() };
+        let compiled = compile(&model, &Options { batch, parallel, ..Default::default() });
+        let compiled = compiled.unwrap_or_else(|e| panic!("{dp} {tp} {pp}: {e}"));
+        assert_eq!(compiled.artifact.train.len(), pp as usize);
+    }
+}
+
+fn ints(name: &str, values: &[i64]) -> TensorProto {
+    let raw: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    TensorProto { data_type: Some(DataType::Int64.into()), ..tensor(name, &[values.len() as i64], &raw) }
+}
+
+/// A row looked up for each sample among those of the whole batch, `t`: a sum over the batch's parts.
+fn of_whole_batch(nodes: &[NodeProto], tensors: &[TensorProto]) -> ModelProto {
+    let look_up = [
+        with_int(with_int(node("ArgMax", &["x"], &["at"]), "axis", 1), "keepdims", 0),
+        node("Reshape", &["x", "shape"], &["flat"]),
+        node("Gather", &["flat", "at"], &["rows"]),
+        node("MatMul", &["rows", "w"], &["t"]),
+    ];
+    let own = [ints("shape", &[-1, 1]), floats("w", &[1, 4])];
+    own.iter().chain(tensors).cloned().fold(model(&[&look_up, nodes].concat()), with_tensor)
+}
+
+/// A square reads the sum twice, once as a sum.
+#[test]
+fn sums_over_the_batch_are_read_twice() {
+    compiles(&of_whole_batch(&[node("Mul", &["t", "t"], &["y"])], &[]));
+}
+
+/// Two views of one sum, each read whole.
+#[test]
+fn views_of_a_sum_are_resolved_once() {
+    let nodes = [
+        node("Reshape", &["t", "pair"], &["pairs"]),
+        node("Tanh", &["t"], &["a"]),
+        with_int(node("Softmax", &["pairs"], &["b"]), "axis", 1),
+        node("MatMul", &["b", "v"], &["c"]),
+        node("ReduceMax", &["c"], &["d"]),
+        node("Mul", &["a", "d"], &["y"]),
+    ];
+    compiles(&of_whole_batch(&nodes, &[ints("pair", &[-1, 2]), floats("v", &[2, 1])]));
+}
+
+/// `u` is computed before `t` from what shares a kernel with `m`, which reads `t`: `n` cannot share one with `t`.
+#[test]
+fn kernels_do_not_wait_for_each_other() {
+    let nodes = [
+        node("Relu", &["x"], &["v"]),
+        node("MatMul", &["a", "v"], &["square"]),
+        node("MatMul", &["square", "b"], &["u"]),
+        node("MatMul", &["x", "b"], &["q"]),
+        node("MatMul", &["a", "q"], &["p"]),
+        node("Tanh", &["p"], &["t"]),
+        node("Transpose", &["t"], &["back"]),
+        node("Add", &["v", "back"], &["m"]),
+        node("Mul", &["u", "t"], &["n"]),
+        node("MatMul", &["m", "n"], &["y"]),
+    ];
+    compiles(&with_tensor(with_tensor(model(&nodes), floats("a", &[3, 2])), floats("b", &[3, 2])));
 }
 
 macro_rules! models {

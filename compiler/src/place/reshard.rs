@@ -70,27 +70,35 @@ impl Placer<'_> {
             return Ok(value);
         }
         if self.plan.microbatches() == 1 {
-            let (sharding, section) = (drop(here), self.out[value].phase);
-            return Ok(self.step_in(ResolveMicrobatches {}, value, sharding, section));
+            self.resolved.insert(self.accumulator(value));
+            return Ok(self.resolve_accumulated(value, self.out[value].phase));
         }
         if phase == Phase::Update {
-            return Ok(self.resolve_accumulated(value));
+            return Ok(self.resolve_accumulated(value, Phase::Update));
         }
         let counted = self.count_clone(value)?;
         let sharding = drop(&self.out.ty(counted).sharding);
         Ok(self.step_in(ResolveMicrobatches {}, counted, sharding, Phase::Ready))
     }
 
-    /// `+mb` resolved by the update; of a view, the sum is resolved and the view taken of it.
-    fn resolve_accumulated(&mut self, value: NodeId) -> NodeId {
+    /// `+mb` resolved in `section`; of a view, the sum is resolved and the view taken of it.
+    fn resolve_accumulated(&mut self, value: NodeId, section: Phase) -> NodeId {
         let node = self.out[value].clone();
         let (stage, mb) = (node.stage.expect("placed nodes have a stage"), self.mb());
         let resolved = node.ty.sharding.with_pending(node.ty.sharding.pending.iter().copied().filter(|p| p.0 != mb));
         if matches!(node.op, Op::Reshape(_)) {
-            let sum = self.resolve_accumulated(node.operands[0]);
-            return self.make(node.op, &[sum], node.ty.with_sharding(resolved), stage, Phase::Update);
+            let sum = self.resolve_accumulated(node.operands[0], section);
+            return self.make(node.op, &[sum], node.ty.with_sharding(resolved), stage, section);
         }
-        self.step_in(ResolveMicrobatches {}, value, resolved, Phase::Update)
+        self.step_in(ResolveMicrobatches {}, value, resolved, section)
+    }
+
+    /// The sum that a value is a view of.
+    pub(super) fn accumulator(&self, mut value: NodeId) -> NodeId {
+        while matches!(self.out[value].op, Op::Reshape(_)) {
+            value = self.out[value].operands[0];
+        }
+        value
     }
 
     /// A copy of `value` and what it depends on in section `count`.
