@@ -12,10 +12,7 @@ pub fn cross_entropy(graph: &mut Graph, logits: NodeId, options: &LossOptions) -
     let class_dim = class_dim(graph, logits, options)?;
     let mut shape = graph.ty(logits).shape.clone();
     shape.remove(class_dim);
-    let batch_dim = input_batch_dim(graph, logits).and_then(|b| match usize::from(b) {
-        b if b == class_dim => None,
-        b => Some((b - usize::from(b > class_dim)) as u8),
-    });
+    let batch_dim = sample_dim(graph, logits, Some(class_dim)).map(|b| b - u8::from(usize::from(b) > class_dim));
     let dims = shape.to_vec();
     let input = Input { name: LABELS.to_owned(), dtype: DType::I64, shape, batch_dim };
     let labels = data_input(graph, input)?;
@@ -134,7 +131,7 @@ impl Entropy {
 /// Mean of the elementwise loss between `output` and an input `target` of the same shape.
 pub fn against_target(graph: &mut Graph, kind: LossKind, output: NodeId) -> Result<Loss> {
     let ty = graph.ty(output).clone();
-    let batch_dim = input_batch_dim(graph, output);
+    let batch_dim = sample_dim(graph, output, None);
     let input = Input { name: TARGET.to_owned(), dtype: ty.dtype, shape: ty.shape.clone(), batch_dim };
     let target = data_input(graph, input)?;
     let each = match kind {
@@ -211,16 +208,19 @@ fn class_dim(graph: &Graph, logits: NodeId, options: &LossOptions) -> Result<usi
     }
 }
 
-/// The dim of `output` that counts samples. Where the trace breaks off, the inputs' own batch dim if the size is the same.
-fn input_batch_dim(graph: &Graph, output: NodeId) -> Option<u8> {
-    if let Some(dim) = batch_dims(graph)[output.0 as usize] {
-        return Some(dim);
-    }
+/// The dim of `output`, not that of the classes, that counts samples: of several the first. Where the trace breaks off, the inputs'
+/// own batch dim if the size is the same.
+fn sample_dim(graph: &Graph, output: NodeId, classes: Option<usize>) -> Option<u8> {
+    let traced = &batch_dims(graph)[output.0 as usize];
     let shape = &graph.ty(output).shape;
-    graph.nodes.iter().find_map(|n| match &n.op {
-        Op::Input(i) => i.batch_dim.filter(|&b| shape.get(usize::from(b)) == i.shape.get(usize::from(b))),
-        _ => None,
-    })
+    let of_inputs = || {
+        graph.nodes.iter().find_map(|n| match &n.op {
+            Op::Input(i) => i.batch_dim.filter(|&b| shape.get(usize::from(b)) == i.shape.get(usize::from(b))),
+            _ => None,
+        })
+    };
+    let dims = if traced.is_empty() { of_inputs().into_iter().collect() } else { traced.clone() };
+    dims.into_iter().find(|&dim| Some(usize::from(dim)) != classes)
 }
 
 /// The integer input that the model looks tokens up by: of the shape of `logits` without its classes. Of several, the one that

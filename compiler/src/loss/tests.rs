@@ -111,6 +111,20 @@ fn the_batch_is_traced_through_reshapes_and_transposes() {
     let back = g.reshape(flat, &[4, 15]).unwrap();
     let sum = g.sum(back, &[0]).unwrap();
     let dims = batch_dims(&g);
-    let at = |id: NodeId| dims[id.0 as usize];
-    assert_eq!([at(x), at(flat), at(back), at(sum)], [Some(0), Some(0), Some(0), None]);
+    let at = |id: NodeId| dims[id.0 as usize].iter().copied().collect::<Vec<_>>();
+    assert_eq!([at(x), at(flat), at(back), at(sum)], [vec![0], vec![0], vec![0], vec![]]);
+}
+
+/// Where each image meets each text, targets lie by the first of the two.
+#[test]
+fn a_batch_against_itself_has_its_samples_first() {
+    for (kind, target) in [(LossKind::Mse, TARGET), (LossKind::CrossEntropy, LABELS)] {
+        let mut g = model(&[("text", DType::F32, &[4, 5])], f32s(&[4, 5]));
+        let by_text = g.dot("m k, n k -> m n", NodeId(0), NodeId(1)).unwrap();
+        g.outputs[0].1 = g.transpose(by_text, &[1, 0]).unwrap();
+        attach(&mut g, &of(kind)).unwrap();
+        let inputs = g.ids().filter_map(|id| if let Op::Input(input) = &g[id].op { Some(input) } else { None });
+        let batch_dim = inputs.filter(|input| input.name == target).map(|input| input.batch_dim).collect::<Vec<_>>();
+        assert_eq!(batch_dim, [Some(0)], "{target}");
+    }
 }
