@@ -1,5 +1,8 @@
 """Small models of many families, with random weights: `FAMILIES[name]()` gives a module and its inputs by name."""
 
+import sys
+from pathlib import Path
+
 import torch
 import torchvision.models as vision
 import transformers
@@ -9,8 +12,12 @@ from torchvision.models.segmentation.deeplabv3 import DeepLabHead
 from torchvision.models.segmentation.fcn import FCNHead
 from torchvision.ops import FeaturePyramidNetwork
 
+sys.path.append(str(Path(__file__).parents[2] / "samples"))
+from families import Dlrm  # noqa: E402
+
 BATCH, WORDS, CLASSES = 2, 61, 5
-WIDTHS = dict(vocab_size=WORDS, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, max_position_embeddings=32)
+WIDTHS = dict(vocab_size=WORDS, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+              max_position_embeddings=32)
 NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
@@ -124,22 +131,6 @@ def recurrent(layer, **options):
     return lambda: (First(Recurrent(layer, **options)), {"input_ids": words()})
 
 
-class Recommender(nn.Module):
-    """DLRM: products of all pairs of embeddings."""
-
-    def __init__(self):
-        super().__init__()
-        self.tables = nn.ModuleList(nn.Embedding(rows, 8) for rows in (11, 17, 23))
-        self.bottom = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU())
-        self.top = nn.Sequential(nn.Linear(14, 16), nn.ReLU(), nn.Linear(16, 1), nn.Sigmoid())
-
-    def forward(self, dense, sparse):
-        first = self.bottom(dense)
-        rows = torch.stack([first] + [table(sparse[:, i]) for i, table in enumerate(self.tables)], 1)
-        i, j = torch.tril_indices(4, 4, -1)
-        return self.top(torch.cat([first, (rows @ rows.transpose(1, 2))[:, i, j]], 1))
-
-
 class UNet(nn.Module):
     def __init__(self, width=6):
         super().__init__()
@@ -167,7 +158,8 @@ class Segmenter(nn.Module):
 
     def __init__(self, head):
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace=True), nn.Conv2d(16, 16, 3, 2, 1))
+        stem = [nn.Conv2d(3, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace=True)]
+        self.body = nn.Sequential(*stem, nn.Conv2d(16, 16, 3, 2, 1))
         self.head = head(16, CLASSES)
 
     def forward(self, x):
@@ -180,7 +172,8 @@ class Pyramid(nn.Module):
     def __init__(self):
         super().__init__()
         self.stem = nn.Conv2d(3, 8, 3, 2, 1)
-        self.stages = nn.ModuleList(nn.Sequential(nn.Conv2d(8 << i, 16 << i, 3, 2, 1), nn.BatchNorm2d(16 << i), nn.ReLU()) for i in range(3))
+        stage = lambda a, b: nn.Sequential(nn.Conv2d(a, b, 3, 2, 1), nn.BatchNorm2d(b), nn.ReLU())
+        self.stages = nn.ModuleList(stage(8 << i, 16 << i) for i in range(3))
         self.pyramid = FeaturePyramidNetwork([16, 32, 64], 12)
         self.head = nn.Conv2d(12, 4, 3, padding=1)
 
@@ -212,7 +205,8 @@ def mobilenet():
 
 
 def vgg():
-    return nn.Sequential(vision.vgg.make_layers([8, "M", 16, "M", 16, 16, "M"], True), nn.Flatten(), nn.Linear(256, 16), nn.ReLU(True), nn.Linear(16, CLASSES))
+    body = vision.vgg.make_layers([8, "M", 16, "M", 16, 16, "M"], True)
+    return nn.Sequential(body, nn.Flatten(), nn.Linear(256, 16), nn.ReLU(True), nn.Linear(16, CLASSES))
 
 
 def inception():
@@ -222,34 +216,40 @@ def inception():
 
 
 FAMILIES = {
-    "gpt2": decoder("GPT2", "LMHeadModel", vocab_size=WORDS, n_embd=32, n_layer=2, n_head=4, n_positions=32, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0),
+    "gpt2": decoder("GPT2", "LMHeadModel", vocab_size=WORDS, n_embd=32, n_layer=2, n_head=4, n_positions=32, resid_pdrop=0, embd_pdrop=0,
+                    attn_pdrop=0),
     "llama": decoder("Llama", **WIDTHS, num_key_value_heads=2),
     "qwen2": decoder("Qwen2", **WIDTHS, num_key_value_heads=2),
     "gemma": decoder("Gemma", **WIDTHS, num_key_value_heads=1, head_dim=8),
     "phi": decoder("Phi", **WIDTHS, resid_pdrop=0.0, embd_pdrop=0.0),
-    "opt": decoder("OPT", vocab_size=WORDS, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=48, max_position_embeddings=32,
-                   word_embed_proj_dim=32, dropout=0.0, pad_token_id=1),
+    "opt": decoder("OPT", vocab_size=WORDS, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=48,
+                   max_position_embeddings=32, word_embed_proj_dim=32, dropout=0.0, pad_token_id=1),
     "gpt_neox": decoder("GPTNeoX", **WIDTHS, hidden_dropout=0.0, attention_dropout=0.0),
     "falcon": decoder("Falcon", vocab_size=WORDS, hidden_size=32, num_hidden_layers=2, num_attention_heads=4),
     "bloom": decoder("Bloom", vocab_size=WORDS, hidden_size=32, n_layer=2, n_head=4, hidden_dropout=0.0, attention_dropout=0.0),
     "mixtral": decoder("Mixtral", **WIDTHS, num_key_value_heads=2, num_local_experts=4, experts_implementation="batched_mm"),
     "bert": encoder("Bert", **WIDTHS, **NO_DROPOUT),
-    "distilbert": encoder("DistilBert", vocab_size=WORDS, dim=32, n_layers=2, n_heads=4, hidden_dim=48, max_position_embeddings=32, dropout=0.0, attention_dropout=0.0),
+    "distilbert": encoder("DistilBert", vocab_size=WORDS, dim=32, n_layers=2, n_heads=4, hidden_dim=48, max_position_embeddings=32,
+                          dropout=0.0, attention_dropout=0.0),
     "electra": encoder("Electra", **WIDTHS, **NO_DROPOUT, embedding_size=16),
     "deberta": encoder("DebertaV2", **WIDTHS, **NO_DROPOUT, relative_attention=True, pos_att_type=["c2p", "p2c"]),
     "albert": encoder("Albert", **WIDTHS, **NO_DROPOUT, embedding_size=16),
     "roberta": encoder("Roberta", "ForSequenceClassification", **WIDTHS, **NO_DROPOUT, pad_token_id=1),
-    "t5": two_texts("T5", attn_implementation="eager", vocab_size=WORDS, d_model=64, d_kv=8, d_ff=48, num_layers=2, num_heads=4, dropout_rate=0.0, decoder_start_token_id=0),
-    "bart": two_texts("Bart", vocab_size=WORDS, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
-                      encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=32, dropout=0.0, pad_token_id=1),
+    "t5": two_texts("T5", attn_implementation="eager", vocab_size=WORDS, d_model=64, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
+                    dropout_rate=0.0, decoder_start_token_id=0),
+    "bart": two_texts("Bart", vocab_size=WORDS, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4,
+                      decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=32, dropout=0.0,
+                      pad_token_id=1),
     "clip": clip,
     "whisper": whisper,
     "wav2vec2": speech,
-    "vit": image_encoder("ViT", **{key: WIDTHS[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")},
-                         image_size=16, patch_size=4, **NO_DROPOUT),
-    "swin": image_encoder("Swin", attn_implementation="eager", image_size=16, patch_size=2, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4, drop_path_rate=0.0),
+    "vit": image_encoder("ViT", hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, image_size=16,
+                         patch_size=4, **NO_DROPOUT),
+    "swin": image_encoder("Swin", attn_implementation="eager", image_size=16, patch_size=2, embed_dim=16, depths=[2, 2], num_heads=[2, 4],
+                          window_size=4, drop_path_rate=0.0),
     "vit_vision": pixels(lambda: vision.VisionTransformer(16, 8, 2, 4, 32, 48, num_classes=CLASSES), 16),
-    "swin_vision": pixels(lambda: vision.SwinTransformer([2, 2], 16, [2, 2], [2, 4], [4, 4], num_classes=CLASSES, stochastic_depth_prob=0.0)),
+    "swin_vision": pixels(lambda: vision.SwinTransformer([2, 2], 16, [2, 2], [2, 4], [4, 4], num_classes=CLASSES,
+                                                         stochastic_depth_prob=0.0)),
     "convnext": pixels(convnext),
     "resnet": pixels(lambda: vision.ResNet(vision.resnet.Bottleneck, [1, 1, 1, 1], num_classes=CLASSES, width_per_group=8), 64),
     "mobilenet": pixels(mobilenet),
@@ -268,7 +268,7 @@ FAMILIES = {
     "lstm": recurrent(nn.LSTM),
     "lstm_deep": recurrent(nn.LSTM, num_layers=2, bidirectional=True),
     "gru": recurrent(nn.GRU),
-    "dlrm": lambda: (First(Recommender()), {"dense": torch.randn(BATCH, 6), "sparse": torch.randint(0, 11, (BATCH, 3))}),
+    "dlrm": lambda: (First(Dlrm()), {"dense": torch.randn(BATCH, 6), "sparse": torch.randint(0, 11, (BATCH, 3))}),
     "resnet50": pixels(lambda: vision.resnet50(num_classes=10), 64),
 }
 

@@ -118,12 +118,12 @@ def elements(path):
 
 
 def check(dcc, path, inputs, wanted, frozen):
-    """`ok`, `refused` or `failed`, and a line about it."""
+    """`ok`, `refused` or `failed`, a line about it, and what dcc trains."""
     command = [dcc, "compile", path, "--loss", "mse", "--json", "-o", path.with_suffix(".dcc"), *batch_flags(path, inputs)]
     code, report, seconds, what = call(command)
     if code:
         bug = code in (1, 101) or code < 0 or "DCC100" in what
-        return "failed" if bug or "not support" not in what else "refused", what
+        return "failed" if bug or "not support" not in what else "refused", what, []
     report = json.loads(report)
     trained, aliases = set(report["trained"]) - set(frozen), report["aliases"]
     sizes = {**{name: size for tied, size in wanted for name in tied}, **elements(path)}
@@ -134,10 +134,10 @@ def check(dcc, path, inputs, wanted, frozen):
     line = f"{len(wanted) - len(missing)} of {len(wanted)} parameters, {seconds:.1f} s"
     line += f", missing {', '.join(missing[:4])}" * bool(missing) + f", elements {surplus:+}" * (surplus != 0)
     line += "".join(f" | {warning}" for warning in report["warnings"])
-    return "failed" if seconds > SECONDS or (missing or surplus) and not told else "ok", line
+    return "failed" if seconds > SECONDS or (missing or surplus) and not told else "ok", line, report["trained"]
 
 
-def train(dcc, name, path, folder, steps, frozen):
+def train(dcc, name, path, folder, steps, freeze):
     """A few steps of SGD in float64 against PyTorch's; the largest relative difference of a loss."""
     model, inputs = make(name)
     model.double()
@@ -159,10 +159,9 @@ def train(dcc, name, path, folder, steps, frozen):
         optimizer.step()
         losses.append(loss.item())
     metrics = folder / "metrics.jsonl"
-    trained = json.loads(call([dcc, "compile", path, "--loss", "mse", "--json", "-o", folder / "first.dcc", *batch_flags(path, inputs)])[1])["trained"]
-    freeze = [flag for one in frozen if one in trained for flag in ("--freeze", one)]
-    command = [dcc, "run", path, "--data", folder / "data.npz", "--loss", "mse", "--steps", steps, "--order", "sequential", "--dtype", "f64",
-               "--optimizer", "sgd", "--lr", RATE, "--metrics-file", metrics, *batch_flags(path, inputs), *freeze]
+    command = [dcc, "run", path, "--data", folder / "data.npz", "--loss", "mse", "--steps", steps, "--order", "sequential",
+               "--dtype", "f64", "--optimizer", "sgd", "--lr", RATE, "--metrics-file", metrics, *batch_flags(path, inputs)]
+    command += [flag for one in freeze for flag in ("--freeze", one)]
     code, _, _, what = call(command)
     if code:
         return "failed", what
@@ -191,12 +190,15 @@ def family(args, name, folder):
         for spec, path in files.items():
             if spec not in specs:
                 continue
-            verdicts.append((spec, *check(args.dcc, path, inputs, wanted, frozen)))
-            first = first or path
-            print(f"{verdicts[-1][1]:8} {name:12} {spec:18} {verdicts[-1][2]}", flush=True)
+            verdict, line, trained = check(args.dcc, path, inputs, wanted, frozen)
+            verdicts.append((spec, verdict, line))
+            first = first or (path, [one for one in frozen if one in trained])
+            print(f"{verdict:8} {name:12} {spec:18} {line}", flush=True)
     if first and args.steps:
-        verdicts.append(("training", *train(args.dcc, name, first, folder, args.steps, frozen)))
-        print(f"{verdicts[-1][1]:8} {name:12} {'training':18} {verdicts[-1][2]}", flush=True)
+        path, freeze = first
+        verdict, line = train(args.dcc, name, path, folder, args.steps, freeze)
+        verdicts.append(("training", verdict, line))
+        print(f"{verdict:8} {name:12} {'training':18} {line}", flush=True)
     return verdicts
 
 

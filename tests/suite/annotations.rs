@@ -89,11 +89,18 @@ fn stages_are_as_annotated() {
     assert!(held(&free) && !held(&early));
 }
 
-/// The first specs of a node that gives or reads a tensor.
-fn spec<'p>(proto: &'p mut ModelProto, tensor: &str) -> &'p mut ShardingSpecProto {
+fn configurations(proto: &mut ModelProto) -> impl Iterator<Item = &mut NodeDeviceConfigurationProto> {
     let nodes = &mut proto.graph.as_mut().expect("a graph").node;
-    let specs = nodes.iter_mut().flat_map(|node| &mut node.device_configurations).flat_map(|c| &mut c.sharding_spec);
-    specs.into_iter().find(|spec| spec.tensor_name() == tensor).unwrap_or_else(|| panic!("{tensor} is annotated"))
+    nodes.iter_mut().flat_map(|node| &mut node.device_configurations)
+}
+
+fn specs(proto: &mut ModelProto) -> impl Iterator<Item = &mut ShardingSpecProto> {
+    configurations(proto).flat_map(|c| &mut c.sharding_spec)
+}
+
+/// The first spec of a tensor.
+fn spec<'p>(proto: &'p mut ModelProto, tensor: &str) -> &'p mut ShardingSpecProto {
+    specs(proto).find(|spec| spec.tensor_name() == tensor).unwrap_or_else(|| panic!("{tensor} is annotated"))
 }
 
 #[test]
@@ -130,15 +137,12 @@ fn what_cannot_be_had_is_refused() {
     check(304, "axis 2 is annotated", &|proto| set(proto, vec![cut(2, 8, 2)]));
     check(304, "is annotated with 7 elements", &|proto| set(proto, vec![cut(-1, 7, 2)]));
     check(304, "annotated for stage 1", &|proto| {
-        let node = &mut proto.graph.as_mut().expect("a graph").node;
-        let staged = node.iter_mut().flat_map(|node| &mut node.device_configurations).find(|c| c.pipeline_stage.is_some());
+        let staged = configurations(proto).find(|c| c.pipeline_stage.is_some());
         staged.expect("a stage").pipeline_stage = Some(1);
     });
     check(304, "held by [[1], [0]]", &|proto| {
-        let sharded = |spec: &&mut ShardingSpecProto| spec.device.len() == 2;
-        let nodes = &mut proto.graph.as_mut().expect("a graph").node;
-        let specs = nodes.iter_mut().flat_map(|node| &mut node.device_configurations).flat_map(|c| &mut c.sharding_spec);
-        specs.into_iter().find(sharded).expect("a sharded tensor").device.reverse();
+        let sharded = specs(proto).find(|spec| spec.device.len() == 2);
+        sharded.expect("a sharded tensor").device.reverse();
     });
     let input = plan.imported.inputs[0].name.clone();
     check(304, "no plan gives it", &|proto| {

@@ -80,9 +80,8 @@ fn trained(model: &Model, parameters: &BTreeSet<String>) -> (BTreeSet<String>, B
     trained.flat_map(names).partition(|name| parameters.contains(name))
 }
 
-/// What trains is what PyTorch calls `named_parameters`, each under its name or renamed by the exporter (`val_7`), of which
-/// a transposed copy is known by the module's name too; those that it
-/// merged into others or deleted are back.
+/// What trains is what PyTorch calls `named_parameters`, each under its name or renamed by the exporter (`val_7`), of which a
+/// transposed copy is known by the module's name too; those that it merged into others or deleted are back.
 #[test]
 fn what_trains_is_what_pytorch_trains() {
     // One tensor for several names: the bias of BERT's head is called by two; the exporter lays both biases of a GRU end to end,

@@ -4,7 +4,9 @@ use super::{Annotated, Annotations, Cut, Spec};
 use crate::error::{Error, Result};
 use crate::import::Model;
 use crate::import::proto::simple_sharded_dim_proto::Dim;
-use crate::import::proto::{NodeDeviceConfigurationProto, NodeProto, ShardedDimProto, ShardingSpecProto};
+use crate::import::proto::{
+    DeviceConfigurationProto, NodeDeviceConfigurationProto, NodeProto, ShardedDimProto, ShardingSpecProto,
+};
 
 /// The annotations of `model` for `devices` devices, and what to tell of those that say nothing here. Of several configurations
 /// of that many the first counts.
@@ -16,7 +18,7 @@ pub fn read(model: &Model, devices: u32) -> Result<(Annotations, Vec<String>)> {
     if declared.is_empty() && !annotated {
         return Ok((found, Vec::new()));
     }
-    let fits = |c: &&crate::import::proto::DeviceConfigurationProto| u32::try_from(c.num_devices()) == Ok(devices);
+    let fits = |c: &&DeviceConfigurationProto| u32::try_from(c.num_devices()) == Ok(devices);
     let chosen = declared.iter().find(fits).map(|c| c.name());
     let mut warnings = Vec::new();
     if chosen.is_none() && annotated {

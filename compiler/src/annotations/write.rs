@@ -19,7 +19,7 @@ const IR_VERSION: i64 = 11;
 /// as the format cannot say it: what rewriting removed, parameters computed in unequal parts, pending sums.
 pub fn annotate(model: &Model, compiled: &Compiled) -> ModelProto {
     let mesh = &compiled.plan.mesh;
-    let devices = mesh.space().map(|axis| mesh.size(axis)).product::<u32>();
+    let devices = mesh.world();
     let mut proto = model.proto.clone();
     let stale = |c: &DeviceConfigurationProto| u32::try_from(c.num_devices()) == Ok(devices);
     let old: Vec<String> = proto.configuration.iter().filter(|c| stale(c)).map(|c| c.name().to_owned()).collect();
@@ -131,7 +131,7 @@ impl Writer<'_> {
     }
 
     fn dim(&self, dim: usize, axes: &AxisList, lies: &Lies) -> ShardedDimProto {
-        let shards: u64 = axes.iter().map(|&axis| u64::from(self.mesh.size(axis))).product();
+        let shards = self.mesh.shards(axes);
         // The batch is the run's, not the model's.
         let of_batch = lies.batched && axes.iter().any(|axis| self.compiled.plan.batch.contains(axis));
         let factor = |size: u64, shards: u64| {
@@ -149,15 +149,12 @@ impl Writer<'_> {
     /// Devices of each shard, of all stages where the value is on none.
     fn holders(&self, dims: &[AxisList], stage: Option<u32>) -> Vec<Vec<i64>> {
         let mesh = self.mesh;
-        let axes = || dims.iter().flatten();
-        let shards: u32 = axes().map(|&axis| mesh.size(axis)).product();
-        let mut holders = vec![Vec::new(); shards as usize];
+        let mut holders = vec![Vec::new(); mesh.shards(dims.iter().flatten()) as usize];
         let on_stage = |at: &Coordinates| stage.is_none_or(|stage| mesh.axis("pp").is_none_or(|pp| at.get(pp) == stage));
-        for rank in 0..mesh.space().map(|axis| mesh.size(axis)).product::<u32>() {
+        for rank in 0..mesh.world() {
             let at = mesh.coordinates(rank);
             if on_stage(&at) {
-                let shard = axes().fold(0, |shard, &axis| shard * mesh.size(axis) + at.get(axis));
-                holders[shard as usize].push(i64::from(rank));
+                holders[mesh.shard(dims.iter().flatten(), &at) as usize].push(i64::from(rank));
             }
         }
         holders

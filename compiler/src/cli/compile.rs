@@ -9,7 +9,6 @@ use super::{output, tables};
 use crate::annotations::annotate;
 use crate::compile::{Compiled, Options, compile};
 use crate::error::Error;
-use crate::graph::Graph;
 use clap::ArgMatches;
 use dcc_program::DType;
 use dcc_program::artifact::{Artifact, Data};
@@ -17,8 +16,15 @@ use prost::Message;
 use std::path::{Component, Path, PathBuf};
 use std::time::Instant;
 
-/// The one pass whose result is no text.
-const ANNOTATED: &str = "annotated.onnx";
+/// What a pass made, to be printed.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Emit {
+    Graph,
+    Placed,
+    Programs,
+    #[value(name = "annotated.onnx")]
+    Annotated,
+}
 
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true)]
@@ -32,8 +38,8 @@ pub struct Args {
     #[arg(long)]
     embed_weights: bool,
     /// Print what a pass made; writes no artifact unless --out says so
-    #[arg(long, value_name = "WHAT", value_parser = ["graph", "placed", "programs", "annotated.onnx"], conflicts_with = "json")]
-    emit: Option<String>,
+    #[arg(long, value_name = "WHAT", conflicts_with = "json")]
+    emit: Option<Emit>,
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
@@ -76,9 +82,8 @@ pub fn run(args: &Args, matches: &ArgMatches, words: &[String]) -> Outcome<i32> 
     if bytes.is_some() {
         output::status("Finished", &format!("{} in {:.2} s", out.display(), start.elapsed().as_secs_f64()));
     }
-    match &args.emit {
-        Some(what) if what == ANNOTATED => output::bytes(&annotate(&built.source.model, &built.compiled).encode_to_vec())?,
-        Some(what) => output::data(&emit(what, &built.compiled))?,
+    match args.emit {
+        Some(what) => emit(what, &built)?,
         None if args.json => output::json(&report.json(&out, bytes))?,
         None => {}
     }
@@ -137,15 +142,16 @@ fn relative(from: &Path, to: &Path) -> String {
     up.chain(to[common..].iter().map(|part| format!("{}/", part.to_string_lossy()))).collect()
 }
 
-fn emit(what: &str, compiled: &Compiled) -> String {
-    let print = |graph: &Graph| graph.to_string();
+fn emit(what: Emit, built: &Built) -> Outcome<()> {
+    let compiled = &built.compiled;
     match what {
-        "graph" => print(&compiled.training.graph),
-        "placed" => print(&compiled.placed),
-        _ => {
+        Emit::Graph => output::data(&compiled.training.graph.to_string()),
+        Emit::Placed => output::data(&compiled.placed.to_string()),
+        Emit::Programs => {
             let programs = compiled.artifact.train.iter().chain(&compiled.artifact.eval);
-            programs.map(dcc_program::text::print).collect::<Vec<_>>().join("\n")
+            output::data(&programs.map(dcc_program::text::print).collect::<Vec<_>>().join("\n"))
         }
+        Emit::Annotated => output::bytes(&annotate(&built.source.model, compiled).encode_to_vec()),
     }
 }
 

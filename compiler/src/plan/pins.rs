@@ -87,21 +87,14 @@ impl Wish {
 
     /// Whether the devices that are to hold each shard do, on whatever stage.
     fn is_held(&self, sharding: &Sharding, mesh: &Mesh) -> bool {
-        let holds = |rank: u32, shard: usize| {
-            let at = mesh.coordinates(rank);
-            let axes = sharding.dims.iter().flatten().filter(|&&axis| !mesh.is_microbatch(axis));
-            axes.fold(0, |index, &axis| index * mesh.size(axis) as usize + at.get(axis) as usize) == shard
-        };
-        self.holders.iter().enumerate().all(|(shard, ranks)| ranks.iter().all(|&rank| holds(rank, shard)))
+        let held = |rank: u32| mesh.shard(sharding.dims.iter().flatten(), &mesh.coordinates(rank));
+        self.holders.iter().zip(0..).all(|(ranks, shard)| ranks.iter().all(|&rank| held(rank) == shard))
     }
 }
 
 /// Shards of each dim over the devices of a stage.
 pub(super) fn shards(sharding: &Sharding, mesh: &Mesh) -> Vec<u64> {
-    let size = |axes: &dcc_program::AxisList| {
-        axes.iter().filter(|&&axis| !mesh.is_microbatch(axis)).map(|&axis| u64::from(mesh.size(axis))).product()
-    };
-    sharding.dims.iter().map(size).collect()
+    sharding.dims.iter().map(|axes| mesh.shards(axes)).collect()
 }
 
 #[cfg(test)]

@@ -28,12 +28,12 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The plan without stages.
 pub(super) fn shard(forward: &Forward, options: &Parallel) -> Result<Plan> {
     let pins = Pins::of(forward.graph, options)?;
-    let (plan, samples) = whole(forward, options, &[("tp", options.tp)])?;
-    if options.tp == 1 {
-        return check_whole(&pins, |_| true, &plan, &samples).map(|()| plan);
+    if options.tp > 1 {
+        return Ok(solve(forward, options, &pins)?.into_plan());
     }
-    check_whole(&pins, |id| matches!(forward.graph[id].op, Op::Input(_)), &plan, &samples)?;
-    Ok(solve(forward, options, &pins)?.into_plan())
+    let (plan, samples) = whole(forward, options, &[("tp", 1)])?;
+    check_whole(&pins, |_| true, &plan, &samples)?;
+    Ok(plan)
 }
 
 /// A way to name the tensor axes, and the cheapest choices under it.
@@ -87,6 +87,7 @@ fn solve(forward: &Forward, options: &Parallel, pins: &Pins) -> Result<Solution>
     for axes in splits(forward, &classes, options.tp) {
         let named: Vec<(&str, u32)> = axes.iter().map(|(name, size)| (name.as_str(), *size)).collect();
         let (plan, samples) = whole(forward, options, &named)?;
+        check_whole(pins, |id| matches!(forward.graph[id].op, Op::Input(_)), &plan, &samples)?;
         let axes: TensorAxes = named.iter().filter_map(|(name, _)| plan.mesh.axis(name)).collect();
         let problem =
             Builder { forward, samples: &samples, classes: &classes, pins }.build(&plan.mesh, axes, options.machine)?;

@@ -116,6 +116,17 @@ impl Mesh {
             .collect()
     }
 
+    /// Shards that `axes` cut something into over the ranks: `mb` cuts none.
+    pub fn shards<'a>(&self, axes: impl IntoIterator<Item = &'a AxisId>) -> u64 {
+        axes.into_iter().filter(|&&a| !self.is_microbatch(a)).map(|&a| u64::from(self.size(a))).product()
+    }
+
+    /// Which of the shards that `axes` cut, major first, the rank at `at` holds.
+    pub fn shard<'a>(&self, axes: impl IntoIterator<Item = &'a AxisId>, at: &Coordinates) -> u64 {
+        let axes = axes.into_iter().filter(|&&a| !self.is_microbatch(a));
+        axes.fold(0, |index, &a| index * u64::from(self.size(a)) + u64::from(at.get(a)))
+    }
+
     /// Elements per shard of a dim of `size` split along `axes`, major first: ceil axis by axis.
     pub fn block(&self, size: u64, axes: &[AxisId]) -> u64 {
         axes.iter().fold(size, |d, &a| d.div_ceil(u64::from(self.size(a)).max(1)))
