@@ -274,16 +274,13 @@ FAMILIES = {
 
 
 def make(name):
-    """The module in training mode with nothing dropped, and its inputs; always the same numbers. ONNX has single-precision attributes."""
+    """The module in training mode with nothing dropped, and its inputs; always the same numbers."""
     torch.manual_seed(0)
     model, inputs = FAMILIES[name]()
     model.train()
     for part in model.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.0
-        for name in ("eps", "variance_epsilon"):
-            if hasattr(part, name):
-                setattr(part, name, torch.tensor(getattr(part, name)).item())
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
-            part.momentum = 1 - torch.tensor(1 - part.momentum).item()
+            part.momentum = 1 - torch.tensor(1 - part.momentum).item()  # as ONNX has it
     return model, inputs

@@ -26,6 +26,7 @@ import onnx
 import torch
 from models import FAMILIES, Positional, make
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 # An optimized export loses names and biases; opset 18 and 13 have a symbolic batch.
 SPECS = "dynamo18,dynamo18-optimized,dynamo20,dynamo20-optimized,dynamo23,dynamo23-optimized,script13,script17"
@@ -153,7 +154,8 @@ def train(dcc, name, path, folder, steps, freeze):
     for step in range(steps):
         part = {key: widened(value[step * batch : (step + 1) * batch]) for key, value in rows.items()}
         target = part.pop("target")
-        loss = F.mse_loss(model(**part), target)
+        with AsFile():
+            loss = F.mse_loss(model(**part), target)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -168,6 +170,20 @@ def train(dcc, name, path, folder, steps, freeze):
     found = [json.loads(line)["loss"] for line in metrics.read_text().splitlines()]
     worst = max(abs(a - b) / abs(b) for a, b in zip(found, losses, strict=True))
     return "ok" if worst < TOLERANCE else "failed", f"{steps} steps, losses {losses[0]:.6f} → {losses[-1]:.6f}, differ by {worst:.1e}"
+
+
+class AsFile(TorchFunctionMode):
+    """Numbers in the code are as the file has them, in single precision; what casts to that stays in double, as in dcc."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        function = torch.Tensor.double if function is torch.Tensor.float else function
+        return function(*(as_file(value) for value in args), **{key: as_file(value) for key, value in (kwargs or {}).items()})
+
+
+def as_file(value):
+    if isinstance(value, float):
+        return float(np.float32(value))
+    return torch.float64 if value is torch.float32 else value
 
 
 def widened(value):
