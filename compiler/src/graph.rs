@@ -83,17 +83,28 @@ impl std::ops::Index<NodeId> for Graph {
     }
 }
 
+/// Errors: DCC0108 for more than 2^59 elements, so that bytes of a few never overflow. A dim of 0 hides no other: slices may drop it.
+pub fn addressable(shape: &[u64]) -> Result<()> {
+    let elements = shape.iter().try_fold(1_u64, |product, &dim| product.checked_mul(dim.max(1)));
+    match elements {
+        Some(..=0x0800_0000_0000_0000) => Ok(()),
+        _ => Err(Error::limit(format!("a tensor of dims {shape:?} has more elements than can be addressed"))),
+    }
+}
+
 impl Graph {
     pub fn new() -> Graph {
         Graph { origin_names: vec![String::new()], ..Graph::default() }
     }
 
-    /// Adds a node whose type the op infers from its operands. Errors: what the op says of wrong operands, at the origin.
+    /// Adds a node whose type the op infers from its operands. Errors: what the op says of wrong operands, more elements than can be
+    /// addressed, at the origin.
     pub fn add(&mut self, op: impl Into<Op>, operands: &[NodeId]) -> Result<NodeId> {
         let op = op.into();
         let ty = {
             let types: SmallVec<[&TensorType; 4]> = operands.iter().map(|&o| &self[o].ty).collect();
-            op.infer(&types).map_err(|e| e.at(self.origin_name(self.cursor.origin)))?
+            let ty = op.infer(&types).and_then(|ty| addressable(&ty.shape).map(|()| ty));
+            ty.map_err(|e| e.at(self.origin_name(self.cursor.origin)))?
         };
         Ok(self.add_typed(op, operands, ty))
     }

@@ -161,13 +161,28 @@ fn import(
     let mut build = Build::new(options.dropout);
     build.batch_norm = options.batch_norm;
     let outputs = options.exposed.outputs(flat);
-    let mut importer = Importer { model, flat, outputs, classifier, build, values: Vec::new(), old, inner_nodes: 0 };
+    let mut importer = Importer {
+        model,
+        flat,
+        outputs,
+        classifier,
+        build,
+        values: Vec::new(),
+        old,
+        inner_nodes: 0,
+        unrolled: 0,
+        unrolled_from: None,
+    };
     importer.values.resize(flat.values.len(), None);
     importer.build.warnings = importer.classifier.warnings();
     let live = flat.live(importer.outputs.iter().map(|(_, id)| *id));
     importer.sources(&bound, options, &live)?;
-    for node in flat.nodes.iter().filter(|node| node.outputs.iter().flatten().any(|id| live[id.0 as usize])) {
-        importer.node(node, &live)?;
+    let last = flat.last_readers(importer.outputs.iter().map(|(_, id)| *id));
+    for (at, node) in flat.nodes.iter().enumerate() {
+        if node.outputs.iter().flatten().any(|id| live[id.0 as usize]) {
+            importer.node(node, &live)?;
+            importer.forget(node.reads().filter(|id| last[id.0 as usize] == Some(at)));
+        }
     }
     let shape = |value: &Option<Value>| value.as_ref().and_then(|value| value.shape(&importer.build).ok());
     let shapes: Vec<Option<Shape>> = importer.values.iter().map(shape).collect();
@@ -189,6 +204,10 @@ struct Importer<'f, 'm> {
     old: Option<Old>,
     /// Nodes of inner graphs imported so far, each time they run.
     inner_nodes: usize,
+    /// Nodes of the graph that outermost control flow has given so far.
+    unrolled: usize,
+    /// While control flow is imported: the size of the graph without `unrolled`.
+    unrolled_from: Option<usize>,
 }
 
 impl Importer<'_, '_> {
@@ -241,6 +260,15 @@ impl Importer<'_, '_> {
             self.values[id.0 as usize] = Some(self.known_if_empty(result.clone()));
         }
         Ok(())
+    }
+
+    /// Elements that no node reads any more are not kept, only their types.
+    fn forget(&mut self, spent: impl Iterator<Item = ValueId>) {
+        for id in spent {
+            if let Some(Value::Known(known)) = &mut self.values[id.0 as usize] {
+                known.forget();
+            }
+        }
     }
 
     /// What has no elements is known.

@@ -131,6 +131,13 @@ impl<'a> Placer<'a> {
         let graph = self.graph;
         self.reach = vec![BTreeSet::new(); graph.nodes.len()];
         let live = graph.live();
+        // An output that no stage computes is computed on the last one.
+        let last = self.plan.stages() - 1;
+        for &(_, id) in &graph.outputs {
+            if graph[id].phase == Phase::Forward && self.stage[id.0 as usize].is_none() {
+                self.reach[id.0 as usize].insert(last);
+            }
+        }
         // Readers of forward values that have no stage, down to the parameters.
         for id in graph.ids().rev().filter(|&id| live[id.0 as usize] && graph[id].phase != Phase::Update) {
             let mine = match self.stage[id.0 as usize] {

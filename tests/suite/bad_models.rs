@@ -244,12 +244,20 @@ fn shapes_that_mutations_found() {
     let mut none = tensor("none", &[2], &[0, 0]);
     none.data_type = Some(DataType::Bool.into());
     check(&with_tensor(with_tensor(model(&nothing), ints("s", [2, 3])), none), expect![["imported"]]);
+    let mut outer = model(&[node("Transpose", &["x"], &["t"]), node("MatMul", &["x", "t"], &["y"])]);
+    outer.graph.as_mut().expect("a graph").input = vec![value("x", &[size(1 << 40), size(1)])];
+    check(
+        &outer,
+        expect![[r#"
+        error[DCC0108]: a tensor of dims [1099511627776, 1099511627776] has more elements than can be addressed
+          at   node 1 `/matmul` (MatMul, opset 20)"#]],
+    );
     let mut parts = model(&[node("SplitToSequence", &["x"], &["s"]), node("ConcatFromSequence", &["s"], &["y"])]);
     parts.graph.as_mut().expect("a graph").input = vec![value("x", &[size(1 << 33)])];
     check(
         &parts,
         expect![[r#"
-        error[DCC0108]: a sequence of 8589934592 parts, at most 65536 are supported
+        error[DCC0108]: a sequence of 8589934592 parts, at most 16384 are supported
           at   node 0 `/splittosequence` (SplitToSequence, opset 20): f32[8589934592]"#]],
     );
 }

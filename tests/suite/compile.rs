@@ -79,10 +79,12 @@ fn floats(name: &str, dims: &[i64]) -> TensorProto {
     tensor(name, dims, &values.collect::<Vec<_>>().concat())
 }
 
-/// A model compiles on small meshes, as one microbatch.
-fn compiles(proto: &ModelProto) {
+const SMALL: [(u32, u32, u32); 5] = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1)];
+
+/// A model compiles on these meshes, as one microbatch.
+fn compiles(proto: &ModelProto, meshes: &[(u32, u32, u32)]) {
     let model = Model::decode(proto.encode_to_vec().into()).expect("a model");
-    for (dp, tp, pp) in [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1)] {
+    for &(dp, tp, pp) in meshes {
         let batch = batch::Given { global: Some(2), accumulate: Some(1), ..Default::default() };
         let parallel = Parallel { dp, tp, pp, ..Parallel::default() };
         let compiled = compile(&model, &Options { batch, parallel, ..Default::default() });
@@ -111,7 +113,7 @@ fn of_whole_batch(nodes: &[NodeProto], tensors: &[TensorProto]) -> ModelProto {
 /// A square reads the sum twice, once as a sum.
 #[test]
 fn sums_over_the_batch_are_read_twice() {
-    compiles(&of_whole_batch(&[node("Mul", &["t", "t"], &["y"])], &[]));
+    compiles(&of_whole_batch(&[node("Mul", &["t", "t"], &["y"])], &[]), &SMALL);
 }
 
 /// Two views of one sum, each read whole.
@@ -125,7 +127,7 @@ fn views_of_a_sum_are_resolved_once() {
         node("ReduceMax", &["c"], &["d"]),
         node("Mul", &["a", "d"], &["y"]),
     ];
-    compiles(&of_whole_batch(&nodes, &[ints("pair", &[-1, 2]), floats("v", &[2, 1])]));
+    compiles(&of_whole_batch(&nodes, &[ints("pair", &[-1, 2]), floats("v", &[2, 1])]), &SMALL);
 }
 
 /// `u` is computed before `t` from what shares a kernel with `m`, which reads `t`: `n` cannot share one with `t`.
@@ -143,7 +145,15 @@ fn kernels_do_not_wait_for_each_other() {
         node("Mul", &["u", "t"], &["n"]),
         node("MatMul", &["m", "n"], &["y"]),
     ];
-    compiles(&with_tensor(with_tensor(model(&nodes), floats("a", &[3, 2])), floats("b", &[3, 2])));
+    compiles(&with_tensor(with_tensor(model(&nodes), floats("a", &[3, 2])), floats("b", &[3, 2])), &SMALL);
+}
+
+/// What no input reaches trains all the same.
+#[test]
+fn outputs_of_parameters_alone_have_gradients() {
+    let nodes = [node("Tanh", &["w"], &["t"]), node("MatMul", &["t", "v"], &["y"])];
+    let model = with_tensor(with_tensor(model(&nodes), floats("w", &[2, 3])), floats("v", &[3, 4]));
+    compiles(&model, &[(1, 1, 1), (2, 1, 1)]);
 }
 
 macro_rules! models {

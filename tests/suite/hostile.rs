@@ -212,7 +212,9 @@ fn hostile_models_are_imported_or_refused() {
         let path = std::env::temp_dir().join(format!("hostile-{number}.onnx"));
         std::fs::write(&path, &bytes).expect("a file");
         println!("{} has {} bytes", path.display(), bytes.len());
-        println!("{:?}", import(bytes, &mut random));
+        let began = own_seconds();
+        let (end, peak) = peak_of(|| import(bytes, &mut random));
+        println!("{end:?}, {} MiB, {:.2} s", peak >> 20, own_seconds() - began);
         let (bytes, mut random) = corpus.export(number);
         std::fs::write(path.with_extension("compiled.onnx"), &bytes).expect("a file");
         println!("compiled: {}", compile(bytes, &mut random));

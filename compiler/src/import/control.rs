@@ -14,8 +14,10 @@ use crate::error::{Error, Result};
 pub(super) const OPERATORS: [&str; 3] = ["If", "Loop", "Scan"];
 /// Repetitions of one loop.
 const MOST_TRIPS: usize = 1 << 16;
-/// Nodes of all repetitions; each takes some 800 bytes, whatever the size of the file.
+/// Nodes of all repetitions, as the file has them and as the graph gets them: these take up to a KiB each, whatever the size of the
+/// file.
 const MOST_NODES: usize = 1 << 16;
+const MOST_GRAPH_NODES: usize = 3 << 14;
 
 /// Everything that bodies define is wanted: flattening left out what is not.
 pub(super) fn mark_inner(node: &Node, live: &mut [bool]) {
@@ -49,6 +51,8 @@ impl Slices {
 impl Importer<'_, '_> {
     /// Imports If, Loop and Scan.
     pub(super) fn control(&mut self, node: &Node, inputs: &[Option<Value>], live: &[bool]) -> Result<Vec<Value>> {
+        let outermost = self.unrolled_from.is_none();
+        self.unrolled_from.get_or_insert(self.build.graph.nodes.len() - self.unrolled);
         let results = match node.op {
             "If" => self.branch(node, inputs, live),
             "Loop" => self.repeat(node, inputs, live),
@@ -56,10 +60,19 @@ impl Importer<'_, '_> {
             op => Err(Error::unsupported_op(format!("the operator {op} of opset {} is not supported", node.opset))
                 .help("README.md lists the operators that dcc imports")),
         }?;
+        if outermost {
+            self.unrolled = self.unrolled_nodes();
+            self.unrolled_from = None;
+        }
         match node.unread().next() {
             Some(name) => Err(Error::attribute(format!("attribute `{name}` of {} is not supported", node.op))),
             None => Ok(results),
         }
+    }
+
+    /// Nodes of the graph that come of inner graphs.
+    fn unrolled_nodes(&self) -> usize {
+        self.unrolled_from.map_or(self.unrolled, |from| self.build.graph.nodes.len() - from)
     }
 
     /// The outputs of a body for these inputs.
@@ -69,8 +82,10 @@ impl Importer<'_, '_> {
             return Err(Error::graph(what));
         }
         self.inner_nodes += body.nodes.len();
-        if self.inner_nodes > MOST_NODES {
-            return Err(Error::limit(format!("loops that unroll to more than {MOST_NODES} nodes")));
+        for (nodes, most) in [(self.inner_nodes, MOST_NODES), (self.unrolled_nodes(), MOST_GRAPH_NODES)] {
+            if nodes > most {
+                return Err(Error::limit(format!("loops that unroll to more than {most} nodes")));
+            }
         }
         for (id, value) in body.inputs.iter().zip(inputs) {
             self.values[id.0 as usize] = Some(value);

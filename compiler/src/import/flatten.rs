@@ -100,6 +100,16 @@ impl Flat<'_> {
         live
     }
 
+    /// The node that is the last to read each value; none for those that are `wanted` in the end.
+    pub fn last_readers(&self, wanted: impl Iterator<Item = ValueId>) -> Vec<Option<usize>> {
+        let mut last = vec![None; self.values.len()];
+        for (at, node) in self.nodes.iter().enumerate() {
+            node.reads().for_each(|id| last[id.0 as usize] = Some(at));
+        }
+        wanted.for_each(|id| last[id.0 as usize] = None);
+        last
+    }
+
     /// The name of each value, or the first with it and a number: names of inlined nodes may repeat.
     pub fn names(&self) -> Vec<String> {
         let mut taken: HashSet<&str> = HashSet::new();

@@ -109,7 +109,7 @@ impl Known {
     pub fn slice(&self, start: &[i64], step: &[i64], shape: &[u64]) -> Option<Known> {
         let stored: Shape = (0..self.rank()).map(|dim| if self.stored(dim) == 1 { 1 } else { shape[dim] }).collect();
         let known = Known::build(self.dtype, shape, &stored, |at| {
-            let source: Vec<u64> = at.iter().enumerate().map(|(d, &i)| (start[d] + i as i64 * step[d]) as u64).collect();
+            let source: Shape = at.iter().enumerate().map(|(d, &i)| (start[d] + i as i64 * step[d]) as u64).collect();
             self.bits_at(&source)
         });
         known.map(Known::compressed)
@@ -122,7 +122,7 @@ impl Known {
         let widest = |d: usize| joint(parts.iter().map(|part| part.stored(d)));
         let stored: Shape = (0..shape.len()).map(|d| if d == dim { shape[d] } else { widest(d) }).collect();
         let known = Known::build(parts[0].dtype, &shape, &stored, |at| {
-            let mut source = at.to_vec();
+            let mut source = Shape::from_slice(at);
             for part in parts {
                 if source[dim] < part.shape[dim] {
                     return part.bits_at(&source);
@@ -146,7 +146,7 @@ impl Known {
         let stored = join(&|dim| self.stored(dim), &|dim| if spread { indices.stored(dim) } else { 1 });
         let known = Known::build(self.dtype, &shape, &stored, |at| {
             let index = indices.bits_at(&at[axis..axis + inner]) as i64;
-            let mut source = at[..axis].to_vec();
+            let mut source = Shape::from_slice(&at[..axis]);
             source.push(wrap_index(index, size));
             source.extend_from_slice(&at[axis + inner..]);
             self.bits_at(&source)
@@ -162,9 +162,9 @@ impl Known {
         let tail = (depth..self.rank()).map(|dim| self.stored(dim));
         let stored: Shape = (0..outer).map(|dim| indices.stored(dim)).chain(tail).collect();
         let known = Known::build(self.dtype, &shape, &stored, |at| {
-            let mut index = at[..outer].to_vec();
+            let mut index = Shape::from_slice(&at[..outer]);
             index.push(0);
-            let mut source = Vec::with_capacity(self.rank());
+            let mut source = Shape::new();
             for dim in 0..depth {
                 index[outer] = dim as u64;
                 source.push(wrap_index(indices.bits_at(&index) as i64, self.shape[dim]));
@@ -205,7 +205,7 @@ impl Known {
         let full: Shape = (0..self.rank()).map(|d| if dims.contains(&d) { self.shape[d] } else { 1 }).collect();
         let known = Known::build(self.dtype, &shape, &stored, |at| {
             let part = Known::build(self.dtype, &full, &full, |inner| {
-                let source: Vec<u64> = at.iter().zip(inner).map(|(a, b)| a + b).collect();
+                let source: Shape = at.iter().zip(inner).map(|(a, b)| a + b).collect();
                 self.bits_at(&source)
             });
             let part = part.unwrap_or_else(|| self.clone());

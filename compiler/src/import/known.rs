@@ -5,12 +5,16 @@
 
 use dcc_program::{DType, Shape};
 use half::{bf16, f16};
+use std::sync::Arc;
 
 use super::tensor::Tensor;
 use crate::error::{Error, Result};
 
 /// Stored elements beyond which nothing is computed while compiling.
 pub const BUDGET: u64 = 1 << 23;
+
+/// Stored elements that are kept when nothing computes with them any more: up to here they may still be an output to compare.
+pub(super) const KEPT: usize = 1 << 16;
 
 /// A tensor of known elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,25 +23,25 @@ pub struct Known {
     pub shape: Shape,
     /// Per dim the size of `shape`, or 1 where all its elements are equal.
     stored: Shape,
-    /// Row-major over `stored`: the f64 bits for floats, the i64 bits for integers and bool.
-    bits: Vec<u64>,
+    /// Row-major over `stored`: the f64 bits for floats, the i64 bits for integers and bool. What only changes the shape shares them.
+    bits: Arc<Vec<u64>>,
 }
 
 impl Known {
     pub fn int(dtype: DType, value: i64) -> Known {
-        Known { dtype, shape: Shape::new(), stored: Shape::new(), bits: vec![value as u64] }
+        Known { dtype, shape: Shape::new(), stored: Shape::new(), bits: vec![value as u64].into() }
     }
 
     /// A number in `dtype`: rounded, or truncated to an integer.
     pub fn scalar(dtype: DType, value: f64) -> Known {
-        Known { dtype, shape: Shape::new(), stored: Shape::new(), bits: vec![encode(dtype, value)] }
+        Known { dtype, shape: Shape::new(), stored: Shape::new(), bits: vec![encode(dtype, value)].into() }
     }
 
     /// A shape or a list of axes: i64, rank 1.
     pub fn ints(values: impl IntoIterator<Item = i64>) -> Known {
         let bits: Vec<u64> = values.into_iter().map(|value| value as u64).collect();
         let shape = Shape::from_slice(&[bits.len() as u64]);
-        Known { dtype: DType::I64, stored: shape.clone(), shape, bits }.compressed()
+        Known { dtype: DType::I64, stored: shape.clone(), shape, bits: bits.into() }.compressed()
     }
 
     /// `start + step * i` for the `count` first i.
@@ -47,18 +51,25 @@ impl Known {
 
     /// A tensor without elements.
     pub fn nothing(dtype: DType, shape: &[u64]) -> Known {
-        Known { dtype, shape: Shape::from_slice(shape), stored: Shape::from_slice(shape), bits: Vec::new() }
+        Known { dtype, shape: Shape::from_slice(shape), stored: Shape::from_slice(shape), bits: Vec::new().into() }
     }
 
     /// A list.
     pub fn floats(dtype: DType, values: impl IntoIterator<Item = f64>) -> Known {
         let bits: Vec<u64> = values.into_iter().map(|value| encode(dtype, value)).collect();
         let shape = Shape::from_slice(&[bits.len() as u64]);
-        Known { dtype, stored: shape.clone(), shape, bits }.compressed()
+        Known { dtype, stored: shape.clone(), shape, bits: bits.into() }.compressed()
+    }
+
+    /// Gives up many elements, which are not to be read again.
+    pub(super) fn forget(&mut self) {
+        if self.bits.len() > KEPT {
+            self.bits = Vec::new().into();
+        }
     }
 
     pub fn splat(&self, shape: &[u64]) -> Option<Known> {
-        let bits = vec![self.uniform_bits()?];
+        let bits = vec![self.uniform_bits()?].into();
         Some(Known { dtype: self.dtype, shape: Shape::from_slice(shape), stored: ones(shape.len()), bits })
     }
 
@@ -74,7 +85,7 @@ impl Known {
             return Err(Error::tensor(format!("{} elements for {:?}", bits.len(), tensor.shape.as_slice()))
                 .at(format!("tensor `{}`", tensor.name)));
         }
-        let known = Known { dtype: tensor.dtype, shape: tensor.shape.clone(), stored: tensor.shape.clone(), bits };
+        let known = Known { dtype: tensor.dtype, shape: tensor.shape.clone(), stored: tensor.shape.clone(), bits: bits.into() };
         Ok(known.compressed())
     }
 
@@ -192,7 +203,7 @@ impl Known {
                 index[dim] = 0;
             }
         }
-        Some(Known { dtype, shape: Shape::from_slice(shape), stored: Shape::from_slice(stored), bits })
+        Some(Known { dtype, shape: Shape::from_slice(shape), stored: Shape::from_slice(stored), bits: bits.into() })
     }
 
     /// With every element stored.
@@ -216,7 +227,7 @@ impl Known {
                 continue;
             }
             let first = self.bits.chunks_exact(size * inner).flat_map(|block| block[..inner].iter().copied());
-            self.bits = first.collect();
+            self.bits = Arc::new(first.collect());
             self.stored[dim] = 1;
         }
         self

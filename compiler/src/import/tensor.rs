@@ -9,6 +9,7 @@ use super::model::Model;
 use super::proto::TensorProto;
 use super::proto::tensor_proto::{DataLocation, DataType};
 use crate::error::{Error, Result};
+use crate::graph::addressable;
 
 /// Where a tensor's little-endian data are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,19 +143,14 @@ pub fn dims(dims: &[i64]) -> Result<Shape> {
     let shape =
         dims.iter().map(|&dim| u64::try_from(dim).map_err(|_| Error::limit(format!("dim {dim} of {dims:?} is negative"))));
     let shape: Shape = shape.collect::<Result<_>>()?;
-    byte_length(DType::F64, &shape)?;
+    addressable(&shape)?;
     Ok(shape)
 }
 
 /// Bytes of a dense tensor; at most 2^62, so that sums of a few never overflow.
 fn byte_length(dtype: DType, shape: &[u64]) -> Result<u64> {
-    let bytes = shape.iter().try_fold(dtype.bytes(), |product, &dim| product.checked_mul(dim));
-    // A zero dim must not hide an overflow of the others: slices of it may drop the zero.
-    let positive = shape.iter().try_fold(1_u64, |product, &dim| product.checked_mul(dim.max(1)));
-    match (bytes, positive) {
-        (Some(bytes), Some(positive)) if positive <= 1 << 59 => Ok(bytes),
-        _ => Err(Error::limit(format!("a tensor of dims {shape:?} has more elements than can be addressed"))),
-    }
+    addressable(shape)?;
+    Ok(dtype.bytes() * shape.iter().product::<u64>())
 }
 
 fn external(proto: &TensorProto, expected: u64) -> Result<TensorData> {

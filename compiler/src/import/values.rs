@@ -6,13 +6,11 @@ use dcc_program::{DType, Shape};
 
 use super::Importer;
 use super::flatten::Flat;
+use super::known::KEPT;
 use super::node::ValueId;
 use super::value::Value;
 use crate::error::Result;
 use crate::graph::NodeId;
-
-/// Known values of more elements are not computed again to be compared.
-const MOST_KNOWN: u64 = 1 << 16;
 
 /// Which values of the model are outputs of its graph.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -72,7 +70,7 @@ impl Importer<'_, '_> {
                 let elements: u64 = shape.iter().product();
                 let known = value.known().is_some();
                 let mut output = None;
-                if elements > 0 && (!known || elements <= MOST_KNOWN) {
+                if elements > 0 && (!known || elements <= KEPT as u64) {
                     let at = self.build.node(&value)?;
                     let name = &names[id.0 as usize];
                     output = shown.get(&at).cloned();

@@ -31,6 +31,10 @@ pub fn next_token(graph: &mut Graph, logits: NodeId, options: &LossOptions) -> R
     let (name, tokens) = token_input(graph, logits)?;
     let shape = graph.ty(tokens).shape.clone();
     let last = shape.len() - 1;
+    if shape[last] < 2 {
+        let what = format!("input {name} of shape {:?} has no next token to predict", shape.as_slice());
+        return Err(Error::shape(what).help("sequences of at least two tokens, or another --loss"));
+    }
     let labels = shifted(graph, tokens, last)?;
     let labels = graph.cast(labels, DType::I64)?;
     let position = graph.add(Iota { dtype: DType::I64, shape: shape.clone(), dim: last as u8 }, &[])?;

@@ -102,6 +102,12 @@ fn tokens_are_what_indexes_the_vocabulary() {
 }
 
 #[test]
+fn one_token_has_no_next() {
+    let g = model(&[("ids", DType::I64, &[2, 1])], f32s(&[2, 1, 7]));
+    check(g, of(LossKind::NextToken), "input ids of shape [2, 1] has no next token to predict");
+}
+
+#[test]
 fn the_batch_is_traced_through_reshapes_and_transposes() {
     let mut g = Graph::new();
     let op = Input { name: "x".to_owned(), dtype: DType::F32, shape: Shape::from_slice(&[3, 4, 5]), batch_dim: Some(1) };

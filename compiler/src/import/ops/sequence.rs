@@ -16,7 +16,7 @@ pub const ONNX: &[(&str, Import)] = &[
 ];
 
 /// Elements of a sequence.
-const MOST_PARTS: u64 = 1 << 16;
+const MOST_PARTS: u64 = 1 << 14;
 
 fn list<'c>(call: &'c Call, position: usize) -> Result<&'c [Value]> {
     match call.input(position)? {
