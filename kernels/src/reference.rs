@@ -1,6 +1,7 @@
 //! The meaning of kernel IR, evaluated point by point: floats in f64, integers in i64. Slow; the oracle of generated code.
 
 use crate::library::random::{Stream, uniform, word};
+use crate::library::vector::arithmetic::power;
 use crate::tile::{Access, Array, Nest, Typing};
 use dcc_program::kernel::{BinaryOp, CompareOp, DimId, Expr, ExprId, Index, Outside, Stmt, StoreMode, UnaryOp, VarId};
 use dcc_program::types::{DType, Reduce};
@@ -260,13 +261,7 @@ fn binary(op: BinaryOp, dtype: DType, x: Scalar, y: Scalar) -> Scalar {
                     x.wrapping_rem(y)
                 }
             }
-            BinaryOp::Pow => {
-                if y < 0 {
-                    i64::from(x == 1)
-                } else {
-                    x.wrapping_pow(y as u32)
-                }
-            }
+            BinaryOp::Pow => power(x, y),
             BinaryOp::Max => x.max(y),
             BinaryOp::Min => x.min(y),
             BinaryOp::And => x & y,

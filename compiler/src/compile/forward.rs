@@ -125,7 +125,10 @@ impl Subject {
 /// Outputs that are inputs or parameters as copies of them: a program writes its outputs itself.
 fn with_computed_outputs(mut graph: Graph) -> Result<Graph> {
     for at in 0..graph.outputs.len() {
-        let id = graph.outputs[at].1;
+        let mut id = graph.outputs[at].1;
+        while matches!(graph[id].op, Op::StopGradient(_) | Op::GradSum(_)) && graph[id].operands.len() == 1 {
+            id = graph[id].operands[0];
+        }
         if matches!(graph[id].op, Op::Input(_) | Op::Param(_)) {
             let op = if graph.ty(id).dtype == DType::Bool { BinaryOp::Or } else { BinaryOp::Max };
             graph.outputs[at].1 = graph.binary(op, id, id)?;

@@ -249,7 +249,9 @@ impl OpDef for Cast {
         let x = operands[0];
         let data = match &x.data {
             Data::Float(v) if self.dtype.is_float() => Data::Float(v.clone()),
-            Data::Float(v) => Data::Int(v.iter().map(|&x| saturate(self.dtype, x)).collect()),
+            Data::Float(v) if self.dtype == DType::Bool => Data::Int(v.iter().map(|&x| i64::from(x != 0.0)).collect()),
+            // Toward zero; what no i64 holds becomes the nearest one, then all wrap as integers do.
+            Data::Float(v) => Data::Int(v.iter().map(|&x| wrap(self.dtype, x as i64)).collect()),
             Data::Int(_) if self.dtype.is_float() => Data::Float(x.to_f64s()),
             Data::Int(v) => Data::Int(v.iter().map(|&x| wrap(self.dtype, x)).collect()),
         };
@@ -351,21 +353,6 @@ fn power(mut a: i64, mut n: u64) -> i64 {
 
 fn choose<T: Copy>(condition: &[i64], a: &[T], b: &[T]) -> Vec<T> {
     condition.iter().zip(a.iter().zip(b)).map(|(&c, (&a, &b))| if c != 0 { a } else { b }).collect()
-}
-
-/// `x` truncated toward zero into the range of the integer `dtype`.
-fn saturate(dtype: DType, x: f64) -> i64 {
-    match dtype {
-        DType::Bool => i64::from(x != 0.0),
-        DType::U8 => i64::from(x as u8),
-        DType::I8 => i64::from(x as i8),
-        DType::U16 => i64::from(x as u16),
-        DType::I16 => i64::from(x as i16),
-        DType::U32 => i64::from(x as u32),
-        DType::I32 => i64::from(x as i32),
-        DType::U64 => x as u64 as i64,
-        _ => x as i64,
-    }
 }
 
 /// The number that a constant, or a broadcast one, is everywhere.

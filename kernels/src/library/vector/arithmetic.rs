@@ -320,7 +320,7 @@ functions! {
     Max<T: Number>(x: T, y: T, _z: u8) -> T = larger(x, y);
     Min<T: Number>(x: T, y: T, _z: u8) -> T = smaller(x, y);
     Pow<T: Float>(x: T, y: T, _z: u8) -> T = Float::powf(x, y);
-    PowInt<T>(x: i64, y: i64, _z: PhantomData<T>) -> i64 = if y < 0 { i64::from(x == 1) } else { x.wrapping_pow(y as u32) };
+    PowInt<T>(x: i64, y: i64, _z: PhantomData<T>) -> i64 = power(x, y);
     AndBool<T>(x: u8, y: u8, _z: PhantomData<T>) -> u8 = x & y;
     OrBool<T>(x: u8, y: u8, _z: PhantomData<T>) -> u8 = x | y;
     XorBool<T>(x: u8, y: u8, _z: PhantomData<T>) -> u8 = x ^ y;
@@ -583,4 +583,24 @@ fn to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
     if bits & 0x7fff_ffff > 0x7f80_0000 { (bits >> 16 | 0x40) as u16 } else { rounded as u16 }
+}
+
+/// xʸ, wrapping; 1 / xⁿ truncated where y is negative, 0 for x = 0.
+pub(crate) fn power(x: i64, y: i64) -> i64 {
+    if y < 0 {
+        return match x {
+            1 => 1,
+            -1 => 1 - 2 * (y & 1),
+            _ => 0,
+        };
+    }
+    let (mut product, mut base, mut rest) = (1_i64, x, y);
+    while rest > 0 {
+        if rest & 1 == 1 {
+            product = product.wrapping_mul(base);
+        }
+        base = base.wrapping_mul(base);
+        rest >>= 1;
+    }
+    product
 }
