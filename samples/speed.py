@@ -2,7 +2,7 @@
 
 Both train the same model on the same batches with the same settings (those of the goldens). A turn is a process of its own;
 its figure is the median step after the first few, a case's the median of its turns. torch runs AdamW as it comes and, in turns of
-its own, with `fused=True`.
+its own, with `fused=True`. Fails where dcc's figure is above that of torch as it comes.
 
     cargo build --release --bin dcc
     python samples/speed.py [--dcc target/release/dcc] [--turns 5] [--steps 40] [--threads 1 2] [NAME ...]
@@ -85,6 +85,7 @@ def main():
         case, steps, threads, fused = o.torch_turn
         print(json.dumps(torch_turn(case, int(steps), int(threads), fused == "1")))
         return
+    slower = False
     print("case threads   dcc ms  torch ms  fused ms  dcc/torch  dcc/fused")
     for case in o.names or CASES:
         for threads in o.threads:
@@ -96,6 +97,8 @@ def main():
                 turns["fused"].append(middle(other_process(case, o.steps, threads, True)))
             a, b, c = (statistics.median(turns[k]) for k in ("dcc", "torch", "fused"))
             print(f"{case:4} {threads:7} {a:8.2f} {b:9.2f} {c:9.2f} {a / b:10.2f} {a / c:10.2f}", flush=True)
+            slower |= a > b
+    sys.exit(slower)
 
 
 if __name__ == "__main__":

@@ -100,6 +100,11 @@ section_hostile() {
         grep -E 'mutations|^case|takes|panicked|test result' | tail -n 60 || miss hostile
 }
 
+# Whole steps beside PyTorch, which PYTHON has: fails where dcc's median is above eager's. 20 minutes, on a machine that does nothing else.
+section_speed() {
+    "${PYTHON:-python3}" samples/speed.py --dcc "$DCC" || miss speed
+}
+
 section_memory() {
     cargo test --release -q -p dcc-tests --test suite memory:: -- --nocapture --test-threads 1 || miss memory
 }

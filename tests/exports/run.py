@@ -31,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 # An optimized export loses names and biases; opset 18 and 13 have a symbolic batch.
 SPECS = "dynamo18,dynamo18-optimized,dynamo20,dynamo20-optimized,dynamo23,dynamo23-optimized,script13,script17"
 SYMBOLIC = (13, 18)
-SECONDS, TOLERANCE, RATE = 20, 1e-9, 1e-3
+SECONDS, TOLERANCE, RATE = 20, 1e-10, 1e-5
 
 
 def export(name, spec, folder):

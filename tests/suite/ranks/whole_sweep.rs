@@ -28,7 +28,7 @@ fn splits(batch: u64) -> Vec<Split> {
     all
 }
 
-/// 24 samples have 1, 2, 3, 4, 6 and 8 microbatches, 20 have 5, 28 have 7.
+/// 24 samples have 1, 2, 3, 4, 6 and 8 microbatches, 20 have 5, 28 have 7; 32 have 8 on two ranks, 4 and 8 on four.
 #[test]
 fn gpt_on_all_meshes() {
     if !is_long() {
@@ -39,7 +39,9 @@ fn gpt_on_all_meshes() {
         Case { batch: 24, ..gpt.clone() }.check(&splits(24));
         let others = |batch, count| splits(batch).into_iter().filter(|split| split.1 == count).collect::<Vec<_>>();
         Case { batch: 20, ..gpt.clone() }.check(&others(20, 5));
-        Case { batch: 28, ..gpt }.check(&others(28, 7));
+        Case { batch: 28, ..gpt.clone() }.check(&others(28, 7));
+        let missing = |(parallel, count): &Split| !24_u32.is_multiple_of(count * parallel.dp);
+        Case { batch: 32, ..gpt }.check(&splits(32).into_iter().filter(missing).collect::<Vec<_>>());
     }
 }
 
