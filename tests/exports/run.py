@@ -92,8 +92,13 @@ def quiet():
 
 
 def batch_flags(path, inputs):
-    first = onnx.load(path, load_external_data=False).graph.input[0].type.tensor_type.shape.dim[0]
-    return [] if first.dim_value else ["--global-batch-size", len(next(iter(inputs.values())))]
+    """Of a symbolic export the batch, and where its inputs have a symbol each, that all of them count samples."""
+    graph = onnx.load(path, load_external_data=False).graph
+    symbols = {value.name: value.type.tensor_type.shape.dim[0].dim_param for value in graph.input}
+    if not any(symbols.values()):
+        return []
+    named = [flag for name in symbols for flag in ("--batch-dim", f"{name}=0")]
+    return ["--global-batch-size", len(next(iter(inputs.values()))), *(named if len(set(symbols.values())) > 1 else [])]
 
 
 def expected(name):

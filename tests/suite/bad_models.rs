@@ -404,6 +404,41 @@ fn shapes_left_open() {
     );
 }
 
+/// Two towers, each with a symbol of its own for its samples.
+#[test]
+fn two_symbols_of_the_batch() {
+    let mut towers = model(&[node("Transpose", &["t"], &["u"]), node("MatMul", &["x", "u"], &["y"])]);
+    let inputs = vec![value("x", &[symbol("images"), size(4)]), value("t", &[symbol("texts"), size(4)])];
+    towers.graph.as_mut().expect("a graph").input = inputs;
+    check(
+        &towers,
+        expect![[r#"
+        error[DCC0002]: more than one symbol could be the batch: `images` of x, `texts` of t
+          note a symbol that does not count samples needs a size instead: --dim SYMBOL=N
+          help add --batch-dim x=0 --batch-dim t=0"#]],
+    );
+    let texts = || [("texts".to_owned(), 3)].into();
+    let both = || [("x".to_owned(), Some(0)), ("t".to_owned(), Some(0))].into();
+    let global = Options { global_batch: Some(2), ..Options::default() };
+    check_with(&towers, &Options { batch_dims: both(), ..global.clone() }, expect![["imported"]]);
+    check_with(&towers, &Options { dims: texts(), ..global.clone() }, expect![["imported"]]);
+    check_with(
+        &towers,
+        &Options { batch_dims: both(), dims: texts(), ..global.clone() },
+        expect![[r#"
+        error[DCC0001]: --dim texts=3 contradicts the global batch size 2
+          help `texts` is the model's batch dim; give one of the two"#]],
+    );
+    let one = [("x".to_owned(), Some(0))].into();
+    check_with(
+        &towers,
+        &Options { batch_dims: one, ..global },
+        expect![[r#"
+        error[DCC0002]: the model leaves open the size of `texts` (dim 0 of t)
+          help add --dim texts=N"#]],
+    );
+}
+
 /// Functions that call themselves, and functions that double at each of many levels without ever adding a node.
 #[test]
 fn hostile_functions() {

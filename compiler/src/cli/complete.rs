@@ -48,9 +48,6 @@ fn missing(error: &Error) -> Vec<String> {
         }
         return flags;
     }
-    if help.contains("--batch-dim INPUT=D") {
-        return vec!["--batch-dim INPUT=D".to_owned()];
-    }
     match error.code {
         Code::UNCLEAR_LOSS => vec!["--loss KIND".to_owned()],
         _ => Vec::new(),
@@ -62,6 +59,9 @@ fn fill(options: &mut Options, flag: &str) {
         Some(("--dim", value)) => {
             let name = value.trim_end_matches("=N").to_owned();
             options.import.dims.insert(name, SIZE);
+        }
+        Some(("--batch-dim", value)) => {
+            options.import.batch_dims.insert(value.trim_end_matches("=0").to_owned(), Some(0));
         }
         Some(("--global-batch-size", _)) => options.batch.global = Some(SIZE * u64::from(options.parallel.dp)),
         _ => {}

@@ -62,22 +62,22 @@ pub(super) fn bind(flat: &Flat, options: &Options) -> Result<Bound> {
     if options.global_batch == Some(0) {
         return Err(Error::usage("the global batch size is 0"));
     }
-    let symbol = choose_batch(&mut declared, options)?;
-    let baked = match &symbol {
-        Some(_) => None,
-        None => baked_batch(&declared)?,
-    };
+    let symbols = choose_batch(&mut declared, options)?;
+    let baked = if symbols.is_empty() { baked_batch(&declared)? } else { None };
+    let given = symbols.iter().find_map(|symbol| options.dims.get(symbol).copied());
     let mut sizes = options.dims.clone();
-    if let (Some(symbol), Some(batch)) = (&symbol, options.global_batch) {
-        let given = *sizes.entry(symbol.clone()).or_insert(batch);
-        if given != batch {
-            return Err(Error::usage(format!("--dim {symbol}={given} contradicts the global batch size {batch}"))
-                .help(format!("`{symbol}` is the model's batch dim; give one of the two")));
+    if let Some(batch) = options.global_batch.or(given) {
+        for symbol in &symbols {
+            let size = *sizes.entry(symbol.clone()).or_insert(batch);
+            if size != batch {
+                return Err(Error::usage(format!("--dim {symbol}={size} contradicts the global batch size {batch}"))
+                    .help(format!("`{symbol}` is the model's batch dim; give one of the two")));
+            }
         }
     }
-    check_unbound(&declared, &sizes, symbol.as_deref())?;
+    check_unbound(&declared, &sizes, &symbols)?;
     let batch =
-        symbol.as_ref().map(|symbol| sizes[symbol]).or(options.global_batch).or(baked).filter(|_| counts_samples(&declared));
+        symbols.first().map(|symbol| sizes[symbol]).or(options.global_batch).or(baked).filter(|_| counts_samples(&declared));
     let size = |dim: &Size| match dim {
         Size::Fixed(size) => *size,
         Size::Symbol(name) => sizes[name],
@@ -144,33 +144,53 @@ fn declare(info: &ValueInfoProto, place: String) -> Result<Declared> {
     Ok(Declared { name, dtype, dims, batch_dim: None })
 }
 
-/// Sets each input's batch dim; gives the symbol that they share, if it is one.
-fn choose_batch(declared: &mut [(ValueId, Declared)], options: &Options) -> Result<Option<String>> {
-    let mut symbols: BTreeSet<String> = BTreeSet::new();
-    for (_, input) in declared.iter() {
-        let dim = options.batch_dims.get(&input.name).copied().unwrap_or(Some(0));
-        if let Some(Size::Symbol(symbol)) = dim.and_then(|dim| input.dims.get(usize::from(dim))) {
-            symbols.insert(symbol.clone());
+/// Sets each input's batch dim; gives the symbols that stand for the batch. Towers that were exported with a symbol each share their
+/// samples where the user says that both count them.
+fn choose_batch(declared: &mut [(ValueId, Declared)], options: &Options) -> Result<BTreeSet<String>> {
+    let symbol = |input: &Declared, dim: u8| match input.dims.get(usize::from(dim)) {
+        Some(Size::Symbol(symbol)) => Some(symbol.clone()),
+        _ => None,
+    };
+    let said = |(_, input): &(ValueId, Declared)| options.batch_dims.get(&input.name).copied();
+    let mut symbols: BTreeSet<String> =
+        declared.iter().filter_map(|input| said(input)?.and_then(|dim| symbol(&input.1, dim))).collect();
+    if symbols.is_empty() {
+        let unsaid = declared.iter().filter(|input| said(input).is_none());
+        symbols = unsaid.filter_map(|(_, input)| symbol(input, 0)).collect();
+        if symbols.len() > 1 {
+            symbols.retain(|symbol| !options.dims.contains_key(symbol));
+        }
+        if symbols.len() > 1 {
+            return Err(ambiguous(declared, &symbols));
         }
     }
-    if symbols.len() > 1 {
-        let names: Vec<&str> = symbols.iter().map(String::as_str).collect();
-        return Err(Error::unbound(format!("more than one symbol could be the batch: {}", names.join(", ")))
-            .help("say which inputs count samples in which dim: `--batch-dim INPUT=D`, or `=none`"));
-    }
-    let symbol = symbols.pop_first();
     for (_, input) in declared.iter_mut() {
-        input.batch_dim = match (options.batch_dims.get(&input.name), &symbol) {
-            (Some(None), _) => None,
-            (Some(&Some(dim)), _) if usize::from(dim) >= input.dims.len() => {
+        input.batch_dim = match options.batch_dims.get(&input.name) {
+            Some(None) => None,
+            Some(&Some(dim)) if usize::from(dim) >= input.dims.len() => {
                 return Err(Error::usage(format!("--batch-dim {}={dim}: the input has {} dims", input.name, input.dims.len())));
             }
-            (Some(&Some(dim)), _) => Some(usize::from(dim)),
-            (None, Some(symbol)) => (input.dims.first() == Some(&Size::Symbol(symbol.clone()))).then_some(0),
-            (None, None) => (!input.dims.is_empty()).then_some(0),
+            Some(&Some(dim)) => Some(usize::from(dim)),
+            None if symbols.is_empty() => (!input.dims.is_empty()).then_some(0),
+            None => symbol(input, 0).is_some_and(|symbol| symbols.contains(&symbol)).then_some(0),
         };
     }
-    Ok(symbol)
+    Ok(symbols)
+}
+
+fn ambiguous(declared: &[(ValueId, Declared)], symbols: &BTreeSet<String>) -> Error {
+    let (mut flags, mut places) = (Vec::new(), Vec::new());
+    for (_, input) in declared {
+        if let Some(Size::Symbol(symbol)) = input.dims.first()
+            && symbols.contains(symbol)
+        {
+            flags.push(format!("--batch-dim {}=0", input.name));
+            places.push(format!("`{symbol}` of {}", input.name));
+        }
+    }
+    Error::unbound(format!("more than one symbol could be the batch: {}", places.join(", ")))
+        .note("a symbol that does not count samples needs a size instead: --dim SYMBOL=N")
+        .help(format!("add {}", flags.join(" ")))
 }
 
 fn counts_samples(declared: &[(ValueId, Declared)]) -> bool {
@@ -192,7 +212,7 @@ fn baked_batch(declared: &[(ValueId, Declared)]) -> Result<Option<u64>> {
     Ok(batch.map(|(size, _)| *size))
 }
 
-fn check_unbound(declared: &[(ValueId, Declared)], sizes: &BTreeMap<String, u64>, batch: Option<&str>) -> Result<()> {
+fn check_unbound(declared: &[(ValueId, Declared)], sizes: &BTreeMap<String, u64>, batch: &BTreeSet<String>) -> Result<()> {
     let mut open: BTreeMap<&str, String> = BTreeMap::new();
     for (_, input) in declared {
         for (position, dim) in input.dims.iter().enumerate() {
@@ -206,9 +226,13 @@ fn check_unbound(declared: &[(ValueId, Declared)], sizes: &BTreeMap<String, u64>
     if open.is_empty() {
         return Ok(());
     }
-    let flag =
-        |symbol: &&str| if Some(*symbol) == batch { "--global-batch-size B".to_owned() } else { format!("--dim {symbol}=N") };
-    let flags: Vec<String> = open.keys().map(flag).collect();
+    let flag = |symbol: &&str| match batch.contains(*symbol) {
+        true => "--global-batch-size B".to_owned(),
+        false => format!("--dim {symbol}=N"),
+    };
+    let mut flags: Vec<String> = open.keys().map(flag).collect();
+    let mut seen = BTreeSet::new();
+    flags.retain(|flag| seen.insert(flag.clone()));
     let listed: Vec<String> = open.into_values().collect();
     Err(Error::unbound(format!("the model leaves open the size of {}", listed.join(", ")))
         .help(format!("add {}", flags.join(" "))))
