@@ -1,6 +1,6 @@
 """Runs the node cases of the installed `onnx` package through `dcc eval`; prints `N of M` per operator and in all.
 
-    python tests/conformance/run.py --dcc target/release/dcc [--only GLOB] [--refused FILE] [--least N] [--least-tiers SHARE]
+    python tests/conformance/run.py --dcc target/release/dcc [--only GLOB] [--slice N] [--refused FILE] [--least N] [--least-tiers SHARE]
 
 A case passes where every output has the dtype, the shape and, within the case's own tolerance, the values of ONNX's reference;
 halves within two units in their last place, because the reference rounds every intermediate and dcc only results. Otherwise it is
@@ -8,6 +8,7 @@ refused (an error message, exit code above 1), wrong, or broken (a panic, a sign
 Cases that draw random numbers from NumPy's generator cannot be compared and count as `random`, not as passed. A refusal whose
 message does not name an operator of the case fails the run too. The file of --refused lists each refusal with its message.
 
+--slice takes N cases, the same each time: one of each operator, then of each in proportion to how many it has.
 --least-tiers bounds the share that passes of the cases of operators that models are made of (TIERS), in numbers and bools of
 the common widths.
 """
@@ -138,10 +139,24 @@ def run(case, dcc):
     return "passed", ""
 
 
+def sliced(cases, ops, count):
+    """`count` of the cases, in their order; of one operator those that lie far apart first."""
+    of_operator = {}
+    for case in cases:
+        of_operator.setdefault(ops[case.name], []).append(case.name)
+    turns = {}
+    for names in of_operator.values():
+        apart = sorted(range(len(names)), key=lambda i: i * 0.6180339887498949 % 1)
+        turns |= {names[i]: (turn > 0, turn / len(names), ops[names[i]]) for turn, i in enumerate(apart)}
+    taken = set(sorted(turns, key=turns.get)[:count])
+    return [case for case in cases if case.name in taken]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dcc", default="target/release/dcc")
     parser.add_argument("--only", default="*", help="names of cases, or operators")
+    parser.add_argument("--slice", type=int, help="take so many of them, spread over the operators")
     parser.add_argument("--refused", type=Path, help="list refusals in this file")
     parser.add_argument("--least", type=int, default=0, help="fail where fewer pass")
     parser.add_argument("--least-tiers", type=float, default=0, help="fail where a smaller share of the common cases passes")
@@ -150,6 +165,8 @@ def main():
     models = {case.name: case.model for case in cases}
     ops = {case.name: operator(case, models) for case in cases}
     cases = [case for case in cases if fnmatch.fnmatch(case.name, args.only) or fnmatch.fnmatch(ops[case.name], args.only)]
+    if args.slice:
+        cases = sliced(cases, ops, args.slice)
     with ThreadPoolExecutor(2) as pool:
         results = list(pool.map(lambda case: run(case, args.dcc), cases))
     totals, passed, counts, refusals, common, unnamed = Counter(), Counter(), Counter(), [], [], 0
