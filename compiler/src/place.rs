@@ -153,7 +153,9 @@ impl<'a> Placer<'a> {
         // Stages from which a gradient without a stage has contributions. A constant can be made on any of them.
         for id in graph.ids().filter(|&id| graph[id].phase == Phase::Backward && self.stage[id.0 as usize].is_none()) {
             let mut mine = BTreeSet::new();
-            let counts = |o: &NodeId| graph[*o].phase == Phase::Backward && !self.is_constant(*o);
+            // The part of a running statistic whose share is 1 is what the forward pass computes.
+            let sums = matches!(graph[id].op, Op::GradSum(_));
+            let counts = |o: &NodeId| (sums || graph[*o].phase == Phase::Backward) && !self.is_constant(*o);
             for &operand in graph[id].operands.iter().filter(|o| counts(o)) {
                 match self.stage[operand.0 as usize] {
                     Some(stage) => mine.extend([stage]),
@@ -162,6 +164,11 @@ impl<'a> Placer<'a> {
             }
             if let (true, Some(GradOf::Value(of))) = (mine.is_empty(), graph.grad_of(id)) {
                 mine.extend(self.reach[of.0 as usize].first().copied());
+            }
+            // The statistics of a norm on an input are made of data alone, and nothing else reads them: on the first stage.
+            let of_data = |o: &NodeId| graph[*o].phase == Phase::Forward && self.of_data[o.0 as usize] && !self.is_constant(*o);
+            if mine.is_empty() && graph[id].operands.iter().any(of_data) {
+                mine.insert(0);
             }
             // What only the update reads, a running statistic, is held by all stages: evaluation may read it on another one than
             // that which computes its new value.

@@ -119,7 +119,7 @@ fn damaged_and_foreign_models() {
     put(&folder, "empty.onnx", b"");
     put(&folder, "cut.onnx", &bytes[..bytes.len() / 2]);
     put(&folder, "text.onnx", "this is no model at all");
-    put_model(&folder, "unknown.onnx", &model(&[node("NonZero", &["x"], &["y"])]));
+    put_model(&folder, "unknown.onnx", &model(&[node("Det", &["x"], &["y"])]));
     put_model(&folder, "misspelt.onnx", &model(&[node("Reluu", &["x"], &["y"])]));
     for (name, version) in [("old", 3), ("new", 99)] {
         put_model(&folder, &format!("{name}.onnx"), &ModelProto { opset_import: vec![opset(version)], ..linear() });
@@ -134,7 +134,7 @@ fn damaged_and_foreign_models() {
     check("empty", "DCC0101", &["the 0 bytes hold no ONNX graph", "empty.onnx"]);
     check("cut", "DCC0101", &["not an ONNX model", "cut.onnx", "truncated"]);
     check("text", "DCC0101", &["not an ONNX model", "text.onnx"]);
-    check("unknown", "DCC0102", &["operator NonZero of opset 20 is not supported", "node 0 `/nonzero`", "README.md"]);
+    check("unknown", "DCC0102", &["operator Det of opset 20 is not supported", "node 0 `/det`", "README.md"]);
     check("misspelt", "DCC0103", &["ONNX has no operator `Reluu`", "node 0"]);
     check("old", "DCC0103", &["opset 3 is not supported, 7 to", "opset_version=20"]);
     check("new", "DCC0103", &["opset 99 is not supported", "version_converter"]);

@@ -4,8 +4,9 @@ use crate::onnx_model::{model, node, tensor, with_int, with_tensor};
 use dcc::compile::{Options, compile};
 use dcc::graph::Graph;
 use dcc::import::Model;
+use dcc::import::proto::attribute_proto::AttributeType;
 use dcc::import::proto::tensor_proto::DataType;
-use dcc::import::proto::{ModelProto, NodeProto, TensorProto};
+use dcc::import::proto::{AttributeProto, ModelProto, NodeProto, TensorProto};
 use dcc::optimizer::OptimizerOptions;
 use dcc::plan::{Parallel, batch};
 use dcc::train::TrainingOptions;
@@ -165,4 +166,31 @@ models! {
     gpt2_tiny = "gpt2_tiny.onnx", gpt2_tiny_opset18 = "gpt2_tiny_opset18.onnx", gpt2_tiny_dropout = "gpt2_tiny_dropout.onnx",
     gpt2_tiny_shuffled = "gpt2_tiny_shuffled.onnx", lstm = "lstm.onnx", gru_optimized = "gru_optimized.onnx",
     llama_tiny = "llama_tiny.onnx", bert_tiny = "bert_tiny.onnx",
+}
+
+/// Its statistics are made of data alone; with momentum 0 they replace the running ones.
+#[test]
+fn norms_of_inputs_keep_their_statistics() {
+    for momentum in [0.9, 0.0] {
+        let mut norm = node("BatchNormalization", &["x", "s", "b", "m", "v"], &["n"]);
+        norm.attribute.push(AttributeProto {
+            name: Some("momentum".to_owned()),
+            r#type: Some(AttributeType::Float.into()),
+            f: Some(momentum),
+            ..Default::default()
+        });
+        let nodes = [norm, node("MatMul", &["n", "w"], &["y"])];
+        let vectors = ["s", "b", "m", "v"].map(|name| floats(name, &[3]));
+        let model = vectors.into_iter().fold(with_tensor(model(&nodes), floats("w", &[3, 4])), with_tensor);
+        compiles(&model, &[(1, 1, 1), (2, 1, 1), (1, 2, 1)]);
+    }
+}
+
+/// The largest of all samples is read whole: it is no sum, which could stay open over microbatches.
+#[test]
+fn the_largest_of_the_batch_is_found() {
+    let nodes =
+        [node("MatMul", &["x", "w"], &["t"]), node("ReduceMax", &["t", "axes"], &["d"]), node("Mul", &["t", "d"], &["y"])];
+    let model = with_tensor(with_tensor(model(&nodes), floats("w", &[3, 4])), ints("axes", &[0]));
+    compiles(&model, &[(1, 1, 1), (2, 1, 1), (1, 2, 1)]);
 }

@@ -325,6 +325,49 @@ fn functions_are_inlined() {
     assert_eq!(results[0].1.f64s(), [-1.0, -0.5, -0.25, 0.0, 0.0, 0.0]);
 }
 
+/// Each call of a norm moves the running statistics on from where the last one left them; a step stores them once.
+#[test]
+fn a_norm_that_is_called_twice_has_one_running_mean() {
+    let norm = |x: &str, y: &str| node("BatchNormalization", &[x, "scale", "bias", "mean", "variance"], &[y]);
+    let ones: Vec<u8> = [1f32; 3].iter().flat_map(|x| x.to_le_bytes()).collect();
+    let twice = ["scale", "bias", "mean", "variance"]
+        .iter()
+        .fold(model(&[norm("x", "p"), norm("p", "y")]), |model, name| with_tensor(model, tensor(name, &[3], &ones)));
+    let model = Model::decode(Bytes::from(twice.encode_to_vec())).expect("a model");
+    let imported = onnx(&model, &Options::default()).unwrap_or_else(|error| panic!("{error}"));
+    let statistics = imported.graph.outputs.iter().filter_map(|(name, _)| dcc::train::Statistic::parse(name));
+    let found: Vec<(String, f64)> = statistics.map(|statistic| (statistic.name, statistic.keep)).collect();
+    assert_eq!(found.iter().map(|(name, _)| &name[..]).collect::<Vec<_>>(), ["mean", "variance"]);
+    assert!(found.iter().all(|(_, keep)| (keep - 0.81).abs() < 1e-6), "{found:?}");
+}
+
+/// Random tensors have the range, mean and variance that their nodes say; another seed gives other numbers, the same one the same.
+#[test]
+fn random_tensors_are_as_their_nodes_say() {
+    let sample = |op: &str, attributes: &[AttributeProto], seed: i64| {
+        let node = NodeProto { attribute: attributes.to_vec(), ..node(op, &["x"], &["y"]) };
+        let mut random = model(&[node]);
+        random.graph.as_mut().expect("a graph").input = vec![value("x", &[symbol("a"), symbol("b")])];
+        let model = Model::decode(Bytes::from(random.encode_to_vec())).expect("a model");
+        let dims = [("a".to_owned(), 64), ("b".to_owned(), 64)].into();
+        let imported = onnx(&model, &Options { dims, ..Options::default() }).unwrap_or_else(|error| panic!("{error}"));
+        let bindings = Bindings { seed, ..Bindings::default() };
+        let bindings = bindings.input("x", Tensor::floats(DType::F32, &[64, 64], vec![0.25; 64 * 64]));
+        outputs(&imported.graph, &bindings, Precision::Declared).expect("evaluates")[0].1.f64s().to_vec()
+    };
+    let mean = |numbers: &[f64]| numbers.iter().sum::<f64>() / numbers.len() as f64;
+    let spread = |numbers: &[f64]| mean(&numbers.iter().map(|x| (x - mean(numbers)).powi(2)).collect::<Vec<_>>());
+    let near = |a: f64, b: f64| (a - b).abs() < 0.05 * (1.0 + b.abs());
+    let uniform = sample("RandomUniformLike", &[float("low", 2.0), float("high", 5.0)], 1);
+    assert!(uniform.iter().all(|x| (2.0..5.0).contains(x)) && near(mean(&uniform), 3.5) && near(spread(&uniform), 0.75));
+    let normal = sample("RandomNormalLike", &[float("mean", -1.0), float("scale", 2.0)], 1);
+    assert!(near(mean(&normal), -1.0) && near(spread(&normal), 4.0), "{} {}", mean(&normal), spread(&normal));
+    let bernoulli = sample("Bernoulli", &[], 1);
+    assert!(bernoulli.iter().all(|x| [0.0, 1.0].contains(x)) && near(mean(&bernoulli), 0.25));
+    assert_eq!(sample("Bernoulli", &[], 1), bernoulli);
+    assert_ne!(sample("Bernoulli", &[], 2), bernoulli);
+}
+
 /// What an exporter calls `?` in two places need not be one size; the scales of a Resize are no weights.
 #[test]
 fn open_dims_and_scales() {

@@ -124,8 +124,16 @@ impl Build {
         let minimal = known.repeated_once(&part);
         let bytes = minimal.bytes().ok_or_else(|| Error::limit(format!("a constant of shape {:?}", part.as_slice())))?;
         let name = format!("constant.{}", self.parameters.len());
-        let tensor = Tensor { name, dtype: known.dtype, shape: part, data: TensorData::Owned(bytes.into()) };
-        self.parameter(Parameter::frozen(tensor))
+        // In f64 where single precision would lose something: a run rounds it to its own precision.
+        let wide = known.dtype == DType::F32 && minimal.numbers().any(|number| f64::from(number as f32) != number);
+        let stored = if wide { DType::F64 } else { known.dtype };
+        let bytes = match wide {
+            true => minimal.numbers().flat_map(f64::to_le_bytes).collect(),
+            false => bytes,
+        };
+        let tensor = Tensor { name: name.clone(), dtype: stored, shape: part.clone(), data: TensorData::Owned(bytes.into()) };
+        self.parameters.push(Parameter::frozen(tensor));
+        self.graph.add(Param { name, kind: ParamKind::Weight, piece: None, dtype: known.dtype, shape: part }, &[])
     }
 
     pub fn unary(&mut self, op: UnaryOp, x: &Value) -> Result<Value> {

@@ -11,6 +11,7 @@ mod constant;
 mod conv;
 mod einsum;
 mod elementwise;
+mod fourier;
 mod gates;
 mod grid;
 mod group_norm;
@@ -56,6 +57,7 @@ const FAMILIES: &[&[(&str, Import)]] = &[
     einsum::ONNX,
     conv::ONNX,
     elementwise::ONNX,
+    fourier::ONNX,
     grid::ONNX,
     group_norm::ONNX,
     index::ONNX,

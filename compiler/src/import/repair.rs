@@ -57,6 +57,33 @@ fn part(graph: &mut GraphProto, signature: &Signature) {
         }
     }
     graph.initializer.extend(parted.into_values());
+    part_statistics(graph, signature);
+}
+
+/// Gives the running statistics of norms that read a parameter in their place their own: a module's second call reads what its
+/// first one left, which the call of a node does not name.
+fn part_statistics(graph: &mut GraphProto, signature: &Signature) {
+    let mut tensors: BTreeMap<String, TensorProto> =
+        graph.initializer.iter().map(|tensor| (tensor.name().to_owned(), tensor.clone())).collect();
+    let mut parted: Vec<TensorProto> = Vec::new();
+    for node in graph.node.iter_mut().filter(|node| node.op_type() == "BatchNormalization" && node.input.len() == 5) {
+        let (scale, inputs) = node.input[1..].split_first_mut().expect("there are five");
+        let Some((module, _)) = scale.rsplit_once('.') else { continue };
+        for (statistic, read) in ["running_mean", "running_var"].into_iter().zip(&mut inputs[1..]) {
+            let name = format!("{module}.{statistic}");
+            if signature.is_parameter(read) != Some(true) || signature.is_parameter(&name) != Some(false) {
+                continue;
+            }
+            if !tensors.contains_key(&name) {
+                let Some(tensor) = tensors.get(read.as_str()) else { continue };
+                let tensor = TensorProto { name: Some(name.clone()), ..tensor.clone() };
+                tensors.insert(name.clone(), tensor.clone());
+                parted.push(tensor);
+            }
+            *read = name;
+        }
+    }
+    graph.initializer.extend(parted);
 }
 
 /// Makes transposed copies of parameters computed again. The call of a node reads the parameter, the node a tensor of the
@@ -218,6 +245,27 @@ mod tests {
         for (nodes, tensors) in [tied, large] {
             assert_eq!((&nodes[1][..], tensors.len()), ("MatMul y a.weight", 1));
         }
+    }
+
+    #[test]
+    fn norms_that_are_called_again_keep_their_statistics() {
+        let text = "p_bn_weight: PARAMETER target='bn.weight'\np_bn_bias: PARAMETER target='bn.bias'\n\
+                    b_bn_running_mean: BUFFER target='bn.running_mean' persistent=True\n\
+                    b_bn_running_var: BUFFER target='bn.running_var' persistent=True\n";
+        let norm = |call: &str, x: &str, y: &str| NodeProto {
+            op_type: Some("BatchNormalization".to_owned()),
+            input: [x, "bn.weight", "bn.bias", "bn.bias", "bn.weight"].map(str::to_owned).to_vec(),
+            ..node(call, [x, x], y)
+        };
+        let first = norm("%y : n(args = (%x, %p_bn_weight, %p_bn_bias, %b_bn_running_mean, %b_bn_running_var))", "x", "y");
+        let second = norm("%z : n(args = (%y, %p_bn_weight, %p_bn_bias, %getitem_3, %getitem_4))", "y", "z");
+        let initializer = vec![tensor("bn.weight", &[4]), tensor("bn.bias", &[4])];
+        let mut graph = GraphProto { node: vec![first, second], initializer, ..GraphProto::default() };
+        repair(&mut graph, &Signature::parse(text));
+        for node in &graph.node {
+            assert_eq!(node.input[1..], ["bn.weight", "bn.bias", "bn.running_mean", "bn.running_var"]);
+        }
+        assert_eq!(graph.initializer.len(), 4);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::error::Result;
 /// Operands of `op` that say shapes, axes, counts or pads.
 fn operands(op: &str) -> &'static [usize] {
     match op {
-        "ConstantOfShape" | "If" => &[0],
+        "BlackmanWindow" | "ConstantOfShape" | "HammingWindow" | "HannWindow" | "If" | "NonZero" => &[0],
         "Loop" => &[0, 1],
         "Range" => &[0, 1, 2],
         "Slice" => &[1, 2, 3, 4],
@@ -18,7 +18,7 @@ fn operands(op: &str) -> &'static [usize] {
         "Resize" => &[1, 2, 3],
         "Upsample" => &[1],
         "SequenceInsert" => &[2],
-        "Col2Im" => &[1, 2],
+        "Col2Im" | "DFT" => &[1, 2],
         "AffineGrid" | "CenterCropPad" | "Compress" | "CumProd" | "CumSum" | "Expand" | "OneHot" | "Reshape" | "SequenceAt"
         | "SequenceErase" | "Split" | "SplitToSequence" | "Squeeze" | "Tile" | "TopK" | "Trilu" | "Unsqueeze" => &[1],
         op if op.starts_with("Reduce") => &[1],

@@ -59,6 +59,7 @@ impl Spread<'_> {
         }
         self.place_factors(id, rule, &mut strategy);
         self.drop_invalid(rule, &mut strategy);
+        self.gather_compared(rule, &mut strategy);
         self.refuse_gathered_microbatches(id, rule, &strategy)?;
         self.keep(id, &mut strategy);
         Ok(strategy)
@@ -97,6 +98,16 @@ impl Spread<'_> {
                 for factor in dim {
                     strategy.factors[usize::from(factor.0)].clear();
                 }
+            }
+        }
+    }
+
+    /// The largest of all samples is not the sum of parts, which alone can stay open until the last microbatch.
+    fn gather_compared(&self, rule: &Rule, strategy: &mut Strategy) {
+        for factor in rule.reduced().filter(|_| rule.reduce != Reduce::Sum) {
+            let axes = &mut strategy.factors[usize::from(factor.0)];
+            if axes.iter().any(|&axis| self.mesh.is_microbatch(axis)) {
+                axes.clear();
             }
         }
     }

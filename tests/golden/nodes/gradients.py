@@ -641,6 +641,40 @@ def wider():
         case("Pad", lambda x, _: F.pad(x, pairs if mode == "constant" else pairs[:4], torch_mode), [rand(*shape), ints(pads)], opset=21, constants=[1], mode=mode)
 
 
+def signals():
+    def parts(z, real=False):
+        return z.real.unsqueeze(-1) if real else torch.view_as_real(z.resolve_conj())
+
+    def numbers(x):
+        return x[..., 0] if x.shape[-1] == 1 else torch.view_as_complex(x.contiguous())
+
+    forward = lambda n, axis, onesided: lambda x, *_: parts((torch.fft.rfft if onesided else torch.fft.fft)(numbers(x), n, axis))
+    back = lambda n, axis, onesided: lambda x, *_: parts((torch.fft.irfft if onesided else torch.fft.ifft)(numbers(x), n, axis), onesided)
+    for shape, n, axis, inverse, onesided in [
+        ((6, 1), 6, 0, 0, 0), ((2, 5, 1), 5, 1, 0, 1), ((2, 4, 3, 2), 6, 1, 0, 0), ((1, 7, 2), 4, 1, 0, 0), ((2, 3, 4, 2), 4, 2, 1, 0),
+        ((2, 4, 2), 6, 1, 1, 1), ((1, 3, 2), 5, 1, 1, 1), ((2, 2, 4, 1), 3, 2, 0, 1),
+    ]:
+        function = (back if inverse else forward)(n, axis, onesided)
+        case("DFT", function, [rand(*shape), ints(n), ints(axis)], constants=[1, 2], opset=20, inverse=inverse, onesided=onesided)
+    case("DFT", forward(4, 1, 1), [rand(2, 4, 1)], opset=17, onesided=1)
+    case("DFT", forward(3, 2, 0), [rand(1, 2, 3, 2)], opset=19, axis=-2)
+    case("DFT", back(6, 1, 1), [rand(2, 4, 2)], opset=20, inverse=1, onesided=1)
+    # What an EmbeddingBag is exported as: rows added one by one, joined.
+    for shapes, at, order in [([(2, 3), (1, 3)], -1, [1, 0]), ([(2, 2), (3, 2), (1, 2)], 1, [0, 2, 1]), ([(4,), (2,)], 0, [1, 0])]:
+        last = len(shapes)
+        nodes = [helper.make_node("SequenceEmpty", [], ["s0"], dtype=TensorProto.DOUBLE)]
+        nodes += [helper.make_node("SequenceInsert", [f"s{i}", f"x{i}"], [f"s{i + 1}"]) for i in range(last - 1)]
+        nodes += [helper.make_node("SequenceInsert", [f"s{last - 1}", f"x{last - 1}", f"x{last}"], [f"s{last}"]),
+                  helper.make_node("ConcatFromSequence", [f"s{last}"], ["y0"], axis=0)]
+        case("SequenceInsert", lambda *v: torch.cat([v[i] for i in order]), [*(rand(*s) for s in shapes), ints(at)], constants=[last], nodes=nodes)
+    for shapes, at, left in [([(2, 3), (1, 3)], 0, [1]), ([(2, 2), (3, 2), (1, 2)], -2, [0, 2]), ([(4,), (2,)], None, [0])]:
+        last = len(shapes)
+        nodes = [helper.make_node("SequenceConstruct", [f"x{i}" for i in range(last)], ["s"]),
+                 helper.make_node("SequenceErase", ["s"] if at is None else ["s", f"x{last}"], ["t"]),
+                 helper.make_node("ConcatFromSequence", ["t"], ["y0"], axis=0)]
+        case("SequenceErase", lambda *v: torch.cat([v[i] for i in left]), [*(rand(*s) for s in shapes), *([] if at is None else [ints(at)])],
+             constants=[last], nodes=nodes)
+
 def main():
     pointwise()
     reductions()
@@ -656,6 +690,7 @@ def main():
     older()
     control()
     wider()
+    signals()
     print("[\n" + ",\n".join(json.dumps(case) for case in CASES) + "\n]")
 
 

@@ -90,13 +90,13 @@ fn nodes_and_their_gradients_match_torch() {
 }
 
 /// Operators that pass no gradient, or step a weight by one.
-const WITHOUT: &str = "Adagrad Adam And ArgMax ArgMin BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Constant ConstantOfShape \
-    DequantizeLinear DynamicQuantizeLinear Equal EyeLike Greater GreaterOrEqual Hardmax IsInf IsNaN Less LessOrEqual Momentum Not \
-    OneHot Or QuantizeLinear Range SequenceLength Shape Size Xor";
+const WITHOUT: &str = "Adagrad Adam And ArgMax ArgMin Bernoulli BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor BlackmanWindow Constant ConstantOfShape \
+    DequantizeLinear DynamicQuantizeLinear Equal EyeLike Greater GreaterOrEqual HammingWindow HannWindow Hardmax IsInf IsNaN Less LessOrEqual Momentum NonZero Not \
+    OneHot Or QuantizeLinear RandomNormal RandomNormalLike RandomUniform RandomUniformLike Range SequenceEmpty SequenceLength Shape Size Xor";
 
 /// Those whose attributes do not change what they compute, or which have none.
 const PLAIN: &str = "Abs Acos Acosh Add Asin Asinh Atan Atanh CastLike Ceil Cos Cosh Div Dropout Erf Exp Floor GlobalAveragePool \
-    GlobalMaxPool HardSwish Identity Log MatMul Max Mean Min Mish Mod Mul Neg PRelu Reciprocal Relu Round SequenceConstruct Sigmoid \
+    GlobalMaxPool HardSwish Identity Log MatMul Max Mean Min Mish Mod Mul Neg PRelu Reciprocal Relu Round SequenceConstruct SequenceErase SequenceInsert Sigmoid \
     Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Tan Tanh Where";
 /// Those with two: exact or approximate, batch or time first.
 const PAIRS: &str = "Gelu ReverseSequence";

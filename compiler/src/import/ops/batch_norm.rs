@@ -155,7 +155,17 @@ impl Build {
             parameter.trained = false;
         }
         let keep = momentum.powi(i32::try_from(groups).unwrap_or(i32::MAX));
-        self.statistics.push((Statistic { name: param.name, keep, share: 1.0 - momentum }, new));
+        let share = 1.0 - momentum;
+        let Some(at) = self.statistics.iter().position(|(statistic, _)| statistic.name == param.name) else {
+            self.statistics.push((Statistic { name: param.name, keep, share }, new));
+            return Ok(());
+        };
+        // A module that is called again moves on from where its last call left it.
+        let (before, value) = self.statistics[at].clone();
+        let before_share = self.graph.scale(value, before.share * keep)?;
+        let part = self.graph.scale(new, share)?;
+        let both = self.graph.binary(BinaryOp::Add, before_share, part)?;
+        self.statistics[at] = (Statistic { name: param.name, keep: before.keep * keep, share: 1.0 }, both);
         Ok(())
     }
 

@@ -12,8 +12,25 @@ use crate::import::known::Known;
 use crate::import::value::{Value, axis};
 use crate::ops::{Gather, Op};
 
-pub const ONNX: &[(&str, Import)] =
-    &[("Gather", gather), ("GatherElements", gather_elements), ("GatherND", gather_nd), ("OneHot", one_hot)];
+pub const ONNX: &[(&str, Import)] = &[
+    ("Gather", gather),
+    ("GatherElements", gather_elements),
+    ("GatherND", gather_nd),
+    ("NonZero", non_zero),
+    ("OneHot", one_hot),
+];
+
+/// Indices of the elements that are not zero, a row for each dim. They have to be known: their number is a shape.
+fn non_zero(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let known = call.known(build, 0)?;
+    let shape = known.shape.clone();
+    let dense = known.dense().ok_or_else(|| Error::limit(format!("NonZero of {:?}", shape.as_slice())))?;
+    let places: Vec<u64> = (0..).zip(dense.numbers()).filter(|&(_, number)| number != 0.0).map(|(at, _)| at).collect();
+    let stride = |dim: usize| shape[dim + 1..].iter().product::<u64>();
+    let rows = (0..shape.len()).flat_map(|dim| places.iter().map(move |at| (dim, at)));
+    let indices = Known::ints(rows.map(|(dim, at)| (at / stride(dim) % shape[dim]) as i64));
+    Ok(vec![build.reshape(&indices.into(), &[shape.len() as u64, places.len() as u64])?])
+}
 
 impl Build {
     pub fn gather(&mut self, spec: &FactorSpec, data: NodeId, indices: NodeId) -> Result<Value> {

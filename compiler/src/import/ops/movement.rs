@@ -49,7 +49,8 @@ fn transpose(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let perm = match call.node.ints("perm")? {
         None => (0..rank).rev().collect(),
         Some(perm) => {
-            let dims: Option<Vec<usize>> = perm.iter().map(|&dim| usize::try_from(dim).ok()).collect();
+            // PyTorch's older exporter counts some from the end.
+            let dims: Option<Vec<usize>> = perm.iter().map(|&dim| crate::import::value::axis(dim, rank).ok()).collect();
             let dims = dims.filter(|dims| dims.len() == rank && (0..rank).all(|dim| dims.contains(&dim)));
             dims.ok_or_else(|| Error::shape(format!("perm {perm:?} is no permutation of {rank} dims")))?
         }

@@ -1,4 +1,4 @@
-//! Sequences of static length, which exporters use for `split` and `cat`.
+//! Sequences of static length, which exporters use for `split` and `cat`, and fill in loops.
 
 use super::shape::split_sizes;
 use super::{Call, Import, attribute_value};
@@ -11,6 +11,9 @@ pub const ONNX: &[(&str, Import)] = &[
     ("ConcatFromSequence", concat_from_sequence),
     ("SequenceAt", sequence_at),
     ("SequenceConstruct", sequence_construct),
+    ("SequenceEmpty", sequence_empty),
+    ("SequenceErase", sequence_erase),
+    ("SequenceInsert", sequence_insert),
     ("SequenceLength", sequence_length),
     ("SplitToSequence", split_to_sequence),
 ];
@@ -32,6 +35,45 @@ fn sequence_construct(_: &mut Build, call: &Call) -> Result<Vec<Value>> {
 
 fn sequence_length(_: &mut Build, call: &Call) -> Result<Vec<Value>> {
     Ok(vec![Known::int(dcc_program::DType::I64, list(call, 0)?.len() as i64).into()])
+}
+
+fn sequence_empty(_: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    call.node.int_or("dtype", 1)?;
+    Ok(vec![Value::List(Vec::new())])
+}
+
+/// Where input `input` says, of `places`; where it is omitted, at `default`.
+fn place(build: &Build, call: &Call, input: usize, places: usize, default: usize) -> Result<usize> {
+    if call.optional(input).is_none() {
+        return Ok(default);
+    }
+    let given = call.known_number(build, input)? as i64;
+    // Counted from the end of the items, also where the place behind the last one is meant by their number.
+    let items = default as i64;
+    let at = if given < 0 { given.saturating_add(items) } else { given };
+    let at = usize::try_from(at).ok().filter(|&at| at < places);
+    at.ok_or_else(|| Error::shape(format!("position {given} in a sequence of {items} items")))
+}
+
+fn sequence_insert(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let mut items = list(call, 0)?.to_vec();
+    if items.len() as u64 >= MOST_PARTS {
+        return Err(Error::limit(format!("a sequence of more than {MOST_PARTS} parts")));
+    }
+    let at = place(build, call, 2, items.len() + 1, items.len())?;
+    items.insert(at, call.input(1)?.clone());
+    Ok(vec![Value::List(items)])
+}
+
+fn sequence_erase(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let mut items = list(call, 0)?.to_vec();
+    let Some(last) = items.len().checked_sub(1) else { return Err(Error::shape("an empty sequence")) };
+    let at = match call.optional(1) {
+        Some(_) => place(build, call, 1, items.len(), items.len())?,
+        None => last,
+    };
+    items.remove(at);
+    Ok(vec![Value::List(items)])
 }
 
 fn sequence_at(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
