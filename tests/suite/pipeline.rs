@@ -3,7 +3,7 @@
 
 use crate::command::{Folder, dcc};
 use dcc::plan::Schedule;
-use dcc::schedule::simulate::{self, Durations, Timeline};
+use dcc::schedule::{self, Costs, PartCost};
 use dcc_program::program::SectionKind;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,10 +45,12 @@ impl Passes {
     /// What that would be if no stage ever waited longer than its schedule makes it, given how long the passes took.
     fn ideal(&self, schedule: Schedule, microbatches: u32, steps: u32) -> f64 {
         let runs = f64::from(microbatches * steps);
-        let of = |section: usize| self.time.values().map(|time| time[section] / runs).collect();
-        let durations = Durations { forward: of(0), backward: of(1), transfer: 0.0 };
-        let timeline: Timeline = simulate::run(schedule, &durations, microbatches);
-        let spans = |stage: usize| timeline.passes[stage].iter().map(|p| (p.start, p.end)).collect::<Vec<_>>();
+        let parts: Vec<PartCost> = self.time.values().map(|time| PartCost::whole(time[0] / runs, time[1] / runs)).collect();
+        let stages = parts.len();
+        let order = schedule::rule(schedule).order(stages as u32, microbatches).expect("an order");
+        let costs = Costs { parts, transfers: vec![0.0; stages - 1] };
+        let timeline = schedule::simulate(&order, &costs).expect("it runs");
+        let spans = |stage: usize| timeline.events[stage].iter().map(|p| (p.start, p.end)).collect::<Vec<_>>();
         f64::from(steps) * common(&spans(0), &spans(1))
     }
 }

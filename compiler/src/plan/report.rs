@@ -5,7 +5,7 @@ use super::{Plan, text};
 use crate::cost::{self, Machine};
 use crate::graph::{Graph, NodeId};
 use crate::ops::Op;
-use crate::schedule::simulate::{self, Durations};
+use crate::schedule::{self, Costs, PartCost};
 use dcc_program::AxisId;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,11 +55,9 @@ impl Report {
         for (&id, &stage) in &plan.stages {
             works[stage as usize].add(&forward, plan, machine, id);
         }
-        let durations = Durations {
-            forward: works.iter().map(|w| w.seconds.forward).collect(),
-            backward: works.iter().map(|w| w.seconds.backward).collect(),
-            transfer: 0.0,
-        };
+        let parts = works.iter().map(|w| PartCost::whole(w.seconds.forward, w.seconds.backward)).collect();
+        let costs = Costs { parts, transfers: vec![0.0; stages - 1] };
+        let order = schedule::rule(plan.schedule).order(plan.stages(), plan.microbatches()).expect("a plan has stages");
         let slowest = works.iter().map(|w| w.seconds.total()).fold(f64::MIN_POSITIVE, f64::max);
         let steps = f64::from(plan.microbatches());
         let report = |work: &Work| StageReport {
@@ -74,7 +72,7 @@ impl Report {
             schedule: plan.schedule.name(),
             stages: works.iter().map(report).collect(),
             communication: communication(plan, placed),
-            bubble: simulate::run(plan.schedule, &durations, plan.microbatches()).bubble,
+            bubble: schedule::simulate(&order, &costs).expect("our schedules run").bubble,
         }
     }
 
