@@ -26,6 +26,7 @@ mod schema;
 mod shape;
 mod sizes;
 mod sort;
+mod statistics;
 mod tensor;
 mod value;
 mod values;

@@ -34,6 +34,7 @@ mod properties;
 mod ranks;
 mod readme;
 mod rewriting;
+mod running;
 mod steps;
 mod tidy;
 mod tolerance;

@@ -12,6 +12,7 @@ use super::parameters::signature::Signature;
 use super::proto::{AttributeProto, GraphProto, ModelProto, TensorProto, tensor_proto::DataLocation};
 use super::repair::repair;
 use super::schema::{NEWEST_OPSET, OLDEST_OPSET};
+use super::statistics::part_statistics;
 use crate::error::{Error, Result};
 
 /// A decoded model, with what the exporter did to its parameters undone. Its tensors are slices of `bytes`.
@@ -28,6 +29,9 @@ impl Model {
         let mut model = Model::as_written(bytes)?;
         if let (Some(signature), Some(graph)) = (Signature::of(&model), &mut model.proto.graph) {
             repair(graph, &signature);
+        }
+        if let Some(graph) = &mut model.proto.graph {
+            part_statistics(graph);
         }
         Ok(model)
     }

@@ -9,9 +9,12 @@ import onnx.defs
 
 OLDEST, ANY = 7, 255
 
+schemas = [s for s in onnx.defs.get_all_schemas_with_history() if s.domain == ""]
+newest = {name: max(s.since_version for s in schemas if s.name == name) for name in {s.name for s in schemas}}
 versions = defaultdict(list)
-for s in onnx.defs.get_all_schemas_with_history():
-    if s.domain == "" and not s.deprecated:
+for s in schemas:
+    # Deprecated is how an operator ends, and what a version is called that a later one puts right: files have those.
+    if not s.deprecated or s.since_version < newest[s.name]:
         bounds = (s.min_input, min(s.max_input, ANY), s.min_output, min(s.max_output, ANY))
         versions[s.name].append((s.since_version, *bounds))
 for name in sorted(versions):

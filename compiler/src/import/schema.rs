@@ -116,7 +116,7 @@ pub const OPS: &[(&str, &[Arity])] = &[
     ("Greater", &[v(7, 2, 2, 1, 1)]),
     ("GreaterOrEqual", &[v(12, 2, 2, 1, 1)]),
     ("GridSample", &[v(16, 2, 2, 1, 1)]),
-    ("GroupNormalization", &[v(21, 3, 3, 1, 1)]),
+    ("GroupNormalization", &[v(18, 3, 3, 1, 1)]),
     ("HammingWindow", &[v(17, 1, 1, 1, 1)]),
     ("HannWindow", &[v(17, 1, 1, 1, 1)]),
     ("HardSigmoid", &[v(7, 1, 1, 1, 1)]),

@@ -17,6 +17,8 @@ pub fn follow(graph: &Graph, plan: &Plan, of: &Graph) -> Plan {
     let mut stages: BTreeMap<NodeId, u32> = BTreeMap::new();
     // Of what is computed from parameters alone: the last of their stages.
     let mut held: Vec<Option<u32>> = Vec::with_capacity(graph.nodes.len());
+    // What training makes of the data alone, evaluation may make of parameters too (a norm of an input).
+    let mut batched: Vec<bool> = Vec::with_capacity(graph.nodes.len());
     for id in graph.ids() {
         let node = &graph[id];
         held.push(match &node.op {
@@ -30,10 +32,10 @@ pub fn follow(graph: &Graph, plan: &Plan, of: &Graph) -> Plan {
             strategies.insert(id, strategy.clone());
         }
         let of_operand = |o: &NodeId| stages.get(o).copied().or(held[o.0 as usize]);
-        let batched =
-            node.operands.iter().any(|o| stages.contains_key(o)) || found.is_some_and(|f| plan.stages.contains_key(&f));
+        let counts_samples = matches!(&node.op, Op::Input(input) if input.batch_dim.is_some());
+        batched.push(counts_samples || node.operands.iter().any(|o| batched[o.0 as usize]));
         let own = found.and_then(|f| plan.stages.get(&f).copied());
-        if batched && !matches!(node.op, Op::Param(_)) {
+        if batched[id.0 as usize] && !counts_samples {
             let reports = reports.filter(|_| graph.outputs.iter().any(|&(_, output)| output == id));
             let stage = node.operands.iter().filter_map(of_operand).chain(own).chain(reports).max();
             stages.insert(id, stage.unwrap_or(0));
