@@ -209,10 +209,10 @@ class TwoTowers(nn.Module):
 
 
 class T5(nn.Module):
-    def __init__(self):
+    def __init__(self, **kw):
         super().__init__()
         config = T5Config(vocab_size=61, d_model=64, d_kv=8, d_ff=48, num_layers=1, num_decoder_layers=1, num_heads=4,
-                          dropout_rate=0.0, layer_norm_epsilon=1e-3, decoder_start_token_id=0, use_cache=False)
+                          dropout_rate=0.0, layer_norm_epsilon=1e-3, decoder_start_token_id=0, use_cache=False, **kw)
         self.t5 = T5ForConditionalGeneration(config)
 
     def forward(self, input_ids, attention_mask, decoder_input_ids):
@@ -270,8 +270,8 @@ def two_towers():
     return TwoTowers().train(), {"image": torch.rand(5, 64), "text": torch.randint(0, 31, (5, 6))}
 
 
-def t5():
+def t5(**kw):
     ids = torch.randint(1, 61, (3, 12))
     mask = torch.ones_like(ids)
     mask[1, 9:] = 0
-    return T5().train(), {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": torch.randint(1, 61, (3, 7))}
+    return T5(**kw).train(), {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": torch.randint(1, 61, (3, 7))}

@@ -1,5 +1,6 @@
 //! ONNX's multi-device annotations: what a plan writes is read back as that plan, and what a model asks for is had or refused.
 
+use crate::command::{Folder, dcc, dcc_command};
 use crate::tidy::root;
 use dcc::annotations::annotate;
 use dcc::import::Model;
@@ -7,6 +8,7 @@ use dcc::import::proto::*;
 use dcc::plan::{Parallel, Pin, batch};
 use dcc::{Compiled, Options, compile};
 use prost::Message;
+use std::process::Stdio;
 
 fn model(path: &str) -> Model {
     let bytes = std::fs::read(root().join("tests/models").join(path)).unwrap_or_else(|e| panic!("{path}: {e}"));
@@ -65,6 +67,24 @@ fn plans_come_back() {
             assert!(twice == written(&model, plan), "{path}, {what}: written anew it is another file");
         }
     }
+}
+
+/// The same by the command: from its file come the programs that the flags made.
+#[test]
+fn the_command_writes_what_plans_come_back_from() {
+    let (model, folder) = ("tests/models/mlp.onnx", Folder::new());
+    let words = |model: &str, pins: &[&str], emit: &str| {
+        let words = ["compile", model, "--global-batch-size", "8", "--tp", "2", "--emit", emit];
+        words.iter().chain(pins).map(|word| (*word).to_owned()).collect::<Vec<_>>()
+    };
+    let pins = ["--param", "fc.1.weight=Shard(0)@tp"];
+    let path = folder.at("mlp.onnx");
+    let file = std::fs::File::create(&path).expect("a file");
+    let status = dcc_command().args(words(model, &pins, "annotated.onnx")).stdout(file).stderr(Stdio::null()).status();
+    assert!(status.expect("a command").success());
+    let programs = |model: &str, pins: &[&str]| dcc(words(model, pins, "programs")).ok().stdout;
+    assert_eq!(programs(&path, &[]), programs(model, &pins));
+    assert_ne!(programs(&path, &[]), programs(model, &[]));
 }
 
 /// Stages that no cost would choose.

@@ -28,6 +28,8 @@ mod numbers;
 mod onnx_model;
 mod onnx_nodes;
 mod ops;
+mod optimizers;
+mod parameters;
 mod pipeline;
 mod plans;
 mod properties;

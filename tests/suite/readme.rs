@@ -1,8 +1,11 @@
 //! What the documents promise: README.md's operators are the importer's and its first command is the run whose losses are
-//! known; the example of docs/text-format.md is a program that tests read.
+//! known; the example of docs/text-format.md is a program that tests read; docs/your-model.md's commands print what it shows.
 
+use crate::command::{Folder, dcc, dcc_command, finish, spawn};
 use crate::tidy::root;
 use expect_test::expect_file;
+use npyz::WriterBuilder;
+use npyz::npz::{NpzArchive, NpzWriter};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -72,4 +75,76 @@ fn the_example_of_the_text_is_a_program() {
     let example = document.split("```\n").nth(1).expect("the example").trim_end_matches("…\n");
     let program = std::fs::read_to_string(root().join("runtime/program/tests/programs/mlp_tp2.txt")).expect("the program");
     assert!(example.lines().count() > 30 && program.starts_with(example), "docs/text-format.md shows another program");
+}
+
+/// Samples of the digits, with labels where the guide has them.
+fn digits(path: &str, samples: std::ops::Range<usize>, has_labels: bool) {
+    let mut digits = NpzArchive::open(root().join("samples/mlp/digits.npz")).expect("the digits");
+    let images: Vec<f32> = digits.by_name("image").expect("reads").expect("images").into_vec().expect("f32");
+    let labels: Vec<i64> = digits.by_name("labels").expect("reads").expect("labels").into_vec().expect("i64");
+    let mut file = NpzWriter::create(path).expect("a file");
+    let count = samples.len() as u64;
+    let image = file.array("image", Default::default()).expect("an array").default_dtype().shape(&[count, 1, 8, 8]);
+    let mut image = image.begin_nd().expect("a header");
+    image.extend(&images[samples.start * 64..samples.end * 64]).expect("values");
+    image.finish().expect("an array");
+    if has_labels {
+        let array = file.array("labels", Default::default()).expect("an array").default_dtype().shape(&[count]);
+        let mut array = array.begin_nd().expect("a header");
+        array.extend(&labels[samples]).expect("values");
+        array.finish().expect("an array");
+    }
+}
+
+/// The commands of a document, each with the lines that it shows of what they print.
+fn shown(document: &str) -> Vec<(String, Vec<String>)> {
+    let mut found: Vec<(String, Vec<String>)> = Vec::new();
+    let mut continues = false;
+    for line in document.lines().filter(|line| line.starts_with("    ")).map(str::trim) {
+        let (text, goes_on) = line.strip_suffix('\\').map_or((line, false), |text| (text, true));
+        match (text.strip_prefix("$ dcc "), found.last_mut()) {
+            (Some(command), _) => found.push((command.to_owned(), Vec::new())),
+            (None, Some((command, _))) if continues => *command += text,
+            (None, Some((_, lines))) => lines.push(text.to_owned()),
+            (None, None) => {}
+        }
+        continues = goes_on;
+    }
+    found
+}
+
+/// With the module's graph, drawn weights and the guide's data: what does not depend on the weights is printed as shown.
+#[test]
+fn the_guide_for_a_model_of_ones_own_holds() {
+    let folder = Folder::new();
+    let [train, test, x] = ["train.npz", "test.npz", "x.npz"].map(|name| folder.at(name));
+    digits(&train, 0..1500, true);
+    digits(&test, 1500..1797, true);
+    digits(&x, 1500..1797, false);
+    let (model, start) = ("tests/models/families/your_model.onnx", folder.at("start"));
+    let run = ["run", model, "--data", &train, "--global-batch-size", "100", "--steps", "1", "--lr", "1e-9", "--init", "1"];
+    dcc(run.into_iter().chain(["--init-rule", "*.weight=std:0.1", "--init-rule", "norm.weight=ones", "--save-dir", &start]))
+        .ok();
+    dcc(["export", &start, "--model", model, "--onnx", &folder.at("model.onnx")]).ok();
+    let document = std::fs::read_to_string(root().join("docs/your-model.md")).expect("the guide");
+    let commands = shown(&document);
+    assert_eq!(commands.len(), 5, "{commands:?}");
+    for (command, lines) in commands {
+        if command.starts_with("verify ") && !cfg!(feature = "tract") {
+            continue;
+        }
+        let output = finish(spawn(dcc_command().args(command.split_whitespace()).current_dir(folder.path()))).ok();
+        let printed = output.stdout + &output.stderr;
+        let fixed = |line: &&String| {
+            ["Planning ", "loss ", "trains ", "frozen ", "Exported ", "Wrote "].iter().any(|w| line.starts_with(w))
+        };
+        for line in lines.iter().filter(fixed) {
+            assert!(printed.contains(line.as_str()), "dcc {command}: no line `{line}` in\n{printed}");
+        }
+        if command.starts_with("run ") {
+            let accuracy = printed.lines().filter_map(|line| line.split_once("accuracy ")).next_back().expect("an evaluation").1;
+            assert!(accuracy.parse::<f64>().expect("a number") > 0.95, "{printed}");
+        }
+    }
+    assert!(folder.path().join("y.npz").exists() && folder.path().join("trained.onnx").exists());
 }

@@ -6,7 +6,7 @@ use dcc::import::Model;
 use dcc::import::proto::{ModelProto, ValueInfoProto};
 use dcc::loss::LossKind;
 use dcc::plan::{Parallel, batch};
-use dcc_program::program::Action;
+use dcc_program::program::{Action, Library};
 use prost::Message;
 
 fn read(model: &str) -> Vec<u8> {
@@ -64,6 +64,22 @@ fn without_rules_a_step_needs_a_third_more() {
     for name in ["gpt2_tiny_legacy", "gpt2_tiny_opset20", "bert_tiny_opset20", "llama_tiny_opset20"] {
         let (kernels, bytes) = percent_without_rules(name, &read(name));
         assert!(kernels >= 110 && bytes >= 100, "{name}: {kernels} % of the kernels, {bytes} % of the bytes");
+    }
+}
+
+/// Of families beside those of `compiler/src/rewrite/tests`, whose exporters write attention out: one instruction a layer.
+#[test]
+fn attention_of_every_family_is_one_instruction() {
+    let families =
+        [("vit", 2), ("vit_legacy", 2), ("moe", 1), ("moe_legacy", 1), ("bert_tiny_legacy", 2), ("llama_tiny_opset18", 2)];
+    for (name, layers) in families {
+        let model = read(&format!("families/{name}"));
+        let count = |rewriting| {
+            let compiled = compiled(model.clone(), &options(rewriting, [5, 1], Parallel::default()));
+            let body = compiled.artifact.train.iter().flat_map(|p| &p.sections).flat_map(|s| &s.body);
+            body.filter(|i| matches!(i.action, Action::Library(Library::Attention(_)))).count()
+        };
+        assert_eq!((count(Rewriting::On), count(Rewriting::Off)), (layers, 0), "{name}");
     }
 }
 

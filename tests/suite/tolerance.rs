@@ -101,7 +101,28 @@ pub fn tensor_distance(row: Row, golden: &Value, values: &[f64]) -> f64 {
     let found = values.iter().map(|x| x * x).sum::<f64>().sqrt();
     worst = worst.max(units((found - norm).abs(), row.allowed(norm, torch_off("norm"))));
     let sum_allowed = row.allowed(norm * (n as f64).sqrt(), torch_off("sum"));
-    worst.max(units((values.iter().sum::<f64>() - number(exact, "sum")).abs(), sum_allowed))
+    worst = worst.max(units((values.iter().sum::<f64>() - number(exact, "sum")).abs(), sum_allowed));
+    if exact["projections"].is_array() {
+        let (exact, rounded) = (numbers(&exact["projections"]), numbers(&rounded["projections"]));
+        let off = golden["f32_off"].as_f64().unwrap_or(0.0);
+        for ((found, exact), rounded) in projections(&values).into_iter().zip(exact).zip(rounded) {
+            // The f64 row bears no more of the sum than of an element; rounding to f32 adds up.
+            let allowed = match row {
+                Row::F64 => row.allowed(size, 0.0),
+                Row::F32 => row.allowed(norm, off.max((rounded - exact).abs())),
+            };
+            worst = worst.max(units((found - exact).abs(), allowed));
+        }
+    }
+    worst
+}
+
+/// Sums over all elements, each times a number of its own in [-1, 1): `samples/golden.py` says which.
+fn projections(values: &[f64]) -> [f64; 2] {
+    [2.0_f64, 3.0].map(|root| {
+        let factor = |at: usize| 2.0 * ((at + 1) as f64 * root.sqrt()).fract() - 1.0;
+        values.iter().enumerate().map(|(at, x)| x * factor(at)).sum()
+    })
 }
 
 #[test]
@@ -120,4 +141,17 @@ fn the_table_is_a_limit() {
     let tensor = serde_json::json!({ "f64": summary, "f32": summary, "f32_off": 0.0, "noise": [2, 3] });
     assert_eq!(tensor_distance(Row::F64, &tensor, &[3.0, 4.0, 9.0]), 0.0);
     assert!(tensor_distance(Row::F64, &tensor, &[3.0, 4.0 + 1e-8, 9.0]) > 1.0);
+}
+
+#[test]
+fn no_element_is_off_unseen() {
+    let mut values: Vec<f64> = (0..1000).map(|i| f64::from(i % 7) - 3.0).collect();
+    let (sum, norm) = (values.iter().sum::<f64>(), values.iter().map(|x| x * x).sum::<f64>().sqrt());
+    let summary = serde_json::json!({ "samples": [-3.0], "sum": sum, "norm": norm, "projections": projections(&values) });
+    let tensor = serde_json::json!({ "f64": summary, "f32": summary, "f32_off": 1e-7 });
+    let off = |values: &[f64]| Row::ALL.map(|row| tensor_distance(row, &tensor, values));
+    assert_eq!(off(&values), [0.0, 0.0]);
+    // Two elements that change places keep the sum, the norm and the samples.
+    values.swap(101, 102);
+    assert!(off(&values).iter().all(|&units| units > 1.0));
 }

@@ -1,0 +1,64 @@
+//! What trains, from wherever the file has it: weights in Constant nodes are parameters like others.
+
+use crate::command::{Folder, dcc};
+use crate::tidy::root;
+use bytes::Bytes;
+use dcc::import::proto::attribute_proto::AttributeType;
+use dcc::import::proto::{AttributeProto, ModelProto, NodeProto};
+use prost::Message;
+use serde_json::Value;
+
+/// The small MLP with weights in the file.
+fn mlp() -> ModelProto {
+    let bytes = std::fs::read(root().join("tests/models/mlp.onnx")).expect("a model");
+    let mut model = ModelProto::decode(&bytes[..]).expect("ONNX");
+    for tensor in &mut model.graph.as_mut().expect("a graph").initializer {
+        let count: i64 = tensor.dims.iter().product();
+        let number = |at: i64| 0.2 * ((at * 37 % 101) as f32 / 50.0 - 1.0);
+        tensor.raw_data = Some(Bytes::from((0..count).flat_map(|at| number(at).to_le_bytes()).collect::<Vec<u8>>()));
+        tensor.external_data.clear();
+        tensor.data_location = None;
+    }
+    model
+}
+
+/// The same with a Constant node for each initializer.
+fn with_constants(mut model: ModelProto) -> ModelProto {
+    let graph = model.graph.as_mut().expect("a graph");
+    for tensor in std::mem::take(&mut graph.initializer) {
+        let output = vec![tensor.name().to_owned()];
+        let value = AttributeProto {
+            name: Some("value".to_owned()),
+            r#type: Some(AttributeType::Tensor.into()),
+            t: Some(tensor),
+            ..AttributeProto::default()
+        };
+        let op_type = Some("Constant".to_owned());
+        graph.node.insert(0, NodeProto { op_type, output, attribute: vec![value], ..NodeProto::default() });
+    }
+    model
+}
+
+/// Losses of ten steps, and the bytes of the final parameters, which the report must name as trained.
+fn trained(model: &ModelProto, more: &[&str]) -> (Vec<Value>, Vec<u8>) {
+    let folder = Folder::new();
+    let [path, metrics, saved, weights] = ["m.onnx", "metrics.jsonl", "saved", "w.safetensors"].map(|name| folder.at(name));
+    std::fs::write(&path, model.encode_to_vec()).expect("a file");
+    let flags = "--data tests/models/data/mlp.npz --global-batch-size 32 --steps 10 --order sequential --dtype f64 --lr 1e-2";
+    let words = ["run", &path, "--metrics-file", &metrics, "--save-dir", &saved];
+    dcc(words.into_iter().chain(flags.split(' ')).chain(more.iter().copied())).ok();
+    dcc(["export", &saved, "--safetensors", &weights]).ok();
+    let losses = folder.lines("metrics.jsonl").into_iter().map(|line| line["loss"].clone()).collect();
+    (losses, std::fs::read(weights).expect("a file"))
+}
+
+#[test]
+fn weights_in_constant_nodes_train() {
+    let (plain, constants) = (mlp(), with_constants(mlp()));
+    let wanted = trained(&plain, &[]);
+    assert_eq!(trained(&constants, &[]), wanted);
+    // By the name of the node's output.
+    let frozen = trained(&constants, &["--freeze", "fc.1.weight"]);
+    assert_eq!(frozen, trained(&plain, &["--freeze", "fc.1.weight"]));
+    assert!(frozen.0[0] == wanted.0[0] && frozen.0[9] != wanted.0[9] && frozen.1 != wanted.1);
+}
