@@ -142,7 +142,8 @@ fn the_guide_for_a_model_of_ones_own_holds() {
             assert!(printed.contains(line.as_str()), "dcc {command}: no line `{line}` in\n{printed}");
         }
         if command.starts_with("run ") {
-            let accuracy = printed.lines().filter_map(|line| line.split_once("accuracy ")).next_back().expect("an evaluation").1;
+            let accuracy =
+                printed.lines().filter_map(|line| line.split_once("accuracy ")).next_back().expect("an evaluation").1;
             assert!(accuracy.parse::<f64>().expect("a number") > 0.95, "{printed}");
         }
     }
