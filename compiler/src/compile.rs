@@ -6,7 +6,7 @@ mod inputs;
 use crate::annotations;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
-use crate::import::{self, Imported, Model, TensorData};
+use crate::import::{self, Imported, Model, TensorData, listed};
 use crate::plan::annotated;
 use crate::plan::batch::{self, Batch, Given};
 use crate::plan::{self, Parallel, Plan};
@@ -86,6 +86,18 @@ pub struct Compiled {
     pub artifact: Artifact,
 }
 
+/// Tells of what trains although it may be a buffer.
+fn like_buffers(buffers: &[String], trained: &[String]) -> Option<String> {
+    let names: Vec<&String> = buffers.iter().filter(|name| trained.contains(name)).collect();
+    (!names.is_empty()).then(|| {
+        format!(
+            "{} train, and by their names may be buffers of the module, which PyTorch does not train; the file does not tell. Add \
+             `--freeze NAME` for each that is one",
+            listed(&names)
+        )
+    })
+}
+
 /// ONNX to everything the ranks need. Pure: no files, no clock, no environment.
 pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
     let devices = options.parallel.dp.saturating_mul(options.parallel.tp).saturating_mul(options.parallel.pp);
@@ -100,7 +112,12 @@ pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
     let mut training_options = options.training.clone();
     training_options.loss.loss_outputs = imported.outputs.iter().filter(|o| o.is_loss).map(|o| o.name.clone()).collect();
     let trainable: Vec<Trainable> = imported.parameters.iter().map(trainable).collect();
-    let mut training = train_step(&forward, &trainable, &training_options)?;
+    let mut training = train_step(&forward, &trainable, &training_options).map_err(|error| {
+        // Why nothing trains may be what the exporter did.
+        let told = imported.warnings.iter().filter(|_| !trainable.iter().any(|t| t.by_default));
+        told.fold(error, |error, warning| error.note(warning))
+    })?;
+    imported.warnings.extend(like_buffers(&imported.buffers, &training.trained));
     training.graph = simplify(&training.graph, options)?;
     training.eval = simplify(&training.eval, options)?;
     log("training step built", &training.graph);

@@ -53,6 +53,7 @@ pub use node::index_of;
 pub use normal::{Normal, Parts};
 pub use ops::supported;
 pub use parameters::Parameter;
+pub(crate) use parameters::warnings::listed;
 pub use sizes::size_inputs;
 pub use tensor::{Tensor, TensorData, code, dtype};
 pub use values::{Computed, Exposed};
@@ -118,6 +119,8 @@ pub struct Imported {
     pub outputs: Vec<OutputInfo>,
     /// Those that some output depends on.
     pub parameters: Vec<Parameter>,
+    /// Those that train and that, by their names, may be buffers of the module: the file does not tell.
+    pub buffers: Vec<String>,
     /// Samples of one optimizer step; `None` if no input counts samples.
     pub batch: Option<u64>,
     pub opset: i64,
@@ -355,11 +358,14 @@ impl Importer<'_, '_> {
         let inputs =
             bound.inputs.into_iter().map(|(_, input)| InputInfo { used: used.contains(&input.name), ..input }).collect();
         let Build { parameters, warnings, .. } = self.build;
+        let names = parameters.iter().filter(|parameter| parameter.trained).map(|parameter| &parameter.tensor.name);
+        let buffers = names.filter(|name| self.classifier.may_be_buffer(name)).cloned().collect();
         Ok(Imported {
             graph,
             inputs,
             outputs,
             parameters,
+            buffers,
             batch: bound.batch,
             opset: self.model.opset(),
             warnings,

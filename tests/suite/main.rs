@@ -14,6 +14,7 @@ mod compile;
 mod damage;
 mod eval;
 #[cfg(target_os = "linux")]
+mod exporters;
 mod files;
 mod gate;
 mod golden;

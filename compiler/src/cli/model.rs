@@ -69,6 +69,7 @@ pub fn open(path: &Path) -> Outcome<Source> {
             }
         }
     }
+    let model = model.tied();
     let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     Ok(Source { model, name, folder, external_bytes })
 }

@@ -44,7 +44,7 @@ impl<'a> Report<'a> {
         let tensor: u32 = tensor.map(|axis| plan.mesh.size(axis)).product();
         // A single stage has no order to choose.
         let schedule = if mesh("pp") > 1 { format!("{}, ", plan.schedule.name()) } else { String::new() };
-        let mut lines: Vec<String> = imported.warnings.iter().map(|warning| format!("warning: {warning}")).collect();
+        let mut lines: Vec<String> = imported.warnings.iter().map(|warning| format!("warning: {}", short(warning))).collect();
         lines.push(format!(
             "   Reading {} (opset {}, {}, {} parameters, {})",
             self.built.source.name,
@@ -119,6 +119,7 @@ impl<'a> Report<'a> {
             "trained": training.trained,
             "frozen": training.frozen,
             "aliases": aliases,
+            "buffers": imported.buffers.iter().filter(|name| training.trained.contains(name)).collect::<Vec<_>>(),
             "batch": { "global": batch.global, "micro": batch.micro, "accumulate": batch.accumulate },
             "mesh": axes.collect::<serde_json::Map<_, _>>(),
             "schedule": plan.schedule.name(),
@@ -153,6 +154,43 @@ fn listed(names: &[String]) -> String {
     format!("{}: {}{more}", plural(names.len() as u64, "tensor", "s"), some.join(", "))
 }
 
+/// A warning with three names of each list; `--json` has all of them.
+fn short(warning: &str) -> String {
+    let mut parts = warning.split("`, `");
+    let (mut text, mut names) = (parts.next().unwrap_or_default().to_owned(), 1);
+    for part in parts {
+        names += 1;
+        let rest = part.split_once('`').map(|(_, rest)| rest);
+        match names {
+            ..=3 => text += &format!("`, `{part}"),
+            _ => {
+                if names == 4 {
+                    text += "`, …";
+                }
+                text += rest.unwrap_or_default();
+            }
+        }
+        if rest.is_some() {
+            names = 1;
+        }
+    }
+    text
+}
+
 fn plural(n: u64, word: &str, ending: &str) -> String {
     if n == 1 { format!("1 {word}") } else { format!("{n} {word}{ending}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::short;
+
+    #[test]
+    fn long_lists_are_cut() {
+        assert_eq!(
+            short("`a`, `b`, `c`, `d`, `e` from `f`, `g`; `h`, `i`, `j`, `k`"),
+            "`a`, `b`, `c`, … from `f`, `g`; `h`, `i`, `j`, …"
+        );
+        assert_eq!(short("no names, and `one`"), "no names, and `one`");
+    }
 }

@@ -25,12 +25,47 @@ impl<'m> FxCall<'m> {
         self.values().any(|other| other == value)
     }
 
+    /// Such as `aten.linear`, without the overload.
+    pub fn target(&self) -> &'m str {
+        let path = self.0.split_once("target=torch.ops.").map_or("", |(_, rest)| rest);
+        let path = path.split_once(']').map_or("", |(path, _)| path);
+        path.rsplit_once('.').map_or(path, |(op, _)| op)
+    }
+
+    /// Its positional arguments as they are written: `%x`, `None`, `[1, 1]`.
+    pub fn arguments(&self) -> Vec<&'m str> {
+        let Some((_, rest)) = self.0.split_once("](args = (") else { return Vec::new() };
+        let (mut depth, mut start, mut found) = (0, 0, Vec::new());
+        for (at, letter) in rest.char_indices() {
+            match letter {
+                '(' | '[' | '{' => depth += 1,
+                ')' if depth == 0 => {
+                    found.push(rest[start..at].trim());
+                    break;
+                }
+                ')' | ']' | '}' => depth -= 1,
+                ',' if depth == 0 => {
+                    found.push(rest[start..at].trim());
+                    start = at + 1;
+                }
+                _ => {}
+            }
+        }
+        found.retain(|argument| !argument.is_empty());
+        found
+    }
+
     /// The row of an embedding that gets no gradient, `padding_idx`: the call's third argument, absent or -1 where there is none.
     pub fn padding_row(&self) -> Option<u64> {
         let (_, call) = self.0.split_once("target=torch.ops.aten.embedding.default](args = (")?;
         let (arguments, _) = call.split_once("), kwargs")?;
         arguments.split(", ").nth(2)?.parse().ok()
     }
+}
+
+/// Whether the exporter folded a BatchNorm into the node, whose call it then names.
+pub fn is_fused(node: &NodeProto) -> bool {
+    node.metadata_props.iter().any(|note| note.value().contains("FuseBatchNorm"))
 }
 
 #[cfg(test)]
@@ -43,6 +78,14 @@ mod tests {
             FxCall("%linear_1 : [num_users=1] = call_function[target=t](args = (%x, %p_fc_weight, %p_fc_bias), kwargs = {})");
         assert_eq!(call.values().collect::<Vec<_>>(), ["linear_1", "x", "p_fc_weight", "p_fc_bias"]);
         assert!(call.reads("p_fc_bias") && !call.reads("p_fc"));
+    }
+
+    #[test]
+    fn arguments_are_split_at_the_top() {
+        let text = "%n : [num_users=1] = call_function[target=torch.ops.aten.layer_norm.default](args = (%x, [8, (1, 2)], None, %p_b,), kwargs = {a: 1})";
+        let call = FxCall(text);
+        assert_eq!((call.target(), call.arguments()), ("aten.layer_norm", vec!["%x", "[8, (1, 2)]", "None", "%p_b"]));
+        assert_eq!((FxCall("").target(), FxCall("").arguments().len()), ("", 0));
     }
 
     #[test]

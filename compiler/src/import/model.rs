@@ -10,7 +10,7 @@ use prost::Message;
 
 use super::parameters::signature::Signature;
 use super::proto::{AttributeProto, GraphProto, ModelProto, TensorProto, tensor_proto::DataLocation};
-use super::repair::repair;
+use super::repair::{copies, legacy, repair};
 use super::schema::{NEWEST_OPSET, OLDEST_OPSET};
 use super::statistics::part_statistics;
 use crate::error::{Error, Result};
@@ -21,19 +21,32 @@ pub struct Model {
     pub proto: ModelProto,
     bytes: Bytes,
     files: BTreeMap<String, Bytes>,
+    /// What was undone without proof, for the user to know.
+    pub(super) notes: Vec<String>,
 }
 
 impl Model {
     /// Decodes the bytes of an ONNX file. Errors: DCC0101 where they are none, DCC0103 for an opset that dcc does not read.
     pub fn decode(bytes: Bytes) -> Result<Model> {
         let mut model = Model::as_written(bytes)?;
-        if let (Some(signature), Some(graph)) = (Signature::of(&model), &mut model.proto.graph) {
-            repair(graph, &signature);
-        }
+        let (signature, from_torch) = (Signature::of(&model), model.proto.producer_name() == "pytorch");
+        model.notes = match (signature, &mut model.proto.graph) {
+            (Some(signature), Some(graph)) => repair(graph, &signature),
+            (None, Some(graph)) if from_torch => legacy::part(graph),
+            _ => Vec::new(),
+        };
         if let Some(graph) = &mut model.proto.graph {
             part_statistics(graph);
         }
-        Ok(model)
+        Ok(model.tied())
+    }
+
+    /// With copies of parameters computed from them again. Some are known by their elements only: for the files given so far.
+    #[must_use]
+    pub fn tied(mut self) -> Model {
+        let notes = copies::tie(&mut self);
+        self.notes.extend(notes);
+        self
     }
 
     /// The same, its parameters as the exporter left them.
@@ -51,7 +64,7 @@ impl Model {
         if proto.graph.is_none() {
             return Err(Error::not_onnx(format!("the {size} bytes hold no ONNX graph")).help("pass an .onnx file"));
         }
-        let model = Model { proto, bytes, files: BTreeMap::new() };
+        let model = Model { proto, bytes, files: BTreeMap::new(), notes: Vec::new() };
         model.check_opset()?;
         Ok(model)
     }

@@ -4,9 +4,11 @@
 //! node tells what became of it (`trace`). Without a signature, a float tensor of rank 1 and up that the outputs depend on
 //! differentiably is a weight, in an initializer or in a Constant node; of PyTorch's older exporter, every named initializer.
 
+mod buffers;
+mod fused;
 pub(super) mod signature;
-mod trace;
-mod warnings;
+pub(super) mod trace;
+pub(super) mod warnings;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,12 +21,12 @@ use super::gains;
 use super::known::Known;
 use super::literals::literals;
 use super::model::Model;
-use super::proto::NodeProto;
 use super::tensor::{Tensor, TensorData};
 use super::value::Value;
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
 use crate::ops::Op;
+use fused::Fused;
 use signature::Signature;
 use trace::Trace;
 
@@ -86,8 +88,10 @@ pub struct Classifier {
     /// What became of the parameters that the signature names and the file does not.
     trace: Trace,
     gains: BTreeSet<String>,
-    /// Nodes into which PyTorch's exporter folded a BatchNorm, as it notes itself.
-    folded_norms: Vec<String>,
+    /// What was said when the model was read.
+    notes: Vec<String>,
+    /// What it folded into other tensors.
+    fused: Fused,
     /// Running statistics, which are never computed with while compiling: a training step moves them.
     statistics: BTreeSet<String>,
     /// Numbers of operators, such as the scales of a Resize.
@@ -105,24 +109,23 @@ impl Classifier {
         let from_torch = model.proto.producer_name() == "pytorch";
         let from_torchscript = from_torch && model.graph().node.iter().any(|node| node.name().starts_with('/'));
         let (gains, statistics, literals) = (gains::gains(model, flat), gains::statistics(flat), literals(flat));
-        let folds = |node: &&NodeProto| node.metadata_props.iter().any(|note| note.value().contains("FuseBatchNorm"));
-        let folded_norms = model.graph().node.iter().filter(folds).map(|node| node.name().to_owned()).collect();
-        Classifier { signature, trace, gains, folded_norms, statistics, literals, from_torch, from_torchscript }
+        let fused = Fused::of(model, signature.as_ref());
+        let notes = model.notes.clone();
+        Classifier { signature, trace, gains, notes, fused, statistics, literals, from_torch, from_torchscript }
     }
 
     /// What the exporter did to parameters, for the user to know.
     pub fn warnings(&self) -> Vec<String> {
-        let mut warnings = Vec::new();
-        if !self.folded_norms.is_empty() {
-            let (count, names) = (self.folded_norms.len(), warnings::few(&self.folded_norms));
-            warnings.push(format!(
-                "{count} BatchNorms are folded into the convolutions before them ({names}), so training differs from PyTorch's; \
-                 export with `optimize=False`"
-            ));
-        }
+        let mut warnings = self.notes.clone();
+        warnings.extend(self.fused.warnings());
         let total = self.signature.iter().flat_map(Signature::parameters).count();
         warnings.extend(warnings::warnings(&self.trace, total));
         warnings
+    }
+
+    /// Whether nothing but its name tells a parameter from a buffer, and the name leaves it open.
+    pub fn may_be_buffer(&self, name: &str) -> bool {
+        self.signature.is_none() && self.from_torch && buffers::may_be_buffer(name)
     }
 
     /// The tensor as a value of the graph: known, or a parameter.

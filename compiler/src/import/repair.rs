@@ -1,182 +1,30 @@
-//! Undoes what PyTorch's exporter does to parameters, where what it says of each node proves it.
+//! Undoes what PyTorch's exporters do to parameters, where what the file says of each node proves it.
 //!
-//! Its optimizer makes one initializer of parameters that begin with equal values, such as the gains of fresh norms, stores the
-//! transposed copy of a parameter that is read both ways, such as a tied embedding, and deletes biases that are zero. As they
-//! are in the file, the first would train as one, the second as two and the last not at all.
+//! The optimizer of the newer exporter makes one initializer of tensors that begin with equal values, such as the gains of fresh
+//! norms, stores the transposed copy of a parameter that is read both ways, such as a tied embedding, and deletes biases that are
+//! zero. As they are in the file, the first would train as one, the second as two and the last not at all.
 
-use super::fx::FxCall;
+pub mod copies;
+pub mod legacy;
+mod names;
+mod part;
+mod restore;
+mod statistics;
+mod tie;
+
 use super::parameters::signature::Signature;
 use super::proto::attribute_proto::AttributeType;
+use super::proto::tensor_proto::DataType;
 use super::proto::{AttributeProto, GraphProto, NodeProto, TensorProto};
-use std::collections::{BTreeMap, BTreeSet};
 
-/// Elements up to which the exporter merges initializers.
-const MERGED: i64 = 1024;
-
-/// Bytes of the largest bias that is made; a larger one is no bias.
-const BIAS: u64 = 1 << 24;
-
-/// The graph as the module has its parameters: names of `signature`, each once.
-pub fn repair(graph: &mut GraphProto, signature: &Signature) {
-    part(graph, signature);
-    tie(graph, signature);
-    restore(graph, signature);
-}
-
-/// Gives parameters and buffers that were merged into another's initializer their own again. The call of a node reads `%p_ln_2_weight`, the
-/// node `ln_1.weight`; tied parameters have one argument.
-fn part(graph: &mut GraphProto, signature: &Signature) {
-    let tensors: BTreeMap<String, TensorProto> =
-        graph.initializer.iter().map(|tensor| (tensor.name().to_owned(), tensor.clone())).collect();
-    let missing: BTreeMap<&str, &str> =
-        signature.all().filter(|(name, _)| !tensors.contains_key(*name)).map(|(name, argument)| (argument, name)).collect();
-    let mut parted: BTreeMap<&str, TensorProto> = BTreeMap::new();
-    for node in graph.node.iter_mut().filter(|_| !missing.is_empty()) {
-        let call = FxCall::of(node);
-        let mut meant: Vec<&str> = call.values().filter_map(|value| missing.get(value).copied()).collect();
-        let other = |input: &str| signature.argument(input).is_some_and(|argument| !call.reads(argument));
-        let small = |input: &str| tensors.get(input).is_some_and(|tensor| elements(tensor) <= MERGED);
-        let mut others: Vec<usize> = (0..node.input.len()).collect();
-        others.retain(|&position| small(&node.input[position]) && other(&node.input[position]));
-        let mut renamed: Vec<(usize, &str)> = Vec::new();
-        meant.retain(|name| {
-            let like: Vec<usize> = others.iter().copied().filter(|&at| leaf(&node.input[at]) == leaf(name)).collect();
-            let [position] = like[..] else { return true };
-            others.retain(|&other| other != position);
-            renamed.push((position, name));
-            false
-        });
-        // What is left stands in the call's order, as the statistics of a norm do.
-        if meant.len() == others.len() {
-            renamed.extend(others.into_iter().zip(meant));
-        }
-        for (position, name) in renamed {
-            let tensor = &tensors[&node.input[position]];
-            parted.entry(name).or_insert_with(|| TensorProto { name: Some(name.to_owned()), ..tensor.clone() });
-            node.input[position] = name.to_owned();
-        }
-    }
-    graph.initializer.extend(parted.into_values());
-    part_statistics(graph, signature);
-}
-
-/// Gives the running statistics of norms that read a parameter in their place their own: a module's second call reads what its
-/// first one left, which the call of a node does not name.
-fn part_statistics(graph: &mut GraphProto, signature: &Signature) {
-    let mut tensors: BTreeMap<String, TensorProto> =
-        graph.initializer.iter().map(|tensor| (tensor.name().to_owned(), tensor.clone())).collect();
-    let mut parted: Vec<TensorProto> = Vec::new();
-    for node in graph.node.iter_mut().filter(|node| node.op_type() == "BatchNormalization" && node.input.len() == 5) {
-        let (scale, inputs) = node.input[1..].split_first_mut().expect("there are five");
-        let Some((module, _)) = scale.rsplit_once('.') else { continue };
-        for (statistic, read) in ["running_mean", "running_var"].into_iter().zip(&mut inputs[1..]) {
-            let name = format!("{module}.{statistic}");
-            if signature.is_parameter(read) != Some(true) || signature.is_parameter(&name) != Some(false) {
-                continue;
-            }
-            if !tensors.contains_key(&name) {
-                let Some(tensor) = tensors.get(read.as_str()) else { continue };
-                let tensor = TensorProto { name: Some(name.clone()), ..tensor.clone() };
-                tensors.insert(name.clone(), tensor.clone());
-                parted.push(tensor);
-            }
-            *read = name;
-        }
-    }
-    graph.initializer.extend(parted);
-}
-
-/// Makes transposed copies of parameters computed again. The call of a node reads the parameter, the node a tensor of the
-/// exporter's that has its dims reversed.
-fn tie(graph: &mut GraphProto, signature: &Signature) {
-    let dims: BTreeMap<&str, &[i64]> = graph.initializer.iter().map(|tensor| (tensor.name(), &tensor.dims[..])).collect();
-    let parameters: BTreeMap<&str, &str> = signature.parameters().map(|(name, argument)| (argument, name)).collect();
-    let mut copies: BTreeMap<&str, BTreeSet<Option<&str>>> = BTreeMap::new();
-    for node in &graph.node {
-        let read: Vec<&str> = FxCall::of(node).values().filter_map(|value| parameters.get(value).copied()).collect();
-        for input in node.input.iter().filter(|input| signature.is_parameter(input).is_none()) {
-            let Some((input, [rows, columns])) = dims.get_key_value(input.as_str()) else { continue };
-            let whole = |name: &&str| {
-                let dims = dims.get(name).copied();
-                dims == Some(&[*columns, *rows]) && node.input.iter().all(|input| input != name)
-            };
-            // Where a parameter is missing, the tensor may be that one.
-            let all_there = read.iter().all(|name| dims.contains_key(name));
-            let mut sources = read.iter().copied().filter(whole);
-            let source = match (sources.next(), sources.next(), all_there) {
-                (Some(source), None, true) => Some(source),
-                _ => None,
-            };
-            copies.entry(input).or_default().insert(source);
-        }
-    }
-    let one = |(copy, sources): (&str, BTreeSet<Option<&str>>)| match sources.into_iter().collect::<Vec<_>>()[..] {
-        [Some(source)] => Some((copy.to_owned(), source.to_owned())),
-        _ => None,
-    };
-    let copies: BTreeMap<String, String> = copies.into_iter().filter_map(one).collect();
-    graph.initializer.retain(|tensor| !copies.contains_key(tensor.name()));
-    let transposes: Vec<NodeProto> = copies.into_iter().map(|(copy, source)| transpose(source, copy)).collect();
-    graph.node.splice(0..0, transposes);
-}
-
-/// Adds biases that were deleted because they were zero: the call of a node reads `%p_fc_bias`, no node does.
-fn restore(graph: &mut GraphProto, signature: &Signature) {
-    let tensors: BTreeMap<&str, &TensorProto> = graph.initializer.iter().map(|tensor| (tensor.name(), tensor)).collect();
-    let missing: BTreeMap<&str, &str> = signature
-        .parameters()
-        .filter(|(name, _)| leaf(name).ends_with("bias") && !tensors.contains_key(name))
-        .map(|(name, argument)| (argument, name))
-        .collect();
-    let mut readers: BTreeMap<&str, Vec<Option<(usize, TensorProto)>>> = BTreeMap::new();
-    let moves = |node: &NodeProto| matches!(node.op_type(), "Transpose" | "Reshape" | "Identity" | "Cast");
-    for (index, node) in graph.node.iter().enumerate().filter(|(_, node)| !missing.is_empty() && !moves(node)) {
-        let Some(&name) = FxCall::of(node).values().find_map(|value| missing.get(value)) else { continue };
-        let weight = node.input.get(1).and_then(|input| tensors.get(input.as_str()));
-        readers.entry(name).or_default().push(weight.and_then(|weight| Some((index, zeros(name, node, weight)?))));
-    }
-    // A second node of the call may be the sum with a tensor that nobody recognised as the bias.
-    let found: Vec<(usize, TensorProto)> =
-        readers.into_values().filter(|readers| readers.len() == 1).flatten().flatten().collect();
-    let mut sums: BTreeMap<usize, NodeProto> = BTreeMap::new();
-    for (index, tensor) in found {
-        let node = &mut graph.node[index];
-        match node.op_type() {
-            "MatMul" => {
-                let product = format!("{} without {}", node.output[0], tensor.name());
-                let result = std::mem::replace(&mut node.output[0], product.clone());
-                sums.insert(index, made("Add", vec![product, tensor.name().to_owned()], result));
-            }
-            _ => node.input.push(tensor.name().to_owned()),
-        }
-        graph.initializer.push(tensor);
-    }
-    if !sums.is_empty() {
-        let nodes = std::mem::take(&mut graph.node).into_iter().enumerate();
-        graph.node = nodes.flat_map(|(index, node)| [Some(node), sums.remove(&index)]).flatten().collect();
-    }
-}
-
-/// The bias that `node`, which has none, would add to its product with `weight`; none where it is no such node.
-fn zeros(name: &str, node: &NodeProto, weight: &TensorProto) -> Option<TensorProto> {
-    let transposed = node.attribute.iter().any(|attribute| attribute.name() == "transB" && attribute.i() != 0);
-    let dim = match (node.op_type(), &weight.dims[..]) {
-        ("MatMul", [_, columns]) => *columns,
-        ("Gemm", [rows, columns]) if node.input.len() == 2 => *if transposed { rows } else { columns },
-        ("Conv", [filters, ..]) if node.input.len() == 2 => *filters,
-        ("LayerNormalization", [width]) if node.input.len() == 2 => *width,
-        _ => return None,
-    };
-    let dtype = super::dtype(weight.data_type()).ok()?;
-    let bytes = u64::try_from(dim).ok()?.checked_mul(dtype.bytes()).filter(|bytes| *bytes <= BIAS)?;
-    let raw_data = Some(vec![0; bytes as usize].into());
-    Some(TensorProto {
-        name: Some(name.to_owned()),
-        dims: vec![dim],
-        data_type: weight.data_type,
-        raw_data,
-        ..Default::default()
-    })
+/// The graph as the module has its parameters: names of `signature`, each once. Returns what is not
+/// sure, for the user to know.
+pub fn repair(graph: &mut GraphProto, signature: &Signature) -> Vec<String> {
+    let doubts = part::part(graph, signature);
+    statistics::part(graph, signature);
+    tie::tie(graph, signature);
+    restore::restore(graph, signature);
+    doubts
 }
 
 fn transpose(source: String, result: String) -> NodeProto {
@@ -189,9 +37,22 @@ fn transpose(source: String, result: String) -> NodeProto {
     NodeProto { attribute: vec![perm], ..made("Transpose", vec![source], result) }
 }
 
+/// A node that the file does not have, named after what it gives.
 fn made(op: &str, input: Vec<String>, result: String) -> NodeProto {
     let (name, op_type) = (Some(result.clone()), Some(op.to_owned()));
     NodeProto { name, op_type, input, output: vec![result], ..NodeProto::default() }
+}
+
+/// A vector of a graph.
+fn ints(name: String, numbers: &[i64]) -> TensorProto {
+    let raw: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    TensorProto {
+        name: Some(name),
+        dims: vec![numbers.len() as i64],
+        data_type: Some(DataType::Int64.into()),
+        raw_data: Some(raw.into()),
+        ..TensorProto::default()
+    }
 }
 
 /// `weight` of `ln_1.weight`.
@@ -221,7 +82,8 @@ mod tests {
     }
 
     fn tensor(name: &str, dims: &[i64]) -> TensorProto {
-        TensorProto { name: Some(name.to_owned()), dims: dims.to_vec(), ..TensorProto::default() }
+        let data_type = Some(DataType::Float.into());
+        TensorProto { name: Some(name.to_owned()), dims: dims.to_vec(), data_type, ..TensorProto::default() }
     }
 
     fn repaired(nodes: Vec<NodeProto>, initializer: Vec<TensorProto>) -> (Vec<String>, Vec<String>) {
@@ -272,9 +134,8 @@ mod tests {
     fn deleted_biases_are_zeros() {
         let text = "p_w_weight: PARAMETER target='w.weight'\np_w_bias: PARAMETER target='w.bias'\n";
         let run = |call: &str| {
-            let float = |name: &str, dims: &[i64]| TensorProto { data_type: Some(1), ..tensor(name, dims) };
             let node = vec![node(call, ["x", "val_1"], "y")];
-            let mut graph = GraphProto { node, initializer: vec![float("val_1", &[4, 6])], ..GraphProto::default() };
+            let mut graph = GraphProto { node, initializer: vec![tensor("val_1", &[4, 6])], ..GraphProto::default() };
             repair(&mut graph, &Signature::parse(text));
             graph
         };

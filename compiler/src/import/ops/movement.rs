@@ -9,6 +9,7 @@ use crate::import::build::Build;
 use crate::import::known::Known;
 use crate::import::tensor::dtype;
 use crate::import::value::{Value, broadcast_shape};
+use crate::ops::StopGradient;
 
 pub const ONNX: &[(&str, Import)] = &[
     ("Cast", cast),
@@ -23,8 +24,16 @@ pub const ONNX: &[(&str, Import)] = &[
     ("Trilu", trilu),
 ];
 
-fn identity(_: &mut Build, call: &Call) -> Result<Vec<Value>> {
-    Ok(vec![call.input(0)?.clone()])
+fn identity(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let value = call.input(0)?.clone();
+    match (call.node.call.target(), value.dtype(build)) {
+        // PyTorch's `detach`, which ONNX has no operator for.
+        ("aten.detach" | "aten.detach_", Ok(dtype)) if dtype.is_float() && value.known().is_none() => {
+            let node = build.node(&value)?;
+            Ok(vec![build.graph.add(StopGradient {}, &[node])?.into()])
+        }
+        _ => Ok(vec![value]),
+    }
 }
 
 fn cast(build: &mut Build, call: &Call) -> Result<Vec<Value>> {

@@ -7,7 +7,7 @@
 //! transposed weights (`permute_2`), else a function of buffers (`unsqueeze_14`: rotary tables).
 
 use super::signature::Signature;
-use crate::import::fx::FxCall;
+use crate::import::fx::{FxCall, is_fused};
 use crate::import::model::Model;
 use crate::import::proto::{NodeProto, TensorProto};
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,6 +40,8 @@ pub struct Trace {
     pub constants: Vec<String>,
     /// Parameters that a call reads, but no tensor of the file stands for.
     pub lost: Vec<String>,
+    /// Calls read values that the file has not: the exporter's optimizer was at work.
+    gaps: bool,
 }
 
 impl Trace {
@@ -47,9 +49,6 @@ impl Trace {
         let graph = model.graph();
         let names: BTreeSet<&str> = graph.initializer.iter().map(|tensor| tensor.name()).collect();
         let missing: Vec<(&str, &str)> = signature.parameters().filter(|(name, _)| !names.contains(name)).collect();
-        if missing.is_empty() {
-            return Trace::default();
-        }
         let aliases = find_aliases(model, signature, &missing);
         let aliased: BTreeSet<&str> = aliases.values().flatten().map(String::as_str).collect();
         let anonymous = |tensor: &&TensorProto| {
@@ -71,7 +70,21 @@ impl Trace {
         // A call reads the number as a value of the exported program.
         let numbers = numbers.into_iter().map(|tensor| tensor.name().to_owned()).filter(|name| is_read(name));
         let numbers = if others.is_empty() || calls.is_empty() { Vec::new() } else { numbers.collect() };
-        let unexplained = anonymous.into_iter().filter(|name| !renamed.contains(*name)).map(str::to_owned);
+        // What a whole call reads besides its values is a number of the operator.
+        let values = values(model, signature);
+        let folded: BTreeSet<&str> = model
+            .graph()
+            .node
+            .iter()
+            .flat_map(|node| {
+                let call = FxCall::of(node);
+                let whole = !call.0.is_empty() && call.values().skip(1).all(|value| values.contains(value));
+                node.input.iter().map(String::as_str).filter(move |input| !whole || call.reads(input))
+            })
+            .collect();
+        let gaps = calls.iter().flat_map(FxCall::values).any(|value| !values.contains(value));
+        let unexplained =
+            anonymous.into_iter().filter(|name| !renamed.contains(*name) && folded.contains(name)).map(str::to_owned);
         let (rows, constants): (Vec<String>, Vec<_>) =
             unexplained.partition(|name| !tables.is_empty() && name.starts_with("embedding"));
         let (turned, constants): (Vec<String>, Vec<_>) = constants.into_iter().partition(|name| is_transpose(name));
@@ -80,7 +93,7 @@ impl Trace {
         let (turned, constants) = if fit { (turned, constants) } else { (Vec::new(), [turned, constants].concat()) };
         let (transposes, merged) = transposes(model, &missing);
         let renamed = renamed.into_iter().map(str::to_owned).collect();
-        Trace { lost, tables, rows, others, numbers, constants, renamed, aliases, transposes, merged, turned }
+        Trace { lost, tables, rows, others, numbers, constants, renamed, aliases, transposes, merged, turned, gaps }
     }
 
     /// Whether an initializer that the signature does not name stands for a parameter.
@@ -94,7 +107,7 @@ impl Trace {
     pub fn unread(&self) -> Vec<String> {
         let explained = self.rows.len() + self.turned.len() + self.numbers.len();
         let all = self.tables.iter().chain(&self.others);
-        let optimized = explained + self.renamed.len() + self.constants.len() > 0;
+        let optimized = self.gaps || explained + self.renamed.len() + self.constants.len() > 0;
         if optimized && all.clone().count() > explained { all.cloned().collect() } else { Vec::new() }
     }
 
@@ -105,13 +118,20 @@ impl Trace {
     }
 }
 
+/// Values of the exported program that the file has.
+fn values<'a>(model: &'a Model, signature: &'a Signature) -> BTreeSet<&'a str> {
+    let nodes = model.graph().node.iter();
+    let made = nodes.flat_map(|node| node.output.iter().map(String::as_str).chain(FxCall::of(node).values().next()));
+    made.chain(signature.all().map(|(_, argument)| argument)).chain(signature.inputs()).collect()
+}
+
 /// Saturating: a tensor that large is refused elsewhere.
 pub fn elements(tensor: &TensorProto) -> i64 {
     tensor.dims.iter().fold(1, |product: i64, &dim| product.saturating_mul(dim))
 }
 
 /// Whether it has the name of a transposed value of the exported program: `t`, `permute_2`.
-fn is_transpose(name: &str) -> bool {
+pub fn is_transpose(name: &str) -> bool {
     let op = name.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches('_');
     matches!(op, "t" | "permute" | "transpose" | "numpy_T")
 }
@@ -198,7 +218,8 @@ fn parts(node: &NodeProto, input: usize) -> usize {
 fn find_aliases(model: &Model, signature: &Signature, missing: &[(&str, &str)]) -> Aliases {
     let initializers: BTreeSet<&str> = model.graph().initializer.iter().map(|tensor| tensor.name()).collect();
     let mut aliases = Aliases::new();
-    for node in &model.graph().node {
+    // A BatchNorm's call reads its gain, the convolution that it was folded into its own weight.
+    for node in model.graph().node.iter().filter(|node| !is_fused(node)) {
         let call = FxCall::of(node);
         // `['', 'transformer', 'transformer.wte', 'embedding']`: modules from outside in, then the operator.
         let innermost = property(node, SCOPES).rsplit('\'').nth(3).unwrap_or_default();

@@ -1,19 +1,21 @@
-//! What became of parameters, for the user to know.
+//! What became of parameters, for the user to know. Every line names all that it is about.
 
 use super::trace::Trace;
 
-const ADVICE: &str = "export with `optimize=False`";
+/// What to do about an export that changed parameters.
+pub const ADVICE: &str =
+    "export with `torch.onnx.export(model.train(), args, \"model.onnx\", dynamo=True, optimize=False)`, which keeps them";
 
-/// The first of `names`.
-pub fn few(names: &[String]) -> String {
-    let shown = names.iter().take(3).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-    if names.len() > 3 { shown + ", …" } else { shown }
+/// Each of `names`, quoted.
+pub fn listed<T: AsRef<str>>(names: &[T]) -> String {
+    names.iter().map(|name| format!("`{}`", name.as_ref())).collect::<Vec<_>>().join(", ")
 }
 
 /// One line for each fate, of a module with `total` parameters.
 pub fn warnings(trace: &Trace, total: usize) -> Vec<String> {
     let Trace { lost, rows, tables, others, numbers, constants, turned, merged, .. } = trace;
-    let about = |names: &[String], text: &dyn Fn(String) -> String| (!names.is_empty()).then(|| text(few(names)));
+    let about = |names: &[String], text: &dyn Fn(String) -> String| (!names.is_empty()).then(|| text(listed(names)));
+    let unread = trace.unread();
     let lines = [
         about(lost, &|names| {
             format!(
@@ -25,17 +27,17 @@ pub fn warnings(trace: &Trace, total: usize) -> Vec<String> {
         about(rows, &|names| {
             format!(
                 "{names} in the file: rows that the exporter looked up in {}, which train one by one; {ADVICE}",
-                few(tables)
+                listed(tables)
             )
         }),
         about(numbers, &|names| {
-            let from = few(others);
+            let from = listed(others);
             format!(
                 "{names} in the file: computed by the exporter, it seems from {from}, which therefore do not train; {ADVICE}"
             )
         }),
         about(turned, &|names| {
-            let from = few(tables);
+            let from = listed(tables);
             format!("{names} in the file: transposed by the exporter, it seems out of {from}, and trained as such; {ADVICE}")
         }),
         about(merged, &|names| {
@@ -47,16 +49,20 @@ pub fn warnings(trace: &Trace, total: usize) -> Vec<String> {
         about(&trace.unnamed(), &|names| {
             format!("{names} in the file: parameters of the module in another layout, known by these names only; {ADVICE}")
         }),
-        about(&trace.unread(), &|names| {
+        about(&unread, &|names| {
             format!(
                 "no node reads {names}: unless the module does not use them, the exporter merged them with equal ones or computed \
                  constants of them, and they do not train; {ADVICE}"
             )
         }),
         about(constants, &|names| {
+            let from = match unread.is_empty() {
+                true => "of buffers, or of parameters that other nodes read too".to_owned(),
+                false => format!("of buffers or of parameters, such as {}", listed(&unread)),
+            };
             format!(
-                "{names} in the file: no parameter of the module, nor read in place of one; taken for what the exporter computed \
-                 from buffers, and held constant"
+                "{names} in the file: computed by the exporter {from}, which the file does not say, and held constant; if \
+                 parameters are among them, {ADVICE}"
             )
         }),
     ];
