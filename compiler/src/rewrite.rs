@@ -199,7 +199,7 @@ impl<'a> Rewriter<'a> {
     /// Adds the solution in the place of the region.
     fn replay(&mut self, region: &Region, solution: &Solution) {
         let mut new: Vec<NodeId> = Vec::with_capacity(solution.terms.len());
-        for (term, &from) in solution.terms.iter().zip(&solution.from) {
+        for (term, &(from, _)) in solution.terms.iter().zip(&solution.from) {
             let operands: Operands = term.args.iter().map(|&a| new[a as usize]).collect();
             let old = region.nodes[from as usize];
             new.push(match &term.head {
@@ -218,12 +218,11 @@ impl<'a> Rewriter<'a> {
         for (&old, &output) in region.outputs.iter().zip(&solution.outputs) {
             self.map[old.0 as usize] = Some(new[output as usize]);
         }
-        // Gradients may refer to what no other region reads.
-        for (term, &from) in solution.from.iter().enumerate() {
+        // Gradients may refer to what no other region reads, and outputs be what each region makes for itself.
+        for (&new, &(from, equal)) in new.iter().zip(&solution.from) {
             let old = region.nodes[from as usize];
-            let same = self.out.ty(new[term]) == self.graph.ty(old);
-            if same && self.map[old.0 as usize].is_none() {
-                self.map[old.0 as usize] = Some(new[term]);
+            if equal && self.map[old.0 as usize].is_none() {
+                self.map[old.0 as usize] = Some(new);
             }
         }
     }

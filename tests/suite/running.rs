@@ -54,7 +54,7 @@ fn trained(case: &Value, parallel: &Parallel, rate: f64) -> Outcome {
     let compiled = compile(&model, &options).unwrap_or_else(|e| panic!("{}: {e}", case["name"]));
     let weights = compiled.imported.parameters.iter().map(|parameter| {
         let values = parameter.tensor.read(&model).expect("the file has it");
-        ((parameter.tensor.name.clone(), ParamKind::Weight), tensor(&values.f64s(), &values.shape))
+        ((parameter.tensor.name.clone(), ParamKind::Weight), tensor(values.f64s(), &values.shape))
     });
     let parameters: Parameters = weights.collect();
     let [x, target] = ["x", "target"].map(|name| numbers(&case["data"][name]));

@@ -271,6 +271,7 @@ impl Extractor<'_> {
         for (i, &id) in ids.iter().enumerate().rev() {
             from[self.number_of(id)] = Some(i as u32);
         }
+        let equal: Vec<bool> = from.iter().map(Option::is_some).collect();
         // A class that the problem did not have comes from what reads it, in the end from an output.
         let (&first, _) = problem.outputs.split_first().expect("a region has an output");
         for &class in order.iter().rev() {
@@ -292,7 +293,7 @@ impl Extractor<'_> {
         }
         Solution {
             terms,
-            from: order.iter().map(|&class| from[class].unwrap_or(first)).collect(),
+            from: order.iter().map(|&class| (from[class].unwrap_or(first), equal[class])).collect(),
             outputs: roots.iter().map(|&class| place[class]).collect(),
         }
     }

@@ -34,8 +34,8 @@ pub struct Problem {
 #[derive(Clone, Debug)]
 pub struct Solution {
     pub terms: Vec<Local>,
-    /// For each term the one of the problem that it comes from.
-    pub from: Vec<u32>,
+    /// For each term the one of the problem that it comes from, and whether the two are equal.
+    pub from: Vec<(u32, bool)>,
     pub outputs: Vec<u32>,
 }
 
@@ -85,6 +85,6 @@ fn round(egraph: &mut Graph, rules: &[Rule]) -> bool {
 
 /// The region as it is.
 pub fn unchanged(problem: &Problem) -> Solution {
-    let from = (0..problem.terms.len() as u32).collect();
+    let from = (0..problem.terms.len() as u32).map(|term| (term, true)).collect();
     Solution { terms: problem.terms.clone(), from, outputs: problem.outputs.clone() }
 }
