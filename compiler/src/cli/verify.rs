@@ -14,6 +14,8 @@ mod partition;
 #[cfg(target_os = "linux")]
 mod second;
 mod tract;
+#[cfg(target_os = "linux")]
+mod undefined;
 
 use super::failure::{self, Outcome};
 use super::model::{Kind, kind};

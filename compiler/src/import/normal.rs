@@ -39,6 +39,8 @@ pub struct Parts<'a> {
     pub dtype: &'a dyn Fn(&str) -> Option<DType>,
     /// Nodes that are left out, by number.
     pub without: &'a BTreeSet<usize>,
+    /// Other names for the first results of nodes, by number: what reads these reads what is given.
+    pub beside: &'a BTreeMap<usize, String>,
     /// The values that are its outputs.
     pub outputs: &'a [String],
 }
@@ -98,7 +100,11 @@ impl<'m> Normal<'m> {
         graph.input = inputs.map(|(name, (dtype, shape))| value_info(name, Some((*dtype, shape)))).collect();
         for (number, node) in self.nodes().filter(|(number, _)| !parts.without.contains(number)) {
             let name = format!("dcc.{number}.{}", node.name);
-            graph.node.push(self.node(node, name, parts)?);
+            let mut proto = self.node(node, name, parts)?;
+            if let Some(beside) = parts.beside.get(&number) {
+                proto.output[0].clone_from(beside);
+            }
+            graph.node.push(proto);
         }
         graph.output = parts.outputs.iter().map(|name| value_info(name, None)).collect();
         let opset = OperatorSetIdProto { domain: None, version: Some(self.model.opset()) };

@@ -46,7 +46,7 @@ pub fn distance(ours: &Tensor, theirs: &Tensor) -> Result<f64, String> {
     Err(format!("{differ} of {} elements differ; the furthest, {at:?}: dcc has {}, tract {}", a.len(), a[worst.1], b[worst.1]))
 }
 
-fn numbers(tensor: &Tensor) -> Vec<f64> {
+pub fn numbers(tensor: &Tensor) -> Vec<f64> {
     let mut bytes = vec![0; tensor.bytes.len() / tensor.dtype.bytes() as usize * 8];
     Convert::new(tensor.dtype, DType::F64).run(&tensor.bytes, &mut bytes);
     bytes.as_chunks().0.iter().map(|bytes| f64::from_ne_bytes(*bytes)).collect()

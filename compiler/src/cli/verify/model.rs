@@ -2,7 +2,7 @@
 
 use super::compare::distance;
 use super::made_up::made_up;
-use super::second::{self, LeftOut, Opinion};
+use super::second::{self, LeftOut, Opinion, Undefined};
 use super::tract::TRACT;
 use crate::cli::data::{self, Size};
 use crate::cli::eval::subject::{self, Given};
@@ -51,6 +51,8 @@ pub struct Report {
     pub nodes: usize,
     /// Nodes that tract did not run; what they compute was given to it.
     pub left_out: Vec<LeftOut>,
+    /// Elements that ONNX leaves undefined, which are not compared.
+    pub undefined: Vec<Undefined>,
     /// Values inside the model that agree, and outputs.
     pub values: usize,
     pub outputs: usize,
@@ -142,7 +144,7 @@ pub fn ask(question: &Question, alter: &dyn Fn(&mut [Program])) -> Outcome<Repor
     let opinion = match largest.filter(|value| value.shape.iter().product::<u64>() > MOST_ELEMENTS) {
         Some(value) => {
             let what = format!("`{}` of {} would have {:?} elements", value.name, value.place, value.shape.as_slice());
-            Opinion { values: Values::new(), nodes: 0, left_out: Vec::new(), refused: Some(what) }
+            Opinion { refused: Some(what), ..Opinion::default() }
         }
         None => second::opinion(question, &device.inputs, &weights, &computed)?,
     };
@@ -150,6 +152,7 @@ pub fn ask(question: &Question, alter: &dyn Fn(&mut [Program])) -> Outcome<Repor
         inputs: imported.inputs.clone(),
         nodes: opinion.nodes,
         left_out: opinion.left_out,
+        undefined: opinion.undefined,
         values: 0,
         outputs: 0,
         largest: 0.0,

@@ -66,11 +66,12 @@ pub fn run(args: &super::Args) -> Outcome<i32> {
 
 fn value(report: &Report) -> serde_json::Value {
     let left_out = report.left_out.iter().map(|node| json!({ "node": node.place, "reason": node.reason }));
+    let undefined = report.undefined.iter().map(|cast| json!({ "node": cast.place, "elements": cast.elements }));
     let checked = report.refused.is_none() && report.values > 0;
     json!({
         "schema": 1, "agrees": checked.then_some(true), "nodes": report.nodes, "values": report.values,
         "outputs": report.outputs, "largest": report.largest * tolerance(DType::F32), "tolerance": tolerance(DType::F32),
-        "unchecked": left_out.collect::<Vec<_>>(), "refused": report.refused,
+        "unchecked": left_out.collect::<Vec<_>>(), "undefined": undefined.collect::<Vec<_>>(), "refused": report.refused,
     })
 }
 
@@ -105,6 +106,12 @@ fn text(report: &Report, asked: &Asked, name: &str) -> String {
     for (reason, places) in alike {
         let more = if places.len() > 1 { format!(" and {} more", places.len() - 1) } else { String::new() };
         out += &format!("unchecked, since tract does not run it and was given dcc's result: {}{more}: {reason}\n", places[0]);
+    }
+    for cast in &report.undefined {
+        let (elements, place) = (cast.elements, &cast.place);
+        out += &format!(
+            "unchecked, since ONNX does not define it: {elements} elements of {place}, numbers that its result cannot hold\n"
+        );
     }
     out + &format!("inputs {from}: {}\n", inputs.join(", "))
 }

@@ -1,7 +1,9 @@
-//! The second opinion on a model: all its values by tract. A node that tract cannot run is left out, and its results are given.
+//! The second opinion on a model: all its values by tract. A node that tract cannot run is left out, and its results are given, as
+//! are elements that ONNX leaves undefined.
 
 use super::model::{Question, Values};
 use super::tract::{self, Refusal};
+use super::undefined::undefined;
 use crate::error::Result;
 use crate::import::{Normal, Parts, Tensor, TensorData};
 use bytes::Bytes;
@@ -16,6 +18,7 @@ const MOST_LEFT_OUT: usize = 64;
 const MOST_SIZES: u64 = 256;
 
 /// What tract makes of a model.
+#[derive(Default)]
 pub struct Opinion {
     /// Its values.
     pub values: Values,
@@ -23,6 +26,8 @@ pub struct Opinion {
     pub nodes: usize,
     /// Nodes that tract does not run, and why.
     pub left_out: Vec<LeftOut>,
+    /// Casts of numbers that their results cannot hold.
+    pub undefined: Vec<Undefined>,
     /// Why there are no values at all.
     pub refused: Option<String>,
 }
@@ -32,8 +37,22 @@ pub struct LeftOut {
     pub reason: String,
 }
 
+/// What is not compared of a node's result.
+pub struct Undefined {
+    pub place: String,
+    pub elements: usize,
+}
+
+/// A cast of floats of which its result cannot hold some. What follows it reads dcc's result.
+struct UndefinedCast {
+    result: String,
+    undefined: Vec<bool>,
+}
+
 struct Writer<'a> {
     normal: Normal<'a>,
+    /// By number.
+    casts: BTreeMap<usize, UndefinedCast>,
     question: &'a Question,
     /// By dcc.
     computed: &'a Values,
@@ -43,7 +62,9 @@ struct Writer<'a> {
 
 /// Runs `question.theirs` on these inputs and weights; `computed` are dcc's values of the same. Errors: as of writing it.
 pub fn opinion(question: &Question, inputs: &Values, weights: &Values, computed: &Values) -> Result<Opinion> {
-    let writer = Writer { normal: Normal::new(&question.theirs)?, question, computed, inputs, weights };
+    let normal = Normal::new(&question.theirs)?;
+    let casts = casts(&normal, inputs, computed);
+    let writer = Writer { normal, casts, question, computed, inputs, weights };
     let total = writer.normal.nodes().count();
     let foreign = |node: &&(usize, i64)| node.1 != question.theirs.opset();
     let opsets: Vec<(usize, i64)> = writer.normal.nodes().map(|(number, node)| (number, node.opset)).collect();
@@ -75,7 +96,34 @@ pub fn opinion(question: &Question, inputs: &Values, weights: &Values, computed:
         }
     }
     let left_out = left.into_iter().map(|(node, reason)| LeftOut { place: writer.normal.place(node), reason }).collect();
-    Ok(Opinion { values, nodes: total, left_out, refused })
+    let undefined = writer.casts.iter().map(|(&node, cast)| {
+        let elements = cast.undefined.iter().filter(|undefined| **undefined).count();
+        Undefined { place: writer.normal.place(node), elements }
+    });
+    Ok(Opinion { values, nodes: total, left_out, undefined: undefined.collect(), refused })
+}
+
+fn casts(normal: &Normal, inputs: &Values, computed: &Values) -> BTreeMap<usize, UndefinedCast> {
+    let cast = |(number, _)| {
+        let is_cast = matches!(normal.operator(number), "Cast" | "CastLike");
+        let operand = normal.reads(number).next().filter(|_| is_cast)?;
+        let operand = computed.get(operand).or(inputs.get(operand))?;
+        let result = normal.computes(number).next()?;
+        let undefined = undefined(operand, computed.get(result)?.dtype)?;
+        Some((number, UndefinedCast { result: result.to_owned(), undefined }))
+    };
+    normal.nodes().filter_map(cast).collect()
+}
+
+impl UndefinedCast {
+    /// Puts dcc's elements where there are no others.
+    fn define(&self, theirs: &mut whole::Tensor, ours: &whole::Tensor) {
+        if (theirs.dtype, &theirs.shape) == (ours.dtype, &ours.shape) {
+            let size = ours.dtype.bytes() as usize;
+            let elements = theirs.bytes.chunks_mut(size).zip(ours.bytes.chunks(size)).zip(&self.undefined);
+            elements.filter(|(_, undefined)| **undefined).for_each(|((theirs, ours), _)| theirs.copy_from_slice(ours));
+        }
+    }
 }
 
 impl Refusal {
@@ -115,9 +163,17 @@ impl Writer<'_> {
                 false => drop(given.insert(name.to_owned(), value.clone())),
             }
         }
+        let casts = self.casts.iter().filter(|(number, _)| !without.contains(number));
+        let beside: BTreeMap<usize, String> = casts.map(|(number, _)| (*number, format!("dcc.{number}.cast"))).collect();
+        for cast in beside.keys().map(|number| &self.casts[number]) {
+            given.insert(cast.result.clone(), self.computed[&cast.result].clone());
+        }
         let kept = self.normal.nodes().filter(|(number, _)| !without.contains(number));
         let names = kept.flat_map(|(number, _)| self.normal.computes(number));
         let outputs: Vec<String> = names.filter(|name| self.computed.contains_key(*name)).map(str::to_owned).collect();
+        let renamed =
+            |name: &String| beside.iter().find(|(number, _)| self.casts[number].result == *name).map(|(_, other)| other);
+        let written: Vec<String> = outputs.iter().map(|name| renamed(name).unwrap_or(name).clone()).collect();
         let types: BTreeMap<String, (DType, Vec<u64>)> =
             given.iter().map(|(name, tensor)| (name.clone(), (tensor.dtype, tensor.shape.clone()))).collect();
         let parts = Parts {
@@ -126,11 +182,20 @@ impl Writer<'_> {
             constants: &constants,
             dtype: &|name| self.inputs.get(name).or(self.computed.get(name)).map(|tensor| tensor.dtype),
             without,
-            outputs: &outputs,
+            beside: &beside,
+            outputs: &written,
         };
         let bytes = self.normal.write(&parts)?.encode_to_vec();
         let found = tract::run(bytes, given.into_values().collect());
-        Ok(found.map(|found| outputs.into_iter().zip(found).collect()))
+        Ok(found.map(|found| {
+            let mut values: Values = outputs.into_iter().zip(found).collect();
+            for cast in beside.keys().map(|number| &self.casts[number]) {
+                if let Some(theirs) = values.get_mut(&cast.result) {
+                    cast.define(theirs, &self.computed[&cast.result]);
+                }
+            }
+            values
+        }))
     }
 
     /// The data of the file, or what dcc makes up in their place.
