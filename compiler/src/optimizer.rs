@@ -14,6 +14,10 @@ use dcc_program::{DType, Glob};
 /// owns its parameter and sums over ranks and stages once.
 pub const NORM_SUM: u32 = u32::MAX;
 
+/// `of` of the `GradSum` that stands for a gradient in that sum. `place` makes it the shard of a data-parallel rank, whether or not the
+/// gradient is sharded: then the norm has the same bits however ranks share the optimizer's state.
+pub const NORM_TERM: u32 = u32::MAX - 1;
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Optimizer {
     Sgd { momentum: f64, nesterov: bool },
@@ -144,9 +148,10 @@ fn global_norm(graph: &mut Graph, params: &[NodeId], gradients: &[NodeId]) -> Re
     let mut sums = Vec::with_capacity(gradients.len());
     for (&param, &gradient) in params.iter().zip(gradients) {
         graph.set_grad_of(Some(GradOf::Value(param)));
-        let wide = graph.cast(gradient, DType::F64)?;
-        let square = graph.binary(BinaryOp::Mul, wide, wide)?;
+        let term = graph.add(GradSum { of: NORM_TERM }, &[gradient])?;
         graph.set_grad_of(None);
+        let wide = graph.cast(term, DType::F64)?;
+        let square = graph.binary(BinaryOp::Mul, wide, wide)?;
         let dims: Vec<usize> = (0..graph.ty(gradient).rank()).collect();
         sums.push(graph.sum(square, &dims)?);
     }

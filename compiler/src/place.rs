@@ -8,11 +8,14 @@ mod accumulate;
 mod gradient;
 mod reshard;
 mod strategy;
+mod zero;
 
 use crate::error::{Error, Result};
 use crate::graph::{GradOf, Graph, NodeId, Operands, Phase};
-use crate::ops::{Op, Rule};
-use crate::plan::{Plan, Strategy};
+use crate::ops::{GradSum, Op, Rule};
+use crate::optimizer::NORM_TERM;
+use crate::plan::{Plan, Strategy, Zero};
+use crate::train::updates;
 use dcc_program::program::ParamKind;
 use dcc_program::{AxisId, AxisList, Reduce, Sharding, TensorType};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -46,8 +49,8 @@ struct Placer<'a> {
     stage: Vec<Option<u32>>,
     /// Stages whose contributions reach a node of the backward pass; of a parameter, the stages that read it.
     reach: Vec<BTreeSet<u32>>,
-    /// Placed value of a logical node on a stage.
-    built: HashMap<(NodeId, u32), NodeId>,
+    /// Placed value of a logical node on a stage, by the phase that reads it where that matters.
+    built: HashMap<(NodeId, u32, Phase), NodeId>,
     /// The strategy that each logical node was first computed with.
     strategies: HashMap<NodeId, Strategy>,
     /// Clones in section `count` of placed forward nodes.
@@ -60,6 +63,9 @@ struct Placer<'a> {
     /// Forward nodes that depend on no parameter: masks, positions, labels.
     of_data: Vec<bool>,
     sums: BTreeMap<NodeId, gradient::PlacedSum>,
+    regions: zero::Regions,
+    /// The node that is being placed, of those that are computed once per microbatch or by the update.
+    reader: NodeId,
 }
 
 impl<'a> Placer<'a> {
@@ -80,6 +86,8 @@ impl<'a> Placer<'a> {
             constants: Vec::new(),
             of_data: Vec::new(),
             sums: BTreeMap::new(),
+            regions: zero::regions(graph, plan),
+            reader: NodeId(0),
         };
         placer.find_sources();
         for id in graph.ids() {
@@ -184,11 +192,15 @@ impl<'a> Placer<'a> {
 
     fn place_outputs(&mut self) -> Result<()> {
         let last = self.plan.stages() - 1;
+        let replaced: HashMap<NodeId, NodeId> = updates(self.graph).into_iter().map(|u| (u.new, u.param)).collect();
         for (name, id) in &self.graph.outputs {
             let stages = self.output_stages(*id, last);
             for stage in stages {
                 let value = self.value(*id, stage, self.output_phase(*id), None)?;
-                let sharding = self.out.ty(value).sharding.with_pending([]);
+                let mut sharding = self.out.ty(value).sharding.with_pending([]);
+                if let Some(&param) = replaced.get(id) {
+                    sharding.dims = self.stored_dims(param).into();
+                }
                 let value = self.reshard(value, &sharding, self.output_phase(*id))?;
                 self.out.outputs.push((name.clone(), value));
             }
@@ -228,7 +240,9 @@ impl<'a> Placer<'a> {
         let node = &self.graph[id];
         match &node.op {
             Op::StopGradient(_) => return self.value(node.operands[0], stage, phase, want),
+            Op::Param(_) if phase != Phase::Update && self.is_gathered(id) => return self.gathered(id, stage, phase),
             Op::Input(_) | Op::Param(_) | Op::Scalar(_) => return self.leaf(id, stage, phase),
+            Op::GradSum(GradSum { of: NORM_TERM }) => return self.norm_term(id, stage),
             Op::GradSum(_) if phase == Phase::Update && node.phase == Phase::Backward => {
                 return self.parameter_gradient(id, stage);
             }
@@ -241,11 +255,14 @@ impl<'a> Placer<'a> {
             return self.scalar_sum(id, stage);
         }
         let home = self.stage[id.0 as usize].unwrap_or(stage);
-        let built = match self.built.get(&(id, home)) {
+        // What is made of gathered weights alone is made again by the backward pass.
+        let again = self.plan.zero == Zero::Parameters && phase == Phase::Backward && !self.of_data[id.0 as usize];
+        let made = if again && self.stage[id.0 as usize].is_none() { phase } else { node.phase };
+        let built = match self.built.get(&(id, home, made)) {
             Some(&built) => built,
             None => {
-                let built = self.compute(id, home, node.phase, None)?;
-                self.built.insert((id, home), built);
+                let built = self.compute(id, home, made, None)?;
+                self.built.insert((id, home, made), built);
                 built
             }
         };
@@ -280,7 +297,7 @@ impl<'a> Placer<'a> {
                     sharding.dims[usize::from(dim)] = self.plan.batch.iter().copied().filter(|&a| self.matters(a)).collect();
                 }
             }
-            Op::Param(_) => sharding.dims = self.param_dims(id).into(),
+            Op::Param(_) => sharding.dims = self.stored_dims(id).into(),
             _ => {}
         }
         let factors = sharding.dims.to_vec();
@@ -316,6 +333,16 @@ impl<'a> Placer<'a> {
 
     /// Computes logical `id` on `stage`: chooses the strategy, reshards the operands, derives the type.
     fn compute(&mut self, id: NodeId, stage: u32, phase: Phase, strategy: Option<Strategy>) -> Result<NodeId> {
+        let before = self.reader;
+        if self.stage[id.0 as usize].is_some() || self.graph[id].phase != Phase::Forward {
+            self.reader = id;
+        }
+        let placed = self.computed(id, stage, phase, strategy);
+        self.reader = before;
+        placed
+    }
+
+    fn computed(&mut self, id: NodeId, stage: u32, phase: Phase, strategy: Option<Strategy>) -> Result<NodeId> {
         let operands = self.contributions(id, stage);
         let rule = self.rule(id);
         let strategy = match strategy {

@@ -17,6 +17,7 @@ mod testing;
 #[cfg(test)]
 mod tests;
 mod text;
+mod zero;
 
 use crate::cost::Machine;
 use crate::error::Result;
@@ -29,13 +30,15 @@ use std::collections::BTreeMap;
 pub use follow::follow;
 pub use pins::Pin;
 pub use report::{Report, StageReport, Traffic};
+pub use zero::Zero;
 
 /// Everything that `place`, `pipeline` and `lower` follow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Axes `mb, pp, dp, tp` (each present even at size 1; split axes in the place of their parent).
+    /// Axes `mb, pp, dp, tp` (each present even at size 1; split axes in the place of their parent; `rep` before `dp` where
+    /// parameters are sharded within groups of the data-parallel ranks).
     pub mesh: Mesh,
-    /// Axes of every batch dim: `mb` first, then `dp`.
+    /// Axes of every batch dim: `mb` first, then `rep` and `dp`.
     pub batch: AxisList,
     /// By forward node of the training graph; those without one are made at each reader's wanted type (constants, random
     /// numbers, broadcasts, pointwise ops of only these) or stand for their operand (`stop_gradient`). The strategy of a `Param`
@@ -44,6 +47,9 @@ pub struct Plan {
     /// Stage of each forward node that depends on a batched input; inputs and the others are cloned where they are read.
     pub stages: BTreeMap<NodeId, u32>,
     pub schedule: Schedule,
+    pub zero: Zero,
+    /// Dims of the shard of each weight that `dp` can divide.
+    pub shards: BTreeMap<NodeId, Vec<AxisList>>,
 }
 
 /// How one op is computed on the mesh.
@@ -71,6 +77,9 @@ pub struct Parallel {
     /// Microbatches of a step, from `batch::resolve`.
     pub microbatches: u32,
     pub schedule: Schedule,
+    pub zero: Zero,
+    /// Data-parallel ranks that share one copy of what `zero` shards: a divisor of `dp`; all of them where `None`.
+    pub shard_group: Option<u32>,
     /// Used types that the user fixed; the last that matches a parameter counts.
     pub pins: Vec<Pin>,
     /// What the model's own annotations ask for; flags count before them.
@@ -81,8 +90,18 @@ pub struct Parallel {
 
 impl Default for Parallel {
     fn default() -> Parallel {
-        let (schedule, pins, wishes, machine) = (Schedule::default(), Vec::new(), Default::default(), Machine::default());
-        Parallel { dp: 1, tp: 1, pp: 1, microbatches: 1, schedule, pins, wishes, machine }
+        Parallel {
+            dp: 1,
+            tp: 1,
+            pp: 1,
+            microbatches: 1,
+            schedule: Schedule::default(),
+            zero: Zero::default(),
+            shard_group: None,
+            pins: Vec::new(),
+            wishes: Default::default(),
+            machine: Machine::default(),
+        }
     }
 }
 
@@ -112,9 +131,13 @@ impl Strategy {
     }
 }
 
-/// The mesh `mb, pp, dp` and the tensor axes, major first.
+/// The mesh `mb, pp, dp` (or `rep, dp`) and the tensor axes, major first.
 fn mesh(options: &Parallel, tensor: &[(&str, u32)]) -> Mesh {
-    let mut axes = vec![("mb", options.microbatches), ("pp", options.pp), ("dp", options.dp)];
+    let mut axes = vec![("mb", options.microbatches), ("pp", options.pp)];
+    match options.shard_group.filter(|&group| group < options.dp) {
+        Some(group) => axes.extend([("rep", options.dp / group), ("dp", group)]),
+        None => axes.push(("dp", options.dp)),
+    }
     axes.extend_from_slice(tensor);
     Mesh::new(&axes)
 }
@@ -126,5 +149,6 @@ pub fn choose(graph: &Graph, options: &Parallel) -> Result<Plan> {
     let forward = Forward::of(graph);
     let mut plan = tensor::shard(&forward, options)?;
     plan.stages = stages::cut(&forward, &plan, &options.machine, &options.wishes.stages)?;
+    plan.shards = zero::shards(graph, &plan);
     Ok(plan)
 }

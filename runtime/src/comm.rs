@@ -60,6 +60,9 @@ pub trait Comm: Send {
     /// Compares what the ranks run, before step 1. Errors: the first field in which two ranks differ, naming both.
     fn handshake(&mut self, hello: &Hello) -> Result<()>;
 
+    /// Bytes read from other ranks' memory so far.
+    fn received(&self) -> u64;
+
     /// Whether somebody asked the run to stop; ranks `agree` on it at a step boundary.
     fn stop_requested(&self) -> Stop;
 

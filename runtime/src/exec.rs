@@ -95,6 +95,7 @@ impl Executor {
             let (bytes, len) = scalars.bytes(*kind, *dtype);
             cpu.memory().write(range.start, &bytes[..len]);
         }
+        let received = comm.received();
         let mut place = Place { step: scalars.step.max(0) as u64, ..Place::default() };
         for turn in &self.turns {
             place.microbatch = turn.microbatch;
@@ -115,6 +116,7 @@ impl Executor {
                 cpu.memory_mut().with(range.clone(), |bytes| (io.take)(&self.outputs[*port], turn.microbatch, bytes))?;
             }
         }
+        self.tally.received_bytes = comm.received() - received;
         Ok(())
     }
 

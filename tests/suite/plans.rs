@@ -68,7 +68,7 @@ fn reports() {
         expect![[r#"
             stage  layers                                                   params/rank  flops/rank/step  balance
             0      embed_tokens, layers.0–layers.1, rotary_emb, … 5 in all       57.5 k           24.1 M  100.0 %
-            communication per step   tp all_reduce 25 of 144.8 KiB   dp all_reduce 22 of 224.5 KiB   bubble 0.0 %
+            communication per step   tp all_reduce 24 of 144.8 KiB   dp all_reduce 22 of 224.5 KiB   dp tp all_reduce 1 × 8 B   bubble 0.0 %
         "#]],
     );
 }

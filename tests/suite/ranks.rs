@@ -2,6 +2,7 @@
 
 mod transformers;
 mod whole_sweep;
+mod zero;
 
 use crate::tolerance;
 use dcc::compile::{Compiled, Options, Precision, compile};

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::import::{self, Dropout};
 use crate::loss::{LossKind, LossOptions};
 use crate::optimizer::{AdamDecay, Decay, Optimizer, OptimizerOptions};
-use crate::plan::{Parallel, Pin, Schedule, batch};
+use crate::plan::{Parallel, Pin, Schedule, Zero, batch};
 use crate::train::{Names, Selection, TrainingOptions};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, FromArgMatches};
@@ -22,6 +22,17 @@ pub struct CompileFlags {
     /// Pipeline stages
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Parallelism")]
     pub pp: u32,
+    /// What data-parallel ranks share instead of each holding all of it: nothing, optimizer state (1), gradients too (2), parameters
+    /// too (3)
+    #[arg(long, value_name = "0..3", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3),
+          help_heading = "Parallelism")]
+    pub zero: u8,
+    /// The same as --zero 3
+    #[arg(long, conflicts_with = "zero", help_heading = "Parallelism")]
+    pub fsdp: bool,
+    /// Data-parallel ranks that share one copy; the others hold further copies (default: all share one)
+    #[arg(long, value_name = "N", help_heading = "Parallelism")]
+    pub shard_group: Option<u32>,
     /// Order of microbatches in the pipeline
     #[arg(long, default_value = "1f1b", value_parser = ["gpipe", "1f1b"], help_heading = "Parallelism")]
     pub schedule: String,
@@ -181,10 +192,21 @@ impl CompileFlags {
             let what = format!("--dp {} × --tp {} × --pp {} is more than 16777216 ranks", self.dp, self.tp, self.pp);
             return Err(Error::usage(what));
         }
+        let zero = if self.fsdp { Zero::Parameters } else { Zero::ALL[usize::from(self.zero)] };
+        if let Some(group) = self.shard_group {
+            if zero == Zero::Nothing {
+                return Err(Error::usage("--shard-group without anything that ranks share").help("add --zero 1, 2 or 3"));
+            }
+            if group == 0 || !self.dp.is_multiple_of(group) {
+                return Err(Error::usage(format!("--shard-group {group} does not divide --dp {}", self.dp)));
+            }
+        }
         Ok(Parallel {
             dp: self.dp,
             tp: self.tp,
             pp: self.pp,
+            zero,
+            shard_group: self.shard_group,
             schedule: if self.schedule == "gpipe" { Schedule::GPipe } else { Schedule::OneFOneB },
             pins: self.param.iter().map(|text| Pin::parse(text)).collect::<Result<_>>()?,
             ..Parallel::default()

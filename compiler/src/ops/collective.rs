@@ -38,6 +38,13 @@ pub struct ReduceScatter {
 pub struct AllGather {
     pub axis: AxisId,
     pub dim: u8,
+    /// Which of the uses of a sharded parameter it is for: it is gathered once for uses that are close, and again for others.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub region: u32,
+}
+
+fn is_first(region: &u32) -> bool {
+    *region == 0
 }
 
 /// Sharded over `axis`, last on `from` → last on `to`.
@@ -118,7 +125,7 @@ macro_rules! unchanged {
 unchanged! {
     AllReduce = "all_reduce", AllReduce { reduce: Reduce::Sum, axes: SmallVec::from_slice(&[AxisId(0), AxisId(1)]) };
     ReduceScatter = "reduce_scatter", ReduceScatter { axis: AxisId(0), dim: 1 };
-    AllGather = "all_gather", AllGather { axis: AxisId(0), dim: 1 };
+    AllGather = "all_gather", AllGather { axis: AxisId(0), dim: 1, region: 0 };
     AllToAll = "all_to_all", AllToAll { axis: AxisId(0), from: 0, to: 1 };
     SliceAxis = "slice_axis", SliceAxis { axis: AxisId(0), dim: 1 };
     KeepFirst = "keep_first", KeepFirst { axis: AxisId(0) };

@@ -4,6 +4,7 @@ use super::{Pending, Placer};
 use crate::error::Result;
 use crate::graph::{GradOf, Graph, NodeId, Phase};
 use crate::ops::{Const, GradSum, Op, StageSum};
+use crate::optimizer::NORM_SUM;
 use dcc_program::{AxisId, AxisList, Reduce, Sharding};
 use std::collections::BTreeMap;
 
@@ -110,10 +111,11 @@ impl Placer<'_> {
         };
         let stages: Vec<u32> = self.reach[id.0 as usize].iter().copied().collect();
         let holders = self.param_stages(param);
-        let dims = self.param_dims(param);
+        let dims = self.update_dims(param);
         let mut parts = PlacedSum::new();
         for &home in &stages {
             let sum = self.compute(id, home, Phase::Backward, None)?;
+            let sum = self.reduce_early(sum, param)?;
             let want = Sharding { dims: dims.clone().into(), pending: Default::default() };
             parts.insert(home, self.reshard(sum, &want, Phase::Update)?);
         }
@@ -155,7 +157,18 @@ impl Placer<'_> {
 
     /// Whether an update node is the sum of scalars of all parameters: the squared norm.
     pub(super) fn is_scalar_sum(&self, id: NodeId) -> bool {
-        matches!(self.graph[id].op, Op::GradSum(_)) && self.graph.ty(id).rank() == 0
+        matches!(self.graph[id].op, Op::GradSum(GradSum { of: NORM_SUM }))
+    }
+
+    /// A gradient as the norm reads it: a rank's shard, even where the gradient is whole.
+    pub(super) fn norm_term(&mut self, id: NodeId, stage: u32) -> Result<NodeId> {
+        let gradient = self.value(self.graph[id].operands[0], stage, Phase::Update, None)?;
+        let param = match self.graph.grad_of(id) {
+            Some(GradOf::Value(param)) => param,
+            _ => return Err(self.graph.broken(id, "a term of the gradient norm is of no parameter")),
+        };
+        let want = Sharding { dims: self.shard_dims(param).into(), pending: Default::default() };
+        self.reshard(gradient, &want, Phase::Update)
     }
 
     /// The sum of scalars: terms on the stage that owns their parameter, pending over the axes these are sharded on, one

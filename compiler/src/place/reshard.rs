@@ -50,7 +50,7 @@ impl Placer<'_> {
         self.step_in(op, value, ty.sharding, section)
     }
 
-    fn step_in(&mut self, op: impl Into<Op>, value: NodeId, sharding: Sharding, section: Phase) -> NodeId {
+    pub(super) fn step_in(&mut self, op: impl Into<Op>, value: NodeId, sharding: Sharding, section: Phase) -> NodeId {
         let ty = self.out.ty(value).with_sharding(sharding);
         let stage = self.out[value].stage.expect("placed nodes have a stage");
         self.make(op, &[value], ty, stage, section)
@@ -186,7 +186,7 @@ impl Placer<'_> {
                 }
                 let axis = sharding.dims[dim].pop().expect("the empty list is a prefix of every list");
                 if axis != self.mb() {
-                    value = self.step(AllGather { axis, dim: dim as u8 }, value, sharding, phase);
+                    value = self.step(AllGather { axis, dim: dim as u8, region: 0 }, value, sharding, phase);
                 } else if self.plan.microbatches() == 1 {
                     let section = self.out[value].phase;
                     value = self.step_in(DropMicrobatch { dim: dim as u8 }, value, sharding, section);

@@ -55,7 +55,8 @@ impl Placer<'_> {
                 if self.graph.ty(value).shape != self.graph.ty(id).shape {
                     return None;
                 }
-                let dims = self.value_dims(value)?;
+                let updates = self.graph[id].phase == Phase::Update && matches!(self.graph[value].op, Op::Param(_));
+                let dims = if updates { self.update_dims(value) } else { self.value_dims(value)? };
                 for (dim, axes) in rule.spec.result.iter().zip(dims) {
                     match FactorSpec::split_axes(dim, &rule.sizes, &axes, &self.plan.mesh) {
                         Some(split) => split.into_iter().for_each(|(f, axes)| strategy.factors[usize::from(f.0)] = axes),
@@ -76,7 +77,7 @@ impl Placer<'_> {
         }
     }
 
-    /// Used (and, without sharding of the state, stored) dims of a parameter or its state.
+    /// The dims of a parameter as it is used, and of its state where that is not sharded further.
     pub(super) fn param_dims(&self, id: NodeId) -> Vec<AxisList> {
         let keep = |axes: &AxisList| axes.iter().copied().filter(|&a| self.matters(a)).collect();
         let weight = self.weight_of(id);
@@ -87,7 +88,7 @@ impl Placer<'_> {
     }
 
     /// The parameter whose state `id` is; itself for a weight.
-    fn weight_of(&self, id: NodeId) -> NodeId {
+    pub(super) fn weight_of(&self, id: NodeId) -> NodeId {
         match (self.graph.grad_of(id), &self.graph[id].op) {
             (Some(GradOf::Value(weight)), Op::Param(_)) => weight,
             _ => id,

@@ -13,7 +13,7 @@ pub fn follow(graph: &Graph, plan: &Plan, of: &Graph) -> Plan {
     // The stage with the loss of training tells the run what evaluation gives.
     let reports = of.outputs.iter().filter_map(|(_, id)| plan.stages.get(id).copied()).max();
     let mut same: Vec<Option<NodeId>> = Vec::with_capacity(graph.nodes.len());
-    let mut strategies = BTreeMap::new();
+    let (mut strategies, mut shards) = (BTreeMap::new(), BTreeMap::new());
     let mut stages: BTreeMap<NodeId, u32> = BTreeMap::new();
     // Of what is computed from parameters alone: the last of their stages.
     let mut held: Vec<Option<u32>> = Vec::with_capacity(graph.nodes.len());
@@ -31,6 +31,9 @@ pub fn follow(graph: &Graph, plan: &Plan, of: &Graph) -> Plan {
         if let Some(strategy) = found.and_then(|f| plan.strategies.get(&f)) {
             strategies.insert(id, strategy.clone());
         }
+        if let Some(shard) = found.and_then(|f| plan.shards.get(&f)) {
+            shards.insert(id, shard.clone());
+        }
         let of_operand = |o: &NodeId| stages.get(o).copied().or(held[o.0 as usize]);
         let counts_samples = matches!(&node.op, Op::Input(input) if input.batch_dim.is_some());
         batched.push(counts_samples || node.operands.iter().any(|o| batched[o.0 as usize]));
@@ -41,7 +44,7 @@ pub fn follow(graph: &Graph, plan: &Plan, of: &Graph) -> Plan {
             stages.insert(id, stage.unwrap_or(0));
         }
     }
-    Plan { strategies, stages, ..plan.clone() }
+    Plan { strategies, stages, shards, ..plan.clone() }
 }
 
 /// The first stage that reads each parameter.

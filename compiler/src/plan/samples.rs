@@ -70,7 +70,8 @@ impl Spread<'_> {
         if size.is_multiple_of(parts) {
             return Ok(());
         }
-        let (mb, dp) = (self.mesh.size_of("mb"), self.mesh.size_of("dp"));
+        let mb = u64::from(self.mesh.size_of("mb"));
+        let dp = parts / mb;
         Err(Error::batch(format!("batch {size} of input {name} does not divide by {mb} microbatches × --dp {dp} = {parts}"))
             .help(format!("use --global-batch-size {}", size.div_ceil(parts) * parts)))
     }

@@ -103,10 +103,11 @@ fn solve(forward: &Forward, options: &Parallel, pins: &Pins) -> Result<Solution>
 /// Everything whole over the tensor axes.
 fn whole(forward: &Forward, options: &Parallel, tensor: &[(&str, u32)]) -> Result<(Plan, Samples)> {
     let mesh = super::mesh(options, tensor);
-    let batch = ["mb", "dp"].iter().filter_map(|a| mesh.axis(a)).collect();
+    let batch = ["mb", "rep", "dp"].iter().filter_map(|a| mesh.axis(a)).collect();
     let samples = samples::spread(forward, &mesh, &batch)?;
     let strategies = samples.strategies.clone();
-    Ok((Plan { mesh, batch, strategies, stages: BTreeMap::new(), schedule: options.schedule }, samples))
+    let (schedule, zero) = (options.schedule, options.zero);
+    Ok((Plan { mesh, batch, strategies, stages: BTreeMap::new(), schedule, zero, shards: BTreeMap::new() }, samples))
 }
 
 /// Key heads and query heads per key head of an attention.

@@ -137,6 +137,7 @@ impl Peer {
         let from = self.segment.arena(self.channels[channel as usize].members[0]);
         let bytes = from.slice(Region { offset: entry.source, bytes: head.op.target.bytes });
         self.segment.arena(self.rank).write(head.op.target.offset, bytes);
+        self.received += bytes.len() as u64;
         Ok(self.done(channel))
     }
 
@@ -154,11 +155,12 @@ impl Peer {
         let source = pull::Source { arena: self.segment.arena(state.members[index]), offset: entry.source };
         let (target, at) = (self.segment.arena(self.rank), head.op.target.offset);
         let from = Member { index, members };
-        match head.op.transfer {
+        let bytes = match head.op.transfer {
             Transfer::AllGather { rows, .. } => pull::gather(source, from, rows, target, at),
             Transfer::AllToAll { exchange, .. } => pull::exchange(source, from, state.index, exchange, target, at),
             _ => unreachable!("only these two are collected"),
-        }
+        };
+        self.received += if served == 0 { 0 } else { bytes as u64 };
         Ok(self.set_phase(channel, Phase::Read(served + 1)))
     }
 
@@ -178,16 +180,20 @@ impl Peer {
 
     fn reduce_rows(&mut self, channel: u32, head: &Pending, kind: (Reduce, DType), rows: Rows) -> Advance {
         let mut scratch = std::mem::take(&mut self.scratch);
-        self.reduction(channel, kind).scatter(rows, self.me(channel), head.op.target.offset, &mut scratch);
+        let me = self.me(channel);
+        self.reduction(channel, kind).scatter(rows, me, head.op.target.offset, &mut scratch);
         self.scratch = scratch;
+        self.count_reduced(rows.outer * rows.range(me.index, me.members).len() * rows.inner, me);
         self.done(channel)
     }
 
     fn reduce_chunk(&mut self, channel: u32, head: &Pending, kind: (Reduce, DType)) -> Advance {
         let mut scratch = std::mem::take(&mut self.scratch);
-        let own = chunk(head.op.source.bytes, self.me(channel));
+        let me = self.me(channel);
+        let own = chunk(head.op.source.bytes, me);
         self.reduction(channel, kind).run(own.clone(), head.op.target.offset + own.start, &mut scratch);
         self.scratch = scratch;
+        self.count_reduced(own.len(), me);
         self.publish(channel, self.channels[channel as usize].finished + 1, |slot| slot.reduced());
         self.set_phase(channel, Phase::Gather(1))
     }
@@ -208,7 +214,13 @@ impl Peer {
         let peer = self.segment.arena(state.members[index]);
         let bytes = peer.slice(Region { offset: slot.entry(state.finished).target + range.start, bytes: range.len() });
         self.segment.arena(self.rank).write(head.op.target.offset + range.start, bytes);
+        self.received += bytes.len() as u64;
         self.set_phase(channel, Phase::Gather(served + 1))
+    }
+
+    /// A reduction of `bytes` read as many of each other member.
+    fn count_reduced(&mut self, bytes: usize, me: Member) {
+        self.received += (bytes * (me.members - 1)) as u64;
     }
 
     fn reduce_small(&mut self, channel: u32, head: &Pending, (reduce, dtype): (Reduce, DType)) -> Advance {
@@ -216,6 +228,7 @@ impl Peer {
         held.resize(head.op.source.bytes, 0);
         self.sources(channel).reduce(reduce, dtype, 0..head.op.source.bytes, &mut held);
         self.channels[channel as usize].held = held;
+        self.count_reduced(head.op.source.bytes, self.me(channel));
         self.publish(channel, self.channels[channel as usize].finished + 1, |slot| slot.done());
         self.set_phase(channel, Phase::WriteHeld)
     }

@@ -32,6 +32,8 @@ pub struct Peer {
     active: Vec<u32>,
     pub(super) scratch: Box<[u8]>,
     barriers: u64,
+    /// Bytes read from other ranks' memory.
+    pub(super) received: u64,
     state: State,
 }
 
@@ -107,6 +109,7 @@ impl Peer {
             active: Vec::with_capacity(64),
             scratch: vec![0; BLOCK].into(),
             barriers: 0,
+            received: 0,
             state: State::Running,
             segment,
         }
@@ -312,6 +315,10 @@ impl Comm for Peer {
             }
         }
         Ok(())
+    }
+
+    fn received(&self) -> u64 {
+        self.received
     }
 
     fn stop_requested(&self) -> Stop {

@@ -84,18 +84,19 @@ impl Reduction<'_> {
     }
 }
 
-/// Copies the block of `from`, `[outer, block, inner]`, to its rows of the target, `[outer, dim, inner]`.
-pub fn gather(source: Source<'_>, from: Member, rows: Rows, target: &Mapping, at: usize) {
+/// Copies the block of `from`, `[outer, block, inner]`, to its rows of the target, `[outer, dim, inner]`. Returns the bytes.
+pub fn gather(source: Source<'_>, from: Member, rows: Rows, target: &Mapping, at: usize) -> usize {
     let range = rows.range(from.index, from.members);
     let bytes = range.len() * rows.inner;
     for outer in 0..rows.outer {
         let start = outer * rows.block(from.members) * rows.inner;
         target.write(at + (outer * rows.dim + range.start) * rows.inner, source.slice(start..start + bytes));
     }
+    rows.outer * bytes
 }
 
-/// Copies what `from` holds of own block: its part of the joined dim, own part of the split dim.
-pub fn exchange(source: Source<'_>, from: Member, own: usize, shape: Exchange, target: &Mapping, at: usize) {
+/// Copies what `from` holds of own block: its part of the joined dim, own part of the split dim. Returns the bytes.
+pub fn exchange(source: Source<'_>, from: Member, own: usize, shape: Exchange, target: &Mapping, at: usize) -> usize {
     let Exchange { outer, first, middle, second, inner, split } = shape;
     let dims = |dim| Rows { outer: 1, dim, inner: 1 };
     let (first_member, second_member) = match split {
@@ -122,6 +123,7 @@ pub fn exchange(source: Source<'_>, from: Member, own: usize, shape: Exchange, t
             }
         }
     }
+    outer * rows.len() * middle * columns.len() * inner
 }
 
 /// The bytes of a whole all_reduce that `member` reduces: whole cache lines, the rest to the last.

@@ -13,6 +13,8 @@ pub struct Tally {
     pub transfers: u64,
     /// Bytes of the larger of operand and result of all transfers.
     pub transfer_bytes: u64,
+    /// Bytes read from other ranks' memory, counted as they were in the last step.
+    pub received_bytes: u64,
     /// Multiplications and additions of matrix products and attention.
     pub flops: u64,
 }
