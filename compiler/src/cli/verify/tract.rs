@@ -108,7 +108,7 @@ mod imp {
             DatumType::F32 => bytes!(DType::F32, f32, f32::to_ne_bytes),
             DatumType::F64 => bytes!(DType::F64, f64, f64::to_ne_bytes),
             // How tract has sizes.
-            _ => taken(&value.cast_to::<i64>()?.into_owned())?,
+            _ => taken(value.cast_to::<i64>()?.as_ref())?,
         })
     }
 }
