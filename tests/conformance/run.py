@@ -43,6 +43,7 @@ TIERS = set("""
 """.split())
 NUMBERS = {"FLOAT16", "BFLOAT16", "FLOAT", "DOUBLE", "BOOL"} | {f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)}
 RANDOM = {f"test_training_dropout{kind}" for kind in ("", "_default", "_default_mask", "_mask")}
+RANDOM |= {f"test_bernoulli{kind}{form}" for kind in ("", "_double", "_seed") for form in ("", "_expanded")}
 
 
 def proto(value, info):
