@@ -100,15 +100,18 @@ fn dft(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     }
     let transform = Transform { from, length: length as u64, inverse, onesided, complex: shape[rank - 1] == 2 };
     let dtype = x.dtype(build)?;
+    // In f64: terms of a long sum that cancel leave what their own dtype would round.
     let (matrix, sizes) = transform
-        .matrix(dtype)
+        .matrix(DType::F64)
         .ok_or_else(|| Error::limit(format!("a Fourier transform of {from} numbers to a length of {length}")))?;
     let matrix = build.reshape(&matrix.into(), &sizes)?;
     let names: Vec<String> = (0..rank).map(|d| format!("d{d}")).collect();
     let from: Vec<&str> = names.iter().map(String::as_str).collect();
     let mut to = from.clone();
     (to[dim], to[rank - 1]) = ("o", "p");
-    Ok(vec![build.dot((x, &from), (&matrix, &["o", "p", from[dim], from[rank - 1]]), &to)?])
+    let x = build.cast(x, DType::F64)?;
+    let sums = build.dot((&x, &from), (&matrix, &["o", "p", from[dim], from[rank - 1]]), &to)?;
+    Ok(vec![build.cast(&sums, dtype)?])
 }
 
 /// A sum of cosines: `Σ ±c_i cos(2π i n / N)`, where N is the size, or one less for a symmetric window.
