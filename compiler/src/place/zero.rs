@@ -87,12 +87,12 @@ impl Placer<'_> {
         }
     }
 
-    /// Whether forward and backward gather it: a weight, or what is made of weights alone.
+    /// Whether forward and backward gather this weight.
     pub(super) fn is_gathered(&self, id: NodeId) -> bool {
         self.plan.zero == Zero::Parameters && self.plan.shards.contains_key(&id)
     }
 
-    /// A weight gathered for a reader in `phase`, as it is used.
+    /// `weight` whole over the data-parallel axis, for a reader in `phase`.
     pub(super) fn gathered(&mut self, weight: NodeId, stage: u32, phase: Phase) -> Result<NodeId> {
         let mut value = self.leaf(weight, stage, phase)?;
         let region = self.region(weight);
