@@ -187,7 +187,6 @@ def reference(name, folder, steps, export):
     rows["target"] = torch.randn(steps * batch, *like.shape[1:], generator=generator)
     np.savez(folder / "data.npz", **{key: value.numpy() for key, value in rows.items()})
     graph = onnx.load(export.path).graph
-    spells_gelu = any(node.op_type == "Erf" for node in graph.node)
     buffers = dict(model.named_buffers())
     for tensor in graph.initializer:  # running statistics that the older exporter's own pass has moved
         if tensor.name in buffers:
@@ -197,7 +196,7 @@ def reference(name, folder, steps, export):
     for step in range(steps):
         part = {key: widened(value[step * batch : (step + 1) * batch]) for key, value in rows.items()}
         target = part.pop("target")
-        with AsFile(spells_gelu):
+        with AsFile(graph):
             loss = F.mse_loss(model(**part), target)
         optimizer.zero_grad()
         loss.backward()
@@ -248,23 +247,26 @@ def train(dcc, export, folder, inputs, wanted, rate=RATE):
 
 
 class AsFile(TorchFunctionMode):
-    """Numbers in the code are as the file has them, in single precision; what casts to that stays in double, as in dcc."""
+    """Numbers in the code are as the file has them, in single precision but for the few that an exporter writes in double (the older one
+    the scale of attention); what casts to single precision stays in double, as in dcc."""
 
-    def __init__(self, spells_gelu):
+    def __init__(self, graph):
         super().__init__()
-        self.spells_gelu = spells_gelu
+        self.spells_gelu = any(node.op_type == "Erf" for node in graph.node)
+        constants = [a.t for node in graph.node if node.op_type == "Constant" for a in node.attribute if a.name == "value"]
+        doubles = [one for one in [*constants, *graph.initializer] if one.data_type == onnx.TensorProto.DOUBLE and math.prod(one.dims) == 1]
+        self.doubles = {float(onnx.numpy_helper.to_array(one).item()) for one in doubles}
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         function = torch.Tensor.double if function is torch.Tensor.float else function
         if function is F.gelu and self.spells_gelu and "approximate" not in (kwargs or {}):
             return 0.5 * args[0] * (1.0 + torch.erf(args[0] / float(np.float32(math.sqrt(2.0)))))
-        return function(*(as_file(value) for value in args), **{key: as_file(value) for key, value in (kwargs or {}).items()})
+        return function(*(self.of(value) for value in args), **{key: self.of(value) for key, value in (kwargs or {}).items()})
 
-
-def as_file(value):
-    if isinstance(value, float):
-        return float(np.float32(value))
-    return torch.float64 if value is torch.float32 else value
+    def of(self, value):
+        if isinstance(value, float) and value not in self.doubles:
+            return float(np.float32(value))
+        return torch.float64 if value is torch.float32 else value
 
 
 def widened(value):
