@@ -18,6 +18,7 @@ mod output;
 #[cfg(target_os = "linux")]
 mod run;
 mod tables;
+mod timeline;
 pub mod verify;
 
 use clap::error::ErrorKind;

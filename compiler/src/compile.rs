@@ -2,6 +2,7 @@
 
 mod forward;
 mod inputs;
+mod search;
 
 use crate::annotations;
 use crate::error::{Error, Result};
@@ -9,7 +10,8 @@ use crate::graph::Graph;
 use crate::import::{self, Imported, Model, TensorData, listed};
 use crate::plan::annotated;
 use crate::plan::batch::{self, Batch, Given};
-use crate::plan::{self, Parallel, Plan};
+use crate::plan::{self, Parallel, Plan, Schedule};
+use crate::schedule::Order;
 use crate::train::{Trainable, Training, TrainingOptions, train_step};
 use crate::{lower, place, precision, rewrite, schedule, sources};
 use dcc_program::artifact::{Artifact, Data, Tensor};
@@ -83,6 +85,8 @@ pub struct Compiled {
     pub batch: Batch,
     pub plan: Plan,
     pub placed: Graph,
+    /// Of the passes of training.
+    pub order: Order,
     pub artifact: Artifact,
 }
 
@@ -125,9 +129,12 @@ pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
     imported.warnings.extend(notes);
     let parallel = Parallel { microbatches: batch.accumulate, wishes, ..options.parallel.clone() };
     let plan = plan::choose(&training.graph, &parallel)?;
-    let (placed, train) = programs(&training.graph, &plan, options, Mode::Train, &[])?;
+    let placed = place::place(&training.graph, &plan)?;
+    let order = order(&placed, &plan, options)?;
+    let train = programs(&placed, &plan, &order, options, Mode::Train, &[])?;
     let eval_plan = plan::follow(&training.eval, &plan, &training.graph);
-    let (_, eval) = programs(&training.eval, &eval_plan, options, Mode::Eval, &train)?;
+    let eval_placed = place::place(&training.eval, &eval_plan)?;
+    let eval = programs(&eval_placed, &eval_plan, &schedule::order(&eval_plan), options, Mode::Eval, &train)?;
     log("placed", &placed);
     check_memory(&train, options)?;
     let instructions: usize = train.iter().flat_map(|p| &p.sections).map(|s| s.body.len()).sum();
@@ -139,7 +146,7 @@ pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
         tensors: tensors(model, &imported, options)?,
         options: manifest(model, &imported, &training, batch, options).to_options(),
     };
-    Ok(Compiled { imported, forward, training, batch, plan, placed, artifact })
+    Ok(Compiled { imported, forward, training, batch, plan, placed, order, artifact })
 }
 
 /// For `-v`.
@@ -209,16 +216,32 @@ fn simplify(graph: &Graph, options: &Options) -> Result<Graph> {
     }
 }
 
-/// Placing, lowering and the gate; parameters stand where the programs `beside` have them.
-fn programs(graph: &Graph, plan: &Plan, options: &Options, mode: Mode, beside: &[Program]) -> Result<(Graph, Vec<Program>)> {
-    let placed = place::place(graph, plan)?;
+/// The order of the passes of training: by the rule of the plan's schedule, or searched for.
+fn order(placed: &Graph, plan: &Plan, options: &Options) -> Result<Order> {
+    let order = schedule::order(plan);
+    if plan.schedule != Schedule::Auto {
+        return Ok(order);
+    }
+    let lowered = |order: &Order| lower::programs(placed, plan, "", Mode::Train, &schedule::turns(plan, order));
+    search::order(order, &options.parallel.machine, options.memory_limit, lowered)
+}
+
+/// Lowering and the gate; parameters stand where the programs `beside` have them.
+fn programs(
+    placed: &Graph,
+    plan: &Plan,
+    order: &Order,
+    options: &Options,
+    mode: Mode,
+    beside: &[Program],
+) -> Result<Vec<Program>> {
     let name = options.name.trim_end_matches(".onnx");
-    let mut programs = lower::programs(&placed, plan, name, mode, |stage| schedule::order(plan, stage))?;
+    let mut programs = lower::programs(placed, plan, name, mode, &schedule::turns(plan, order))?;
     if !beside.is_empty() {
         programs.iter_mut().enumerate().try_for_each(|(stage, program)| lower::share(beside, stage, program))?;
     }
     check::programs(&programs).map_err(Error::gate)?;
-    Ok((placed, programs))
+    Ok(programs)
 }
 
 /// Bytes that a rank of `program` needs: planned memory, all slots.

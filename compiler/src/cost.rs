@@ -1,6 +1,7 @@
 //! Seconds of ops and collectives on one rank. Only their ratios decide plans, so the rates need not be those of the machine.
 
 pub mod reshard;
+pub mod sections;
 
 use crate::graph::NodeId;
 use crate::ops::{Op, Rule};
@@ -106,6 +107,15 @@ pub(crate) fn op(forward: &Forward, id: NodeId, strategy: &Strategy, mesh: &Mesh
     let writes = if is_written(forward, id) { own } else { 0.0 };
     let seconds = (flops(&node.op, rule, strategy, mesh) / machine.flops).max((moved + writes) / machine.memory);
     Seconds { forward: seconds, backward: repeats(forward, id) * seconds }
+}
+
+/// The part of a node's gradient that is of parameters: what schedules put off.
+pub(crate) fn of_weights(forward: &Forward, id: NodeId) -> f64 {
+    let node = &forward.graph[id];
+    let wanted: Vec<NodeId> = node.operands.iter().copied().filter(|&o| forward.differentiable(o)).collect();
+    let products = matches!(node.op, Op::DotGeneral(_) | Op::Convolution(_) | Op::Gather(_));
+    let weights = wanted.iter().filter(|&&o| !forward.is_batched(o)).count();
+    if products && weights > 0 { weights as f64 / wanted.len() as f64 } else { 0.0 }
 }
 
 /// Work of a node's gradient in units of the node's own.

@@ -1,7 +1,7 @@
 //! From the placed graph to one program per stage: kernels, buffers, instructions, order.
 //!
-//! Before: a placed graph; the order of sections of each stage. After: complete programs, in which sends are waited for before
-//! the next execution of their section and the rest of a transfer's time is left to `overlap`.
+//! Before: a placed graph; what each stage runs, in order. After: complete programs, in which sends are waited for before their
+//! section runs as many times more as messages may be under way, and the rest of a transfer's time is left to `overlap`.
 
 mod emit;
 mod layout;
@@ -14,6 +14,7 @@ use crate::fuse::{Fusion, fuse};
 use crate::graph::{Graph, NodeId, Phase};
 use crate::ops::Op;
 use crate::plan::Plan;
+use crate::schedule::Turns;
 use crate::train::Output;
 use dcc_program::program::{Mode, Program, SectionKind};
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,15 +24,15 @@ pub use layout::share;
 /// One execution of a section: its kind and microbatch.
 pub type Turn = (SectionKind, u32);
 
-/// The programs of all stages. `order` gives the sections of a stage in the order in which they run.
-pub fn programs(placed: &Graph, plan: &Plan, name: &str, mode: Mode, order: impl Fn(u32) -> Vec<Turn>) -> Result<Vec<Program>> {
+/// The programs of all stages, each of which runs its `turns`.
+pub fn programs(placed: &Graph, plan: &Plan, name: &str, mode: Mode, turns: &[Turns]) -> Result<Vec<Program>> {
     let live = placed.live();
     (0..plan.stages())
         .map(|stage| {
             let here = |id: &NodeId| live[id.0 as usize] && placed[*id].stage == Some(stage);
             let nodes: Vec<NodeId> = placed.ids().filter(here).collect();
             let lowering = Stage::new(placed, plan, stage, nodes, &live);
-            lowering.program(name, mode, order(stage))
+            lowering.program(name, mode, &turns[stage as usize])
         })
         .collect()
 }
@@ -70,13 +71,13 @@ impl<'a> Stage<'a> {
         Stage { graph, plan, stage, nodes, sends, outputs, updates, accumulators, fusion }
     }
 
-    fn program(self, name: &str, mode: Mode, order: Vec<Turn>) -> Result<Program> {
+    fn program(self, name: &str, mode: Mode, turns: &Turns) -> Result<Program> {
         let sections = units::order(&self)?;
-        let mut selection = select::Selection::new(&self, name, mode);
+        let mut selection = select::Selection::new(&self, name, mode, turns);
         for (kind, units) in sections {
             selection.section(kind, &units)?;
         }
-        memory::place(selection.finish(), &order)
+        memory::place(selection.finish(), turns)
     }
 }
 
@@ -117,6 +118,6 @@ fn find_updates(graph: &Graph, nodes: &[NodeId], outputs: &[(String, NodeId)]) -
 }
 
 /// Sections in the order in which one step meets them.
-fn section_kinds() -> [Phase; 6] {
+fn section_kinds() -> [Phase; 8] {
     SectionKind::ALL
 }

@@ -6,6 +6,7 @@
 
 mod accumulate;
 mod gradient;
+mod halves;
 mod reshard;
 mod strategy;
 mod zero;
@@ -38,6 +39,9 @@ pub fn place(graph: &Graph, plan: &Plan) -> Result<Graph> {
     placer.place_outputs()?;
     let mut placed = placer.out;
     placed.set_cursor(Default::default());
+    if plan.schedule.has_halves() {
+        placed = halves::halve(placed, &placer.gradients)?;
+    }
     if plan.microbatches() == 1 { Ok(placed) } else { accumulate::own_accumulators(placed) }
 }
 
@@ -63,6 +67,8 @@ struct Placer<'a> {
     /// Forward nodes that depend on no parameter: masks, positions, labels.
     of_data: Vec<bool>,
     sums: BTreeMap<NodeId, gradient::PlacedSum>,
+    /// Placed gradients of values that stages compute.
+    gradients: HashSet<NodeId>,
     regions: zero::Regions,
     /// The node that is being placed, of those that are computed once per microbatch or by the update.
     reader: NodeId,
@@ -86,6 +92,7 @@ impl<'a> Placer<'a> {
             constants: Vec::new(),
             of_data: Vec::new(),
             sums: BTreeMap::new(),
+            gradients: HashSet::new(),
             regions: zero::regions(graph, plan),
             reader: NodeId(0),
         };

@@ -66,6 +66,10 @@ pub enum Schedule {
     GPipe,
     #[default]
     OneFOneB,
+    ZbH1,
+    ZbH2,
+    /// The best order that a search finds for estimated times.
+    Auto,
 }
 
 /// What the user asks of the planner.
@@ -117,11 +121,21 @@ impl Plan {
 }
 
 impl Schedule {
+    pub const ALL: [Schedule; 5] = [Schedule::GPipe, Schedule::OneFOneB, Schedule::ZbH1, Schedule::ZbH2, Schedule::Auto];
+
     pub fn name(self) -> &'static str {
         match self {
             Schedule::GPipe => "gpipe",
             Schedule::OneFOneB => "1f1b",
+            Schedule::ZbH1 => "zb-h1",
+            Schedule::ZbH2 => "zb-h2",
+            Schedule::Auto => "auto",
         }
+    }
+
+    /// Whether it runs the backward pass in halves.
+    pub fn has_halves(self) -> bool {
+        !matches!(self, Schedule::GPipe | Schedule::OneFOneB)
     }
 }
 

@@ -5,8 +5,8 @@ mod units;
 
 pub use units::{count, size};
 
-use dcc_program::program::{Action, BufferId, Instr, Library, ParamKind, Place, Program, SectionKind, Transfer};
-use dcc_program::{FactorSpec, Mesh, TensorType};
+use crate::cost::sections;
+use dcc_program::program::{Action, BufferId, ParamKind, Place, Program, SectionKind, Transfer};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -79,14 +79,16 @@ fn stage(program: &Program, layers: String) -> StageReport {
     let weights = program.params.iter().filter(|p| p.kind == ParamKind::Weight);
     report.parameters = weights.map(|p| program.ty(p.buffer).local_shape(&program.mesh).iter().product::<u64>()).sum();
     let mut traffic: BTreeMap<(String, &'static str), (u64, u64)> = BTreeMap::new();
+    // Variants of a section compute the same; halves of the backward pass add up.
+    let mut backward: BTreeMap<SectionKind, u64> = BTreeMap::new();
     for (index, section) in program.sections.iter().enumerate() {
         let runs = program.order.iter().filter(|step| step.section as usize == index).count() as u64;
         report.instructions += section.body.len() as u64;
-        let flops: u64 = section.body.iter().map(|instr| flops(program, instr)).sum();
+        let flops: u64 = section.body.iter().map(|instr| sections::flops(program, instr)).sum();
         report.flops += runs * flops;
         match section.kind {
             SectionKind::Forward => report.forward_flops = report.forward_flops.max(flops),
-            SectionKind::Backward => report.backward_flops = report.backward_flops.max(flops),
+            kind if kind.is_backward() => _ = backward.insert(kind, flops),
             _ => {}
         }
         for instr in &section.body {
@@ -106,6 +108,7 @@ fn stage(program: &Program, layers: String) -> StageReport {
             }
         }
     }
+    report.backward_flops = backward.values().sum();
     report.traffic = traffic.into_iter().map(|((axes, kind), (count, bytes))| Traffic { axes, kind, count, bytes }).collect();
     report
 }
@@ -123,7 +126,8 @@ fn kind(program: &Program, transfer: &Transfer) -> (String, &'static str) {
     }
 }
 
-fn memory(program: &Program) -> Memory {
+/// Of a rank.
+pub fn memory(program: &Program) -> Memory {
     let bytes = |is: &dyn Fn(&ParamKind) -> bool| {
         let params = program.params.iter().filter(|p| is(&p.kind) && program.buffer(p.buffer).place == Place::Persistent);
         params.map(|p| program.ty(p.buffer).local_bytes(&program.mesh)).sum::<u64>()
@@ -135,44 +139,4 @@ fn memory(program: &Program) -> Memory {
     let scratch = program.scratch_bytes;
     let peak = weights + optimizer + accumulators + activations + scratch;
     Memory { weights, optimizer, accumulators, activations, scratch, peak }
-}
-
-/// Of one launch on one rank.
-fn flops(program: &Program, instr: &Instr) -> u64 {
-    let ty = |index: usize| program.ty(instr.operands[index]);
-    let mesh = &program.mesh;
-    match &instr.action {
-        Action::Library(Library::Dot { spec, .. }) => {
-            2 * volume(spec, &[ty(0), ty(1)], program.ty(instr.results[0]), mesh, &[])
-        }
-        Action::Library(Library::Convolution { spec, windows, .. }) => {
-            let images: Vec<&str> = windows.iter().map(|w| &w.image[..]).collect();
-            2 * volume(spec, &[ty(0), ty(1)], program.ty(instr.results[0]), mesh, &images)
-        }
-        Action::Library(Library::Attention(attention)) => {
-            let operands: Vec<&TensorType> = (0..attention.spec.operands.len()).map(ty).collect();
-            let result = program.ty(instr.results[0]);
-            let scores = volume(&attention.spec, &operands, result, mesh, &["f"]);
-            let values = volume(&attention.spec, &operands, result, mesh, &["e"]);
-            2 * (scores + values) / if attention.causal { 2 } else { 1 }
-        }
-        Action::Library(Library::AttentionGrad(attention)) => {
-            let mut operands: Vec<&TensorType> = (1..4).map(ty).collect();
-            operands.extend((6..instr.operands.len()).map(ty));
-            // Scores again, dQ and dK; dP and dV.
-            let scores = volume(&attention.spec, &operands, ty(0), mesh, &["f"]);
-            let values = volume(&attention.spec, &operands, ty(0), mesh, &["e"]);
-            2 * (3 * scores + 2 * values) / if attention.causal { 2 } else { 1 }
-        }
-        _ => 0,
-    }
-}
-
-/// The product of the sizes on one rank of all factors but `without`.
-fn volume(spec: &FactorSpec, operands: &[&TensorType], result: &TensorType, mesh: &Mesh, without: &[&str]) -> u64 {
-    let local = |ty: &TensorType| TensorType::new(ty.dtype, ty.local_shape(mesh));
-    let operands: Vec<TensorType> = operands.iter().map(|ty| local(ty)).collect();
-    let Ok(sizes) = spec.sizes(&operands.iter().collect::<Vec<_>>(), &local(result)) else { return 0 };
-    let counted = spec.names.iter().zip(sizes).filter(|(name, _)| !without.contains(&&name[..]));
-    counted.map(|(_, size)| size).product()
 }

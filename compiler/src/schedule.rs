@@ -11,30 +11,24 @@ mod named;
 mod order;
 mod problem;
 mod search;
+mod sections;
 mod simulate;
 #[cfg(test)]
 mod tests;
 mod tune;
 
 use crate::plan::{Plan, Schedule};
-use dcc_program::program::SectionKind;
 
 pub use named::Rule;
 pub use order::{Layout, Order, OrderError, Pass, Path, Section, Wait};
 pub use problem::Problem;
 pub use search::{rules, search};
+pub use sections::{Backward, Turns};
 pub use simulate::{Costs, Event, PartCost, Timeline, peak_bytes, simulate};
 
-/// Everything that `stage` does in a step, as (section, microbatch).
-pub fn order(plan: &Plan, stage: u32) -> Vec<(SectionKind, u32)> {
-    let count = plan.microbatches();
-    let passes = rule(plan.schedule).order(plan.stages(), count).expect("stages and microbatches are counted from one");
-    let mut out = vec![(SectionKind::Begin, 0)];
-    out.extend((0..count).map(|m| (SectionKind::Count, m)));
-    out.push((SectionKind::Ready, 0));
-    out.extend(passes.passes[stage as usize].iter().map(|pass| (section(pass.section), pass.microbatch)));
-    out.push((SectionKind::Update, 0));
-    out
+/// The order of a plan by the rule of its schedule; where that is searched for, one to start from.
+pub fn order(plan: &Plan) -> Order {
+    rule(plan.schedule).order(plan.stages(), plan.microbatches()).expect("stages and microbatches are counted from one")
 }
 
 /// The rule of a plan's schedule.
@@ -42,13 +36,12 @@ pub fn rule(schedule: Schedule) -> Rule {
     match schedule {
         Schedule::GPipe => Rule::GPipe,
         Schedule::OneFOneB => Rule::OneFOneB,
+        Schedule::ZbH1 | Schedule::Auto => Rule::ZbH1,
+        Schedule::ZbH2 => Rule::ZbH2,
     }
 }
 
-fn section(section: Section) -> SectionKind {
-    match section {
-        Section::Forward => SectionKind::Forward,
-        Section::Backward => SectionKind::Backward,
-        Section::BackwardInput | Section::BackwardWeight => unreachable!("no plan splits the backward"),
-    }
+/// What each stage of a plan runs in a step that has `order`.
+pub fn turns(plan: &Plan, order: &Order) -> Vec<Turns> {
+    order.turns(if plan.schedule.has_halves() { Backward::Halves } else { Backward::Whole })
 }

@@ -7,11 +7,12 @@
 mod faults;
 mod mutants;
 mod mutate;
+mod orders;
 mod subject;
 
 use crate::compile::lowered;
 use dcc::optimizer::{Optimizer, OptimizerOptions};
-use dcc::plan::Parallel;
+use dcc::plan::{Parallel, Schedule};
 use mutants::{Counts, Promise};
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -20,10 +21,11 @@ use subject::Subject;
 /// One block of GPT-2 with its embedding and tied head.
 const GPT: &str = "attention/gpt2_sdpa_dynamo23.onnx";
 
-static SUBJECTS: LazyLock<[Subject; 4]> = LazyLock::new(|| {
+static SUBJECTS: LazyLock<[Subject; 5]> = LazyLock::new(|| {
     let sgd = || OptimizerOptions { optimizer: Optimizer::Sgd { momentum: 0.0, nesterov: false }, ..Default::default() };
     let make = |name, model, (dp, tp, pp), (batch, microbatches), optimizer, classes| {
-        let parallel = Parallel { dp, tp, pp, ..Parallel::default() };
+        let schedule = if name == "MLP, ZB-H2" { Schedule::ZbH2 } else { Schedule::OneFOneB };
+        let parallel = Parallel { dp, tp, pp, schedule, ..Parallel::default() };
         Subject::new(name, lowered(model, parallel, (batch, microbatches), optimizer), classes)
     };
     [
@@ -31,6 +33,7 @@ static SUBJECTS: LazyLock<[Subject; 4]> = LazyLock::new(|| {
         make("GPT-2 block, dp 2", GPT, (2, 1, 1), (4, 2), OptimizerOptions::default(), 31),
         make("MLP, tp 2", "mlp.onnx", (1, 2, 1), (4, 2), sgd(), 10),
         make("MLP, 1F1B", "mlp.onnx", (1, 1, 2), (8, 4), sgd(), 10),
+        make("MLP, ZB-H2", "mlp.onnx", (1, 1, 2), (8, 4), sgd(), 10),
     ]
 });
 

@@ -106,7 +106,7 @@ impl Case {
         if pass == "place" {
             return Ok(shown(&placed.to_string(), self.text("show")));
         }
-        let programs = lower::programs(&placed, &plan, "case", Mode::Train, |stage| schedule::order(&plan, stage))?;
+        let programs = lower::programs(&placed, &plan, "case", Mode::Train, &schedule::turns(&plan, &schedule::order(&plan)))?;
         check::programs(&programs).expect("the gate accepts what lowering gives");
         let stage = self.options.get("stage").map(|stage| stage.parse::<u32>().expect("a stage"));
         let wanted = programs.iter().filter(|program| stage.is_none_or(|stage| program.stage == stage));

@@ -81,7 +81,7 @@ fn programs(graph: &Graph, parallel: &Parallel) -> Vec<Program> {
     let plan = plan::choose(graph, parallel).unwrap();
     let placed = place::place(graph, &plan).unwrap();
     dcc::graph::verify(&placed).unwrap();
-    lower::programs(&placed, &plan, "test", Mode::Train, |stage| schedule::order(&plan, stage)).unwrap()
+    lower::programs(&placed, &plan, "test", Mode::Train, &schedule::turns(&plan, &schedule::order(&plan))).unwrap()
 }
 
 /// Largest relative difference between the simulated programs and the graph's meaning, over all outputs.

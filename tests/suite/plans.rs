@@ -46,7 +46,7 @@ fn check(model: &str, tp: u32, expected: Expect) {
 fn check_report(model: &str, options: &Parallel, expected: Expect) {
     let graph = training_graph(model, 8);
     let (plan, placed) = placed(&graph, options);
-    expected.assert_eq(&Report::of(&graph, &plan, &placed, &options.machine).text());
+    expected.assert_eq(&Report::of(&graph, &plan, &placed, &dcc::schedule::order(&plan), &options.machine).text());
 }
 
 #[test]

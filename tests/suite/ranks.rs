@@ -1,5 +1,6 @@
 //! Programs of whole models on real ranks, as threads of this process: what is trained, with what, and how two runs compare.
 
+mod pipelines;
 mod transformers;
 mod whole_sweep;
 mod zero;
@@ -61,6 +62,15 @@ pub fn compiled(model: &'static str, parallel: &Parallel, microbatches: u32, pre
 
 impl Case {
     fn compiled(&self, parallel: &Parallel, microbatches: u32) -> Compiled {
+        self.compile(parallel, microbatches, None).unwrap_or_else(|e| panic!("{} {parallel:?}: {e}", self.model))
+    }
+
+    /// The same in so many bytes of each rank.
+    fn limited(&self, parallel: &Parallel, microbatches: u32, bytes: u64) -> dcc::Result<Compiled> {
+        self.compile(parallel, microbatches, Some(bytes))
+    }
+
+    fn compile(&self, parallel: &Parallel, microbatches: u32, memory_limit: Option<u64>) -> dcc::Result<Compiled> {
         let path = format!("{}/models/{}", env!("CARGO_MANIFEST_DIR"), self.model);
         let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
         let labels = self.labels.map(|positions| Labels::Given(Shape::from_slice(&[self.batch, positions])));
@@ -68,6 +78,7 @@ impl Case {
             name: self.model.to_owned(),
             batch: batch::Given { global: Some(self.batch), accumulate: Some(microbatches), ..Default::default() },
             parallel: parallel.clone(),
+            memory_limit,
             precision: self.precision,
             import: import::Options { dropout: self.dropout, ..Default::default() },
             training: TrainingOptions {
@@ -77,7 +88,7 @@ impl Case {
             },
             ..Options::default()
         };
-        compile(&Model::decode(bytes.into()).unwrap(), &options).unwrap_or_else(|e| panic!("{} {parallel:?}: {e}", self.model))
+        compile(&Model::decode(bytes.into()).unwrap(), &options)
     }
 
     fn trained(&self, artifact: &Artifact, threads: usize, rate: f64) -> Outcome {

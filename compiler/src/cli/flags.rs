@@ -33,8 +33,8 @@ pub struct CompileFlags {
     /// Data-parallel ranks that share one copy; the others hold further copies (default: all share one)
     #[arg(long, value_name = "N", help_heading = "Parallelism")]
     pub shard_group: Option<u32>,
-    /// Order of microbatches in the pipeline
-    #[arg(long, default_value = "1f1b", value_parser = ["gpipe", "1f1b"], help_heading = "Parallelism")]
+    /// Order of microbatches in the pipeline; zb-h1 and zb-h2 put gradients of weights off, auto searches for the fastest order
+    #[arg(long, default_value = "1f1b", value_parser = Schedule::ALL.map(Schedule::name), help_heading = "Parallelism")]
     pub schedule: String,
     /// Fix how matching parameters are sharded: GLOB=Shard(DIM)@tp or GLOB=Replicate
     #[arg(long, value_name = "GLOB=SHARDING", help_heading = "Parallelism")]
@@ -207,7 +207,7 @@ impl CompileFlags {
             pp: self.pp,
             zero,
             shard_group: self.shard_group,
-            schedule: if self.schedule == "gpipe" { Schedule::GPipe } else { Schedule::OneFOneB },
+            schedule: Schedule::ALL.into_iter().find(|s| s.name() == self.schedule).expect("the parser has the same list"),
             pins: self.param.iter().map(|text| Pin::parse(text)).collect::<Result<_>>()?,
             ..Parallel::default()
         })

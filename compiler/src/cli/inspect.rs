@@ -2,6 +2,7 @@
 
 use super::failure::Outcome;
 use super::model::{self, Kind};
+use super::timeline::Step;
 use super::{output, tables, verify};
 use crate::error::Error;
 use crate::import::proto::tensor_shape_proto::dimension::Value as Dim;
@@ -27,6 +28,12 @@ pub struct Args {
     /// Its evaluation program, in place of the training program
     #[arg(long, requires = "stage")]
     eval: bool,
+    /// Show when each stage of an artifact runs which pass, as estimated
+    #[arg(long, conflicts_with = "stage")]
+    timeline: bool,
+    /// Draw that too
+    #[arg(long, requires = "timeline", value_name = "FILE")]
+    svg: Option<PathBuf>,
     /// Print as JSON
     #[arg(long)]
     json: bool,
@@ -37,9 +44,16 @@ pub fn run(args: &Args) -> Outcome<i32> {
     if args.stage.is_some() && kind != Kind::Artifact {
         return Err(Error::usage("--stage: only artifacts have programs").at(args.file.display()).into());
     }
+    if args.timeline && kind != Kind::Artifact {
+        return Err(Error::usage("--timeline: only artifacts have programs").at(args.file.display()).into());
+    }
     let value = match kind {
         Kind::Artifact => {
             let artifact = verify::load(&args.file)?;
+            if args.timeline {
+                timeline(&Step::of(&artifact)?, args)?;
+                return Ok(0);
+            }
             if let Some(stage) = args.stage {
                 output::data(&program(&artifact, stage, args.eval)?)?;
                 return Ok(0);
@@ -58,6 +72,13 @@ pub fn run(args: &Args) -> Outcome<i32> {
         false => output::data(&text(&without_states(value)))?,
     }
     Ok(0)
+}
+
+fn timeline(step: &Step, args: &Args) -> Outcome<()> {
+    if let Some(path) = &args.svg {
+        step.draw(path)?;
+    }
+    if args.json { output::json(&step.json()) } else { output::data(&step.text()) }
 }
 
 fn program(artifact: &Artifact, stage: usize, eval: bool) -> Outcome<String> {

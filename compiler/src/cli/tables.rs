@@ -29,7 +29,8 @@ impl<'a> Report<'a> {
     pub fn new(built: &'a Built) -> Report<'a> {
         let compiled = &built.compiled;
         let stages = report::stages(&compiled.artifact.train);
-        let plan = plan::Report::of(&compiled.training.graph, &compiled.plan, &compiled.placed, &Machine::default());
+        let Compiled { training, plan, placed, order, .. } = compiled;
+        let plan = plan::Report::of(&training.graph, plan, placed, order, &Machine::default());
         Report { built, stages, plan }
     }
 
@@ -177,7 +178,7 @@ fn short(warning: &str) -> String {
     text
 }
 
-fn plural(n: u64, word: &str, ending: &str) -> String {
+pub fn plural(n: u64, word: &str, ending: &str) -> String {
     if n == 1 { format!("1 {word}") } else { format!("{n} {word}{ending}") }
 }
 

@@ -7,6 +7,7 @@ use crate::import::{self, Model, OutputInfo};
 use crate::ops::Op;
 use crate::plan::{self, Parallel};
 use crate::train::{Trainable, TrainingOptions, for_evaluation, gradient_step};
+use crate::{place, schedule};
 use dcc_program::DType;
 use dcc_program::artifact::{Artifact, Tensor};
 use dcc_program::kernel::BinaryOp;
@@ -105,7 +106,8 @@ impl Subject {
         // The one stage, also for what depends on no input that counts samples.
         let computed = |id: &NodeId| graph[*id].phase == Phase::Forward && !graph[*id].operands.is_empty();
         plan.stages.extend(graph.ids().filter(computed).map(|id| (id, 0)));
-        let (_, programs) = programs(&graph, &plan, &options, Mode::Eval, &[])?;
+        let placed = place::place(&graph, &plan)?;
+        let programs = programs(&placed, &plan, &schedule::order(&plan), &options, Mode::Eval, &[])?;
         Ok(Evaluation { inputs: inputs::of_graphs(&[&source]), source, graph, programs })
     }
 

@@ -1,13 +1,14 @@
 //! Gives every buffer its place: persistent, scratch of a section, or an area for values that cross sections.
 //!
 //! Areas are keyed by (defining section, last reading section); an area has as many slots as microbatches are alive between
-//! the two in this stage's order. Scratch is packed by lifetime, first fit over intervals of instruction numbers.
+//! the two in this stage's order, and at least as many as messages of its values may be under way. Scratch is packed by lifetime, first fit over intervals of instruction numbers.
 
 mod inplace;
 
 use super::Turn;
 use super::select::Selected;
 use crate::error::{Error, Result};
+use crate::schedule::Turns;
 use dcc_program::program::{Action, Area, BufferId, Instr, Place, Program, SectionKind, Step};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -31,7 +32,8 @@ struct Life {
     touched: BTreeSet<(SectionKind, usize)>,
 }
 
-pub(super) fn place(mut selected: Selected, order: &[Turn]) -> Result<Program> {
+pub(super) fn place(mut selected: Selected, turns: &Turns) -> Result<Program> {
+    let order = &turns.list[..];
     inplace::update_in_place(&mut selected);
     let lives = lives(&selected);
     let classes = classify(&selected, &lives, order);
@@ -58,6 +60,7 @@ pub(super) fn place(mut selected: Selected, order: &[Turn]) -> Result<Program> {
     for intervals in scratch.into_values() {
         program_bytes.1 = program_bytes.1.max(pack(intervals, &sizes, &mut places));
     }
+    let messages = messages(&selected, &classes, turns);
     let keys: Vec<(SectionKind, SectionKind)> = areas.keys().copied().collect();
     for (root, class) in &classes {
         if let Class::Area(from, to) = class {
@@ -68,14 +71,18 @@ pub(super) fn place(mut selected: Selected, order: &[Turn]) -> Result<Program> {
     let Selected { mut program, storage, .. } = selected;
     program.persistent_bytes = program_bytes.0;
     program.scratch_bytes = program_bytes.1;
-    program.areas = areas.iter().map(|(&(from, to), &bytes)| Area { from, to, bytes, slots: slots(from, to, order) }).collect();
+    let area = |(&(from, to), &bytes): (&(SectionKind, SectionKind), &u64)| {
+        let slots = slots(from, to, order).max(messages.get(&(from, to)).copied().unwrap_or(1));
+        Area { from, to, bytes, slots }
+    };
+    program.areas = areas.iter().map(area).collect();
     for (i, buffer) in program.buffers.iter_mut().enumerate() {
         if let Some(&(place, offset)) = places.get(&storage[i]) {
             buffer.place = place;
             buffer.offset = offset;
         }
     }
-    program.order = steps(&program, order)?;
+    program.order = steps(&program, turns)?;
     Ok(program)
 }
 
@@ -124,7 +131,7 @@ fn classify(selected: &Selected, lives: &BTreeMap<BufferId, Life>, order: &[Turn
     let inputs: BTreeSet<BufferId> = selected.program.inputs.iter().map(|i| root(&i.buffer)).collect();
     let sent: BTreeSet<BufferId> = selected.sent.iter().map(|(b, _)| root(b)).collect();
     let once = |k: SectionKind| !k.is_per_microbatch();
-    let runs_backward = order.iter().any(|t| t.0 == SectionKind::Backward);
+    let runs_backward = order.iter().any(|t| t.0.is_backward());
     let class = |id: &BufferId, life: &Life| {
         let Some((&(from, first), &(to, last))) = life.touched.first().zip(life.touched.last()) else {
             return if inputs.contains(id) {
@@ -187,8 +194,25 @@ fn pack(
     total
 }
 
+/// By area, how many messages of its values may be under way at once.
+fn messages(
+    selected: &Selected,
+    classes: &BTreeMap<BufferId, Class>,
+    turns: &Turns,
+) -> BTreeMap<(SectionKind, SectionKind), u32> {
+    let microbatches = selected.program.mesh.size_of("mb");
+    let mut most = BTreeMap::new();
+    for &(buffer, kind) in &selected.sent {
+        if let Some(&Class::Area(from, to)) = classes.get(&selected.storage[buffer.0 as usize]) {
+            let slots: &mut u32 = most.entry((from, to)).or_default();
+            *slots = turns.in_flight(kind).min(microbatches).max(*slots);
+        }
+    }
+    most
+}
+
 /// Most microbatches alive at once between section `from` and section `to`. Slot of a microbatch: its number modulo this.
-fn slots(from: SectionKind, to: SectionKind, order: &[Turn]) -> u32 {
+pub(super) fn slots(from: SectionKind, to: SectionKind, order: &[Turn]) -> u32 {
     if from == to || !from.is_per_microbatch() || !to.is_per_microbatch() {
         return 1;
     }
@@ -206,15 +230,20 @@ fn slots(from: SectionKind, to: SectionKind, order: &[Turn]) -> u32 {
     most
 }
 
-fn steps(program: &Program, order: &[Turn]) -> Result<Vec<Step>> {
-    let mut seen: BTreeSet<SectionKind> = BTreeSet::new();
+/// The first executions of a section that sends, as many as messages may be under way, are of its first variant: they have none
+/// to wait for.
+fn steps(program: &Program, turns: &Turns) -> Result<Vec<Step>> {
+    let mut runs: BTreeMap<SectionKind, u32> = BTreeMap::new();
     let mut steps = Vec::new();
-    for &(kind, microbatch) in order {
+    for &(kind, microbatch) in &turns.list {
         let variants: Vec<usize> = (0..program.sections.len()).filter(|&i| program.sections[i].kind == kind).collect();
-        let section = match (seen.insert(kind), &variants[..]) {
-            (_, []) => continue,
-            (true, [first, ..]) | (false, [.., first]) => *first as u32,
+        let run = runs.entry(kind).or_default();
+        let section = match &variants[..] {
+            [] => continue,
+            [first, ..] if *run < turns.in_flight(kind) => *first as u32,
+            [.., last] => *last as u32,
         };
+        *run += 1;
         let slots: SmallVec<[u32; 4]> = program.areas.iter().map(|a| microbatch % a.slots).collect();
         steps.push(Step { section, microbatch, slots });
     }

@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::fuse::{Role, Unit};
 use crate::graph::{NodeId, Phase};
 use crate::ops::Op;
+use crate::schedule::Turns;
 use crate::train::Output as GraphOutput;
 use dcc_program::kernel::Kernel;
 use dcc_program::program::{
@@ -26,23 +27,24 @@ pub(super) struct Selected {
     pub storage: Vec<BufferId>,
     /// Buffers of parameters, accumulators, scalars.
     pub persistent: Vec<BufferId>,
-    /// Sent in their section and waited for in its next execution.
+    /// Sent in their section and waited for in a later execution of it.
     pub sent: Vec<(BufferId, SectionKind)>,
 }
 
 pub(super) struct Selection<'a, 'b> {
     stage: &'b Stage<'a>,
+    turns: &'b Turns,
     out: Selected,
     buffers: BTreeMap<NodeId, BufferId>,
     kernels: HashMap<Kernel, u32>,
     body: Vec<Instr>,
     tokens: u32,
-    /// Waits for sends, at the start of the next execution and at the end of the step.
+    /// Waits for sends, at the start of a later execution and at the end of the step.
     pending: Vec<(SectionKind, TokenId)>,
 }
 
 impl<'a, 'b> Selection<'a, 'b> {
-    pub fn new(stage: &'b Stage<'a>, name: &str, mode: Mode) -> Selection<'a, 'b> {
+    pub fn new(stage: &'b Stage<'a>, name: &str, mode: Mode, turns: &'b Turns) -> Selection<'a, 'b> {
         let program = Program {
             name: name.to_owned(),
             mode,
@@ -65,6 +67,7 @@ impl<'a, 'b> Selection<'a, 'b> {
         let out = Selected { program, storage: Vec::new(), persistent: Vec::new(), sent: Vec::new() };
         let mut selection = Selection {
             stage,
+            turns,
             out,
             buffers: BTreeMap::new(),
             kernels: HashMap::new(),
@@ -171,14 +174,21 @@ impl<'a, 'b> Selection<'a, 'b> {
         }
         if kind == Phase::Update {
             self.finish_updates();
-            let waits = self.pending.iter().map(|&(_, token)| wait(token)).collect::<Vec<_>>();
+            // All that are still under way.
+            let left = |kind: SectionKind| if kind.is_per_microbatch() { self.most_in_flight(kind) } else { 1 };
+            let waits = self.pending.iter().flat_map(|&(kind, token)| (0..left(kind)).map(move |_| wait(token)));
+            let waits: Vec<Instr> = waits.collect();
             self.body.splice(0..0, waits);
         }
         self.push_section(kind);
         Ok(())
     }
 
-    /// A section that sends gets a first variant, without the waits for its previous execution.
+    fn most_in_flight(&self, kind: SectionKind) -> u32 {
+        self.turns.in_flight(kind).min(self.stage.plan.microbatches())
+    }
+
+    /// A section that sends gets a first variant, without the waits for an earlier execution.
     fn push_section(&mut self, kind: SectionKind) {
         let body = std::mem::take(&mut self.body);
         if body.is_empty() && kind != Phase::Forward {
@@ -186,7 +196,7 @@ impl<'a, 'b> Selection<'a, 'b> {
         }
         let waits: Vec<Instr> = self.pending.iter().filter(|(k, _)| *k == kind).map(|&(_, token)| wait(token)).collect();
         self.out.program.sections.push(Section { kind, body: body.clone() });
-        if !waits.is_empty() && self.stage.plan.microbatches() > 1 {
+        if !waits.is_empty() && self.stage.plan.microbatches() > self.most_in_flight(kind) {
             let body = waits.into_iter().chain(body).collect();
             self.out.program.sections.push(Section { kind, body });
         }

@@ -42,14 +42,18 @@ impl Placer<'_> {
             }
             values.extend(here);
         }
-        let sum = self.add_up(id, values, stage, phase, dims)?;
-        if self.is_gradient_of_stageless(id) || self.graph.ty(id).elements() <= 1 {
+        let mut sum = self.add_up(id, values, stage, phase, dims)?;
+        if self.is_gradient_of_stageless(id) {
             return Ok(sum);
         }
-        let mb = self.mb();
-        let sharding = &self.out.ty(sum).sharding;
-        let sharding = sharding.with_pending(sharding.pending.iter().copied().filter(|p| p.0 == mb));
-        self.reshard(sum, &sharding, phase)
+        if self.graph.ty(id).elements() > 1 {
+            let mb = self.mb();
+            let sharding = &self.out.ty(sum).sharding;
+            let sharding = sharding.with_pending(sharding.pending.iter().copied().filter(|p| p.0 == mb));
+            sum = self.reshard(sum, &sharding, phase)?;
+        }
+        self.gradients.insert(sum);
+        Ok(sum)
     }
 
     fn add_up(&mut self, id: NodeId, values: Vec<NodeId>, stage: u32, phase: Phase, dims: &[AxisList]) -> Result<NodeId> {

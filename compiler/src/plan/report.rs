@@ -5,7 +5,7 @@ use super::{Plan, text};
 use crate::cost::{self, Machine};
 use crate::graph::{Graph, NodeId};
 use crate::ops::Op;
-use crate::schedule::{self, Costs, PartCost};
+use crate::schedule::{self, Costs, Order, PartCost};
 use dcc_program::AxisId;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,17 +47,16 @@ pub struct Traffic {
 }
 
 impl Report {
-    /// `placed` is what `place` made of `graph` under `plan`.
-    pub fn of(graph: &Graph, plan: &Plan, placed: &Graph, machine: &Machine) -> Report {
+    /// `placed` is what `place` made of `graph` under `plan`, `order` that of its passes.
+    pub fn of(graph: &Graph, plan: &Plan, placed: &Graph, order: &Order, machine: &Machine) -> Report {
         let forward = Forward::of(graph);
         let stages = plan.stages() as usize;
         let mut works = vec![Work::default(); stages];
         for (&id, &stage) in &plan.stages {
             works[stage as usize].add(&forward, plan, machine, id);
         }
-        let parts = works.iter().map(|w| PartCost::whole(w.seconds.forward, w.seconds.backward)).collect();
+        let parts = works.iter().map(Work::cost).collect();
         let costs = Costs { parts, transfers: vec![0.0; stages - 1] };
-        let order = schedule::rule(plan.schedule).order(plan.stages(), plan.microbatches()).expect("a plan has stages");
         let slowest = works.iter().map(|w| w.seconds.total()).fold(f64::MIN_POSITIVE, f64::max);
         let steps = f64::from(plan.microbatches());
         let report = |work: &Work| StageReport {
@@ -72,7 +71,7 @@ impl Report {
             schedule: plan.schedule.name(),
             stages: works.iter().map(report).collect(),
             communication: communication(plan, placed),
-            bubble: schedule::simulate(&order, &costs).expect("our schedules run").bubble,
+            bubble: schedule::simulate(order, &costs).expect("our schedules run").bubble,
         }
     }
 
@@ -111,6 +110,8 @@ impl Report {
 #[derive(Clone, Debug, Default)]
 struct Work {
     seconds: cost::Seconds,
+    /// Of the backward seconds, those of gradients of parameters.
+    weight_seconds: f64,
     flops: f64,
     parameters: BTreeSet<NodeId>,
     /// Of the parameters, in the order they are read.
@@ -118,10 +119,17 @@ struct Work {
 }
 
 impl Work {
+    fn cost(&self) -> PartCost {
+        let Work { seconds, weight_seconds, .. } = *self;
+        PartCost { backward_weight: weight_seconds, ..PartCost::whole(seconds.forward, seconds.backward - weight_seconds) }
+    }
+
     fn add(&mut self, forward: &Forward, plan: &Plan, machine: &Machine, id: NodeId) {
         let node = &forward.graph[id];
         if let Some(strategy) = plan.strategies.get(&id) {
-            self.seconds += cost::op(forward, id, strategy, &plan.mesh, machine);
+            let seconds = cost::op(forward, id, strategy, &plan.mesh, machine);
+            self.seconds += seconds;
+            self.weight_seconds += seconds.backward * cost::of_weights(forward, id);
             let once = cost::flops(&node.op, forward.rule(id), strategy, &plan.mesh);
             self.flops += once * (1.0 + cost::repeats(forward, id));
         }

@@ -105,7 +105,7 @@ pub fn simulate(order: &Order, costs: &Costs) -> Result<Timeline, OrderError> {
     let events = events(order, costs)?;
     let cost = events.iter().map(|events| span(events)).fold(0.0, f64::max);
     let needed = busiest(order.layout, order.microbatches, costs);
-    let bubble = if cost > 0.0 { (cost - needed) / cost } else { 0.0 };
+    let bubble = if cost > 0.0 { ((cost - needed) / cost).max(0.0) } else { 0.0 };
     Ok(Timeline { events, cost, bubble, peak_bytes: peak_bytes(order, costs) })
 }
 

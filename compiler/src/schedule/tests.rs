@@ -5,6 +5,7 @@ mod published;
 
 use super::*;
 use crate::plan::Schedule;
+use dcc_program::program::SectionKind;
 use expect_test::{Expect, expect};
 
 /// Sections that all take 1, of a part that holds 1 until its weight half has run: the paper's worst case.
@@ -107,12 +108,26 @@ fn rules_of_halves() {
     );
 }
 
-/// The plan's order is that of the rule, with the sections of the program around.
+/// The sections of a program stand in the order of the rule; a stage of ZB-H2 is ahead by more than one message.
 #[test]
 fn programs_have_the_same_order() {
-    for (schedule, found) in [(Schedule::GPipe, Rule::GPipe), (Schedule::OneFOneB, Rule::OneFOneB)] {
+    for (schedule, found) in [
+        (Schedule::GPipe, Rule::GPipe),
+        (Schedule::OneFOneB, Rule::OneFOneB),
+        (Schedule::ZbH1, Rule::ZbH1),
+        (Schedule::ZbH2, Rule::ZbH2),
+    ] {
         assert_eq!(rule(schedule), found);
-        assert!(found.order(3, 4).expect("an order").passes.iter().flatten().all(|p| section(p.section).is_per_microbatch()));
+        let order = found.order(4, 8).expect("an order");
+        let backward = if schedule.has_halves() { Backward::Halves } else { Backward::Whole };
+        let turns = order.turns(backward);
+        for (turns, passes) in turns.iter().zip(&order.passes) {
+            let names: Vec<&str> = turns.list.iter().map(|turn| turn.0.name()).collect();
+            assert_eq!(names.len(), 3 + 8 + passes.len());
+            assert!(names.contains(&"backward") != schedule.has_halves());
+        }
+        let ahead: Vec<u32> = turns.iter().map(|turns| turns.in_flight(SectionKind::Forward)).collect();
+        assert_eq!(ahead, if found == Rule::ZbH2 { [2, 2, 2, 1] } else { [1; 4] }, "{found:?}");
     }
 }
 

@@ -153,6 +153,9 @@ pub enum SectionKind {
     Ready,
     Forward,
     Backward,
+    /// The backward pass in halves: what the stage before waits for, then what only the update does.
+    BackwardInput,
+    BackwardWeight,
     /// Once per step, after all microbatches.
     Update,
 }
@@ -324,12 +327,14 @@ impl ScalarKind {
 }
 
 impl SectionKind {
-    pub const ALL: [SectionKind; 6] = [
+    pub const ALL: [SectionKind; 8] = [
         SectionKind::Begin,
         SectionKind::Count,
         SectionKind::Ready,
         SectionKind::Forward,
         SectionKind::Backward,
+        SectionKind::BackwardInput,
+        SectionKind::BackwardWeight,
         SectionKind::Update,
     ];
 
@@ -340,12 +345,19 @@ impl SectionKind {
             SectionKind::Ready => "ready",
             SectionKind::Forward => "forward",
             SectionKind::Backward => "backward",
+            SectionKind::BackwardInput => "backward_input",
+            SectionKind::BackwardWeight => "backward_weight",
             SectionKind::Update => "update",
         }
     }
 
     /// Runs once per microbatch.
     pub fn is_per_microbatch(self) -> bool {
-        matches!(self, SectionKind::Count | SectionKind::Forward | SectionKind::Backward)
+        matches!(self, SectionKind::Count | SectionKind::Forward) || self.is_backward()
+    }
+
+    /// The backward pass or a half of it.
+    pub fn is_backward(self) -> bool {
+        matches!(self, SectionKind::Backward | SectionKind::BackwardInput | SectionKind::BackwardWeight)
     }
 }

@@ -1,5 +1,5 @@
 //! When sections run: `begin` first, `count` of all microbatches before `ready`, `ready` before forward and backward, a
-//! microbatch's forward before its backward, `update` last; what runs once per step once, all microbatches alike. Variants of
+//! microbatch's forward before its backward, of which the input half before the weight half, `update` last; what runs once per step once, all microbatches alike. Variants of
 //! a section differ in transfers only, so that all microbatches go through the same function.
 
 use super::{Checked, Fault, refuse};
@@ -66,19 +66,25 @@ fn phases(p: &Program) -> Checked<()> {
         SectionKind::Begin => 0,
         SectionKind::Count => 1,
         SectionKind::Ready => 2,
-        SectionKind::Forward | SectionKind::Backward => 3,
         SectionKind::Update => 4,
+        _ => 3,
     };
     let kinds: Vec<(SectionKind, u32)> = p.order.iter().map(|s| (p.sections[s.section as usize].kind, s.microbatch)).collect();
     if let Some(w) = kinds.windows(2).find(|w| phase(w[0].0) > phase(w[1].0)) {
         return refuse(Fault::Order, format!("{} runs after {}", w[1].0.name(), w[0].0.name()));
     }
-    let mut backward = std::collections::HashSet::new();
-    for (kind, microbatch) in kinds {
-        match kind {
-            SectionKind::Backward => _ = backward.insert(microbatch),
-            SectionKind::Forward if backward.contains(&microbatch) => {
-                return refuse(Fault::Order, format!("forward of microbatch {microbatch} runs after its backward"));
+    let has = |kind: SectionKind| kinds.iter().any(|k| k.0 == kind);
+    let halves = [SectionKind::BackwardInput, SectionKind::BackwardWeight];
+    if let (true, Some(half)) = (has(SectionKind::Backward), halves.into_iter().find(|&half| has(half))) {
+        return refuse(Fault::Order, format!("a program with backward has no {}", half.name()));
+    }
+    // Of each microbatch, which of its passes have run: they come in the order of the list of kinds.
+    let mut last: std::collections::HashMap<u32, SectionKind> = Default::default();
+    for (kind, microbatch) in kinds.into_iter().filter(|(kind, _)| phase(*kind) == 3) {
+        match last.insert(microbatch, kind) {
+            Some(before) if before > kind => {
+                let (name, before) = (kind.name(), before.name());
+                return refuse(Fault::Order, format!("{name} of microbatch {microbatch} runs after its {before}"));
             }
             _ => {}
         }

@@ -1,0 +1,117 @@
+//! Seconds and bytes of the sections of programs, estimated from their instructions: what orders are searched for and drawn with.
+
+use super::Machine;
+use crate::schedule::{Costs, PartCost};
+use dcc_program::program::{Action, Instr, Library, Program, Section, SectionKind, Transfer};
+use dcc_program::{AxisId, FactorSpec, Mesh, TensorType};
+
+/// Of one microbatch on each stage. Transfers are those of the forward pass; a gradient is as large as its value.
+pub fn costs(programs: &[Program], machine: &Machine) -> Costs {
+    let parts: Vec<PartCost> = programs.iter().map(|program| part(program, machine)).collect();
+    let transfers = programs.iter().take(parts.len() - 1).map(|program| machine.send(sent(program))).collect();
+    Costs { parts, transfers }
+}
+
+fn part(program: &Program, machine: &Machine) -> PartCost {
+    // The last variant of a section, which has all that the first has.
+    let of = |kind: SectionKind| program.sections.iter().rfind(|section| section.kind == kind);
+    let time = |kind| of(kind).map_or(0.0, |section| seconds(program, section, machine));
+    let kept = |from: SectionKind, to: SectionKind| -> u64 {
+        program.areas.iter().filter(|area| (area.from, area.to) == (from, to)).map(|area| area.bytes).sum()
+    };
+    use SectionKind::{Backward, BackwardInput, BackwardWeight, Forward};
+    let weight_bytes = kept(Forward, BackwardWeight) + kept(BackwardInput, BackwardWeight);
+    PartCost {
+        forward: time(Forward),
+        backward_input: time(Backward) + time(BackwardInput),
+        backward_weight: time(BackwardWeight),
+        activation_bytes: kept(Forward, Backward) + kept(Forward, BackwardInput) + weight_bytes,
+        weight_bytes,
+    }
+}
+
+/// Bytes that a stage's forward sends.
+fn sent(program: &Program) -> u64 {
+    let forward = program.sections.iter().find(|section| section.kind == SectionKind::Forward);
+    let is_send = |instr: &&Instr| matches!(instr.action, Action::Start { transfer: Transfer::Send { .. }, .. });
+    forward.into_iter().flat_map(|section| &section.body).filter(is_send).map(|instr| touched(program, instr)).sum()
+}
+
+/// Seconds of one execution on one rank, without waiting for other stages.
+fn seconds(program: &Program, section: &Section, machine: &Machine) -> f64 {
+    section.body.iter().map(|instr| launch(program, instr, machine)).sum()
+}
+
+fn launch(program: &Program, instr: &Instr, machine: &Machine) -> f64 {
+    let bytes = touched(program, instr) as f64;
+    match &instr.action {
+        Action::Library(library) if is_view(library) => 0.0,
+        Action::Kernel(_) | Action::Library(_) => (flops(program, instr) as f64 / machine.flops).max(bytes / machine.memory),
+        Action::Start { transfer, .. } => collective(program, instr, transfer, machine),
+        Action::Wait(_) => 0.0,
+    }
+}
+
+fn is_view(library: &Library) -> bool {
+    matches!(library, Library::Reshape { .. } | Library::ResolveMicrobatches | Library::DropMicrobatch { .. })
+}
+
+/// A ring over the axes: as `Machine::collective` has it, of the operand's bytes, or of what a gather makes of them.
+fn collective(program: &Program, instr: &Instr, transfer: &Transfer, machine: &Machine) -> f64 {
+    let (axes, rounds): (Vec<AxisId>, f64) = match transfer {
+        Transfer::AllReduce { axes, .. } => (axes.to_vec(), 2.0),
+        Transfer::ReduceScatter { axis, .. } | Transfer::AllGather { axis, .. } | Transfer::AllToAll { axis, .. } => {
+            (vec![*axis], 1.0)
+        }
+        Transfer::Send { .. } | Transfer::Recv { .. } | Transfer::StageSum { .. } => return 0.0,
+    };
+    let ranks: f64 = axes.iter().map(|&axis| f64::from(program.mesh.size(axis))).product();
+    let gathers = if matches!(transfer, Transfer::AllGather { .. }) { ranks } else { 1.0 };
+    let bytes = touched(program, instr) as f64 * gathers;
+    rounds * ((ranks - 1.0) / ranks * bytes / machine.link + (ranks - 1.0) * machine.latency)
+}
+
+/// Bytes on one rank of operands and results.
+fn touched(program: &Program, instr: &Instr) -> u64 {
+    instr.operands.iter().chain(&instr.results).map(|&b| program.ty(b).local_bytes(&program.mesh)).sum()
+}
+
+/// Multiplications and additions of one launch on one rank; 0 for all but products.
+pub fn flops(program: &Program, instr: &Instr) -> u64 {
+    let ty = |index: usize| program.ty(instr.operands[index]);
+    let mesh = &program.mesh;
+    match &instr.action {
+        Action::Library(Library::Dot { spec, .. }) => {
+            2 * volume(spec, &[ty(0), ty(1)], program.ty(instr.results[0]), mesh, &[])
+        }
+        Action::Library(Library::Convolution { spec, windows, .. }) => {
+            let images: Vec<&str> = windows.iter().map(|w| &w.image[..]).collect();
+            2 * volume(spec, &[ty(0), ty(1)], program.ty(instr.results[0]), mesh, &images)
+        }
+        Action::Library(Library::Attention(attention)) => {
+            let operands: Vec<&TensorType> = (0..attention.spec.operands.len()).map(ty).collect();
+            let result = program.ty(instr.results[0]);
+            let scores = volume(&attention.spec, &operands, result, mesh, &["f"]);
+            let values = volume(&attention.spec, &operands, result, mesh, &["e"]);
+            2 * (scores + values) / if attention.causal { 2 } else { 1 }
+        }
+        Action::Library(Library::AttentionGrad(attention)) => {
+            let mut operands: Vec<&TensorType> = (1..4).map(ty).collect();
+            operands.extend((6..instr.operands.len()).map(ty));
+            // Scores again, dQ and dK; dP and dV.
+            let scores = volume(&attention.spec, &operands, ty(0), mesh, &["f"]);
+            let values = volume(&attention.spec, &operands, ty(0), mesh, &["e"]);
+            2 * (3 * scores + 2 * values) / if attention.causal { 2 } else { 1 }
+        }
+        _ => 0,
+    }
+}
+
+/// The product of the sizes on one rank of all factors but `without`.
+fn volume(spec: &FactorSpec, operands: &[&TensorType], result: &TensorType, mesh: &Mesh, without: &[&str]) -> u64 {
+    let local = |ty: &TensorType| TensorType::new(ty.dtype, ty.local_shape(mesh));
+    let operands: Vec<TensorType> = operands.iter().map(|ty| local(ty)).collect();
+    let Ok(sizes) = spec.sizes(&operands.iter().collect::<Vec<_>>(), &local(result)) else { return 0 };
+    let counted = spec.names.iter().zip(sizes).filter(|(name, _)| !without.contains(&&name[..]));
+    counted.map(|(_, size)| size).product()
+}

@@ -1,0 +1,139 @@
+//! Schedules of pipelines: each trains as one device does, in the order, the memory and with the bubble of its rule.
+
+use super::{CASE, Case, Split, is_long, mesh};
+use dcc::compile::Precision;
+use dcc::import::Dropout;
+use dcc::plan::{Parallel, Schedule, Zero};
+use dcc::schedule::{self, Costs, Order, PartCost, Rule};
+use dcc_program::program::{Area, Program, SectionKind};
+
+/// Schedules that run the backward pass in halves.
+const HALVES: [Schedule; 3] = [Schedule::ZbH1, Schedule::ZbH2, Schedule::Auto];
+
+fn by(schedule: Schedule, (dp, tp, pp): (u32, u32, u32)) -> Parallel {
+    Parallel { schedule, ..mesh(dp, tp, pp) }
+}
+
+/// Tied embeddings, clipping, labels of which some microbatches ignore all; fewer microbatches than stages, and no multiple of them.
+#[test]
+fn gpt_trains_alike_by_every_schedule() {
+    let gpt = Case { model: "gpt2_tiny.onnx", batch: 12, steps: 2, labels: Some(16), clip: Some(0.5), ..CASE };
+    let mut splits: Vec<Split> = Vec::new();
+    for schedule in HALVES {
+        splits.extend(
+            [((1, 1, 2), 3), ((1, 1, 4), 6), ((1, 1, 4), 2), ((2, 1, 2), 3), ((1, 2, 2), 4)].map(|(m, n)| (by(schedule, m), n)),
+        );
+    }
+    splits.extend([(by(Schedule::ZbH1, (1, 1, 1)), 3), (by(Schedule::ZbH1, (1, 1, 2)), 1)]);
+    for zero in [Zero::State, Zero::Gradients, Zero::Parameters] {
+        splits.push((Parallel { zero, ..by(Schedule::ZbH1, (2, 1, 2)) }, 3));
+    }
+    gpt.check(&splits);
+    let masks = Case { model: "gpt2_tiny_dropout.onnx", steps: 2, dropout: Dropout::Rate(0.1), ..CASE };
+    masks.check(&[(by(Schedule::ZbH2, (1, 1, 4)), 8)]);
+}
+
+/// Convolutions and BatchNorm, whose single microbatch has sums that are resolved in place.
+#[test]
+fn convolutions_train_alike_by_every_schedule() {
+    let resnet = Case { model: "families/resnet.onnx", batch: 8, steps: 2, clip: Some(0.5), ..CASE };
+    let of = |meshes: &[(u32, u32, u32)], count| {
+        let all = |&mesh: &(u32, u32, u32)| HALVES[..2].iter().map(move |&schedule| (by(schedule, mesh), count));
+        meshes.iter().flat_map(all).collect::<Vec<Split>>()
+    };
+    resnet.check(&of(&[(1, 1, 2), (1, 1, 4), (2, 1, 2)], 1));
+    Case { model: "cnn.onnx", ..CASE }.check(&of(&[(1, 1, 2), (1, 2, 2)], 4));
+    Case { model: "mlp.onnx", ..CASE }.check(&of(&[(1, 1, 2), (2, 1, 2)], 4));
+    Case { model: "mlp.onnx", precision: Precision::AsExported, ..CASE }.check(&of(&[(1, 1, 2)], 8));
+}
+
+/// In `tests/long.sh`: every schedule by 1 to 8 microbatches on every pipeline of up to eight ranks, 20 steps.
+#[test]
+fn all_schedules_on_all_pipelines() {
+    if !is_long() {
+        return;
+    }
+    for (model, labels) in [("gpt2_tiny.onnx", Some(16)), ("llama_tiny.onnx", None)] {
+        for (batch, counts) in [(24, &[1, 2, 3, 4, 6, 8][..]), (20, &[5])] {
+            let case = Case { model, labels, batch, steps: 20, clip: Some(0.5), ..CASE };
+            let meshes = [(1, 1, 2), (1, 1, 4), (2, 1, 2), (1, 2, 2), (2, 2, 2), (2, 1, 4)];
+            let mut splits: Vec<Split> = Vec::new();
+            for mesh in meshes {
+                let counts = counts.iter().filter(|&&count| batch % u64::from(count * mesh.0) == 0);
+                splits.extend(counts.flat_map(|&count| Schedule::ALL.map(|schedule| (by(schedule, mesh), count))));
+            }
+            case.check(&splits);
+        }
+    }
+}
+
+fn compiled(schedule: Schedule, pp: u32, microbatches: u32) -> dcc::Compiled {
+    let case = Case { model: "gpt2_tiny.onnx", batch: 24, precision: Precision::AsExported, ..CASE };
+    case.compiled(&by(schedule, (1, 1, pp)), microbatches)
+}
+
+/// What `order` takes where forward, input half and weight half are alike; a whole backward is both.
+fn bubble(order: &Order) -> f64 {
+    let part = PartCost { forward: 1.0, backward_input: 1.0, backward_weight: 1.0, ..PartCost::default() };
+    schedule::simulate(order, &Costs::even(order.layout.parts(), part, 0.0)).expect("it runs").bubble
+}
+
+/// Most microbatches that a stage holds from forward to a backward section, by the simulator.
+fn held(order: &Order, stage: usize, until: SectionKind) -> u64 {
+    let weight_bytes = u64::from(until == SectionKind::BackwardWeight);
+    let part = PartCost { activation_bytes: 1, weight_bytes, ..PartCost::default() };
+    schedule::simulate(order, &Costs::even(order.layout.parts(), part, 0.0)).expect("it runs").peak_bytes[stage]
+}
+
+/// What runs is what the rule says and the simulator ran; areas have a slot for each microbatch that it finds alive, and none more.
+#[test]
+fn programs_have_the_order_and_the_slots_of_the_rule() {
+    for (schedule, rule) in [
+        (Schedule::GPipe, Rule::GPipe),
+        (Schedule::OneFOneB, Rule::OneFOneB),
+        (Schedule::ZbH1, Rule::ZbH1),
+        (Schedule::ZbH2, Rule::ZbH2),
+    ] {
+        for (pp, microbatches) in [(2, 6), (4, 12), (4, 2)] {
+            let compiled = compiled(schedule, pp, microbatches);
+            let found = Order::of_programs(&compiled.artifact.train).expect("the programs of a pipeline");
+            let due = rule.order(pp, microbatches).expect("an order");
+            assert_eq!(found.text(), due.text(), "{schedule:?}");
+            assert_eq!(bubble(&found), bubble(&due), "{schedule:?}");
+            for (stage, program) in compiled.artifact.train.iter().enumerate() {
+                slots(program, |until| held(&due, stage, until));
+            }
+        }
+    }
+}
+
+fn slots(program: &Program, held: impl Fn(SectionKind) -> u64) {
+    let kept = |area: &&Area| area.from == SectionKind::Forward && area.to.is_backward();
+    let areas: Vec<&Area> = program.areas.iter().filter(kept).collect();
+    assert!(!areas.is_empty(), "stage {} keeps nothing", program.stage);
+    for area in areas {
+        assert_eq!(u64::from(area.slots), held(area.to), "stage {}, until {}", program.stage, area.to.name());
+    }
+}
+
+/// A search in the memory that it is given: no slower than the rules that fit, within the limit, faster where it has more.
+#[test]
+fn the_search_keeps_to_the_memory_limit() {
+    let case = Case { model: "gpt2_tiny.onnx", batch: 24, precision: Precision::AsExported, ..CASE };
+    let parallel = by(Schedule::Auto, (1, 1, 4));
+    let peak = |compiled: &dcc::Compiled| compiled.artifact.train.iter().map(dcc::compile::planned_bytes).max().unwrap_or(0);
+    let machine = parallel.machine;
+    let time = |order: &Order, compiled: &dcc::Compiled| {
+        let costs = dcc::cost::sections::costs(&compiled.artifact.train, &machine);
+        schedule::simulate(order, &costs).expect("it runs").cost
+    };
+    let free = case.compiled(&parallel, 8);
+    let few = compiled(Schedule::ZbH1, 4, 8);
+    let limited = case.limited(&parallel, 8, peak(&few)).expect("ZB-H1 fits");
+    assert!(peak(&limited) <= peak(&few));
+    let [fast, slow, rule] = [&free, &limited, &few].map(|c| time(&c.order, &free));
+    println!("4 stages, 8 microbatches: {fast:.3e} s free, {slow:.3e} s in ZB-H1's memory, {rule:.3e} s by ZB-H1");
+    assert!(fast <= slow && slow <= rule);
+    let error = case.limited(&parallel, 8, peak(&few) / 4).err().expect("too little memory");
+    assert_eq!(error.code.to_string(), "DCC0401", "{error}");
+}
