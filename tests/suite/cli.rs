@@ -309,6 +309,8 @@ fn wrong_flags() {
     refused(&folder, "verify @/linear.dcc --seed 2", 2, "DCC0001", &["--seed belongs to a model"]);
     refused(&folder, "explain DCC9999", 2, "DCC0001", &["no error code of dcc"]);
     refused(&folder, "inspect @/linear.onnx --stage 0", 2, "DCC0001", &["only artifacts have programs"]);
+    refused(&folder, "inspect @/linear.onnx --timeline", 2, "DCC0001", &["only artifacts have programs"]);
+    refused(&folder, "inspect @/linear.dcc --svg @/step.svg", 2, "DCC0001", &["--timeline"]);
     refused(&folder, "inspect @/linear.dcc --stage 5", 2, "DCC0001", &["the artifact has 1 stages"]);
 }
 

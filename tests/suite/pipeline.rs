@@ -3,7 +3,7 @@
 
 use crate::command::{Folder, dcc};
 use dcc::plan::Schedule;
-use dcc::schedule::{self, Costs, PartCost};
+use dcc::schedule::{self, Costs, PartCost, Rule};
 use dcc_program::program::SectionKind;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -153,6 +153,36 @@ fn stages_compute_at_once() {
     let busy: f64 = found.time.values().flatten().sum();
     println!("gpipe, 1 microbatch: {:.1} ms of {:.1} ms", found.overlap() / 1e3, busy / 1e3);
     assert!(found.overlap() <= 0.05 * busy, "the control: {} of {busy} µs", found.overlap());
+}
+
+/// What `inspect` shows is the order of the schedule, when its passes run, and the bytes that are planned.
+#[test]
+fn a_step_is_shown_as_it_is_simulated() {
+    let folder = Folder::new();
+    let [artifact, svg] = ["model.dcc", "step.svg"].map(|name| folder.at(name));
+    let words = ["--pp", "2", "--grad-accum", "4", "--schedule", "zb-h1"];
+    dcc([&["compile", GPT[0], "-o", &artifact], &words[..]].concat()).ok();
+    let shown = dcc(["inspect", &artifact, "--timeline", "--json", "--svg", &svg]).ok().json();
+    let programs = dcc(["inspect", &artifact, "--json"]).ok().json();
+    let due = Rule::ZbH1.order(2, 4).expect("an order").text();
+    let mut passes = 0;
+    for (index, line) in due.lines().enumerate() {
+        let stage = &shown["stages"][index];
+        let events = stage["passes"].as_array().expect("passes");
+        let names: Vec<&str> = events.iter().map(|event| event["pass"].as_str().expect("a name")).collect();
+        assert_eq!(names.join(" "), line);
+        let time = |event: &Value, key: &str| event[key].as_f64().expect("seconds");
+        assert!(events.windows(2).all(|pair| time(&pair[0], "end") <= time(&pair[1], "start")), "{events:?}");
+        assert!(time(stage, "busy") <= time(&shown, "seconds"));
+        let memory = &programs["train"][index]["memory"];
+        assert_eq!([&stage["planned_bytes"], &stage["activation_bytes"]], [&memory["peak"], &memory["activations"]]);
+        passes += events.len();
+    }
+    let drawn = std::fs::read_to_string(&svg).expect("a drawing");
+    assert!(drawn.starts_with("<svg") && drawn.matches("<title>").count() == passes, "{passes} passes: {drawn}");
+    let text = dcc(["inspect", &artifact, "--timeline"]).ok().stdout;
+    let words = ["2 stages, 4 microbatches", "stage 1  ", "F0", "W", "bubble", "first start", "planned"];
+    assert!(words.iter().all(|word| text.contains(word)), "{text}");
 }
 
 /// The mission's command: no flag but the mesh, then eight processes train.
