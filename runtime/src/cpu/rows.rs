@@ -17,8 +17,9 @@ pub(super) struct Rows {
     bytes: usize,
     from_stride: usize,
     to_stride: usize,
-    /// Byte of `from` where the first row begins.
+    /// Byte of `from` where the first row begins, and how much later with each microbatch.
     skip: usize,
+    next: usize,
 }
 
 /// All bytes of `from`, unless they are in place already.
@@ -32,10 +33,10 @@ pub(super) fn copy(from: Span, to: Span) -> Result<Option<Work>> {
     if from.overlaps(&to) {
         return Err(Error::artifact("a copy onto a part of itself"));
     }
-    Ok(Some(Work::Rows(Rows { from, to, count: 1, bytes: to.bytes, from_stride: 0, to_stride: 0, skip: 0 })))
+    Ok(Some(Work::Rows(Rows { from, to, count: 1, bytes: to.bytes, from_stride: 0, to_stride: 0, skip: 0, next: 0 })))
 }
 
-/// The rank's own block along `dim`; what lies behind the whole's last row stays unspecified.
+/// The rank's own block along `dim`, or the microbatch's; what lies behind the whole's last row stays unspecified.
 pub(super) fn slice(site: &Site<'_>, (axis, dim): (usize, usize), operand: BufferId, result: BufferId) -> Result<Option<Work>> {
     let (whole, part) = (site.ty(operand).local_shape(site.mesh()), site.ty(result).local_shape(site.mesh()));
     let alike = |d: usize| d == dim || whole[d] == part[d];
@@ -54,6 +55,11 @@ pub(super) fn slice(site: &Site<'_>, (axis, dim): (usize, usize), operand: Buffe
     let count = if rows == 0 { 0 } else { product(&part[..dim]) };
     let stride = |shape: &[u64]| shape[dim] as usize * inner;
     let skip = if rows == 0 { 0 } else { first as usize * inner };
+    let of_microbatch = site.mesh().microbatch_axis().is_some_and(|mb| usize::from(mb.0) == axis);
+    if of_microbatch && whole[dim] != part[dim] * u64::from(site.microbatches()) {
+        return Err(Error::artifact("microbatches that do not make up what they are slices of"));
+    }
+    let next = if of_microbatch { rows * inner } else { 0 };
     Ok(Some(Work::Rows(Rows {
         from,
         to,
@@ -62,12 +68,13 @@ pub(super) fn slice(site: &Site<'_>, (axis, dim): (usize, usize), operand: Buffe
         from_stride: stride(&whole),
         to_stride: stride(&part),
         skip,
+        next,
     })))
 }
 
 impl Rows {
     pub fn run(&self, on: &Running<'_>) {
-        let from = on.memory.pointer(self.from, on.bases) as usize + self.skip;
+        let from = on.memory.pointer(self.from, on.bases) as usize + self.skip + on.microbatch as usize * self.next;
         let to = on.memory.pointer(self.to, on.bases) as usize;
         let total = self.count * self.bytes;
         // Many short rows make a chunk, or a long row several.

@@ -63,6 +63,12 @@ fn llama_and_bert_train_alike() {
     Case { model: "bert_tiny.onnx", labels: Some(16), ..CASE }.check(&splits(&[(1, 2, 2, 2), (1, 4, 1, 1), (2, 2, 1, 2)]));
 }
 
+/// An exporter's initial state has a row for each sample, of which a microbatch takes its own.
+#[test]
+fn recurrent_states_are_those_of_the_microbatch() {
+    Case { model: "families/static_lstm.onnx", ..CASE }.check(&splits(&[(1, 1, 1, 2), (2, 1, 2, 4)]));
+}
+
 /// Two heads for four ranks, of whom two share each; one block for two stages.
 #[test]
 fn fewer_heads_than_ranks_train_alike() {

@@ -142,7 +142,8 @@ fn moving(p: &Program, library: &Library, instr: &Instr, step: &Step, rank: &mut
     match library {
         Library::SliceAxis { axis, dim } => {
             let (from, to) = (operand.ty.local_shape(&p.mesh), result.ty.local_shape(&p.mesh));
-            let shift = u64::from(rank.at.get(*axis)) * to.get(*dim as usize).copied().unwrap_or(0);
+            let coordinate = if p.mesh.is_microbatch(*axis) { step.microbatch } else { rank.at.get(*axis) };
+            let shift = u64::from(coordinate) * to.get(*dim as usize).copied().unwrap_or(0);
             result.bits = window(&operand.bits, &from, &to, *dim as usize, shift)?;
         }
         Library::KeepFirst { axis } if rank.at.get(*axis) != 0 => result.bits.fill(0),
