@@ -66,6 +66,7 @@ section_meshes() {
 
 section_pipeline() {
     long pipeline::stages_compute_at_once
+    long ranks::pipelines
 }
 
 # 100 losses of the README's command on four ranks, and every golden run in full, in units of what the table of tolerances allows.

@@ -15,6 +15,9 @@ use dcc_program::AxisList;
 use dcc_program::kernel::{DimId, Index};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+/// Phase and stage.
+type Section = (Phase, Option<u32>);
+
 /// Index into `Fusion::clusters`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClusterId(pub u32);
@@ -43,7 +46,8 @@ pub struct LoopDim {
 
 #[derive(Clone, Debug)]
 pub struct Cluster {
-    pub phase: Phase,
+    /// In which all members run.
+    pub section: Section,
     /// Ascending.
     pub members: Vec<NodeId>,
     pub dims: Vec<LoopDim>,
@@ -58,9 +62,9 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    fn empty(phase: Phase) -> Cluster {
+    fn empty(section: Section) -> Cluster {
         Cluster {
-            phase,
+            section,
             members: Vec::new(),
             dims: Vec::new(),
             inner: Vec::new(),
@@ -118,8 +122,8 @@ struct Fuser<'a> {
     uses: Vec<Vec<NodeId>>,
     wanted: BTreeSet<NodeId>,
     accumulators: &'a BTreeSet<NodeId>,
-    /// Of each phase, nodes that no cluster has members on both sides of, ascending.
-    spans: BTreeMap<Phase, Vec<NodeId>>,
+    /// Of each section, nodes that no cluster has members on both sides of, ascending.
+    spans: BTreeMap<Section, Vec<NodeId>>,
 }
 
 /// Whether an op is a loop over its result's elements.

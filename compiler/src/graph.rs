@@ -36,6 +36,13 @@ pub struct Node {
     pub phase: Phase,
 }
 
+impl Node {
+    /// Of a placed node: when it runs, and in which chunk of the model.
+    pub fn section(&self) -> (Phase, Option<u32>) {
+        (self.phase, self.stage)
+    }
+}
+
 /// What a backward node was made for; the planner gives it the strategy of that forward node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GradOf {

@@ -11,25 +11,27 @@ mod units;
 
 use crate::error::Result;
 use crate::fuse::{Fusion, fuse};
-use crate::graph::{Graph, NodeId, Phase};
+use crate::graph::{Graph, Node, NodeId};
 use crate::ops::Op;
+use crate::place::can_accumulate;
 use crate::plan::Plan;
-use crate::schedule::Turns;
+use crate::schedule::{Layout, Turns};
 use crate::train::Output;
-use dcc_program::program::{Mode, Program, SectionKind};
+use dcc_program::program::{Mode, Program, SectionId, SectionKind};
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use layout::share;
 
-/// One execution of a section: its kind and microbatch.
-pub type Turn = (SectionKind, u32);
+/// One execution of a section, and its microbatch.
+pub type Turn = (SectionId, u32);
 
 /// The programs of all stages, each of which runs its `turns`.
 pub fn programs(placed: &Graph, plan: &Plan, name: &str, mode: Mode, turns: &[Turns]) -> Result<Vec<Program>> {
     let live = placed.live();
+    let layout = plan.layout();
     (0..plan.stages())
         .map(|stage| {
-            let here = |id: &NodeId| live[id.0 as usize] && placed[*id].stage == Some(stage);
+            let here = |id: &NodeId| live[id.0 as usize] && placed[*id].stage.map(|part| layout.place(part).0) == Some(stage);
             let nodes: Vec<NodeId> = placed.ids().filter(here).collect();
             let lowering = Stage::new(placed, plan, stage, nodes, &live);
             lowering.program(name, mode, &turns[stage as usize])
@@ -42,8 +44,9 @@ struct Stage<'a> {
     graph: &'a Graph,
     plan: &'a Plan,
     stage: u32,
+    layout: Layout,
     nodes: Vec<NodeId>,
-    /// Values of this stage that others read, with the stage that does.
+    /// Values of this stage that others read, with the part of the model that does.
     sends: Vec<(NodeId, u32)>,
     /// Results by output name.
     outputs: Vec<(String, NodeId)>,
@@ -56,26 +59,46 @@ struct Stage<'a> {
 
 impl<'a> Stage<'a> {
     fn new(graph: &'a Graph, plan: &'a Plan, stage: u32, nodes: Vec<NodeId>, live: &[bool]) -> Stage<'a> {
+        let layout = plan.layout();
+        let is_here = |id: NodeId| layout.place(part_of(graph, id)).0 == stage;
         let transfers = graph.ids().filter(|id| live[id.0 as usize] && matches!(graph[*id].op, Op::Transfer(_)));
         let sends: Vec<(NodeId, u32)> = transfers
-            .filter(|&id| graph[graph[id].operands[0]].stage == Some(stage))
-            .map(|id| (graph[id].operands[0], graph[id].stage.expect("placed nodes have a stage")))
+            .filter(|&id| is_here(graph[id].operands[0]))
+            .map(|id| (graph[id].operands[0], part_of(graph, id)))
             .collect();
-        let outputs: Vec<(String, NodeId)> =
-            graph.outputs.iter().filter(|(_, id)| graph[*id].stage == Some(stage)).cloned().collect();
+        let outputs: Vec<(String, NodeId)> = graph.outputs.iter().filter(|(_, id)| is_here(*id)).cloned().collect();
         let accumulators = find_accumulators(graph, plan, &nodes);
         let sums: BTreeSet<NodeId> = accumulators.iter().filter(|(node, into)| node != into).map(|(_, &into)| into).collect();
         let wanted: Vec<NodeId> = sends.iter().map(|&(id, _)| id).chain(outputs.iter().map(|&(_, id)| id)).collect();
         let fusion = fuse(graph, &nodes, &wanted, &sums);
         let updates = find_updates(graph, &nodes, &outputs);
-        Stage { graph, plan, stage, nodes, sends, outputs, updates, accumulators, fusion }
+        Stage { graph, plan, stage, layout, nodes, sends, outputs, updates, accumulators, fusion }
+    }
+
+    /// The section that has a node.
+    fn section(&self, id: NodeId) -> SectionId {
+        let kind = self.graph[id].phase;
+        let chunk = if kind.is_pass() { self.layout.place(part_of(self.graph, id)).1 } else { 0 };
+        SectionId { kind, chunk }
+    }
+
+    /// The lane of messages from one chunk of a rank to one of another: chunks run their microbatches in orders of their own.
+    fn lane(&self, from: u32, to: u32) -> u32 {
+        from * self.layout.chunks + to
+    }
+
+    /// All sections that a step may have, in the order in which a microbatch meets them.
+    fn sections(&self) -> Vec<SectionId> {
+        let chunks = |kind: SectionKind| 0..if kind.is_pass() { self.layout.chunks } else { 1 };
+        let all = SectionKind::ALL.into_iter().flat_map(|kind| chunks(kind).map(move |chunk| SectionId { kind, chunk }));
+        all.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     fn program(self, name: &str, mode: Mode, turns: &Turns) -> Result<Program> {
         let sections = units::order(&self)?;
         let mut selection = select::Selection::new(&self, name, mode, turns);
-        for (kind, units) in sections {
-            selection.section(kind, &units)?;
+        for (id, units) in sections {
+            selection.section(id, &units)?;
         }
         memory::place(selection.finish(), turns)
     }
@@ -88,14 +111,15 @@ fn find_accumulators(graph: &Graph, plan: &Plan, nodes: &[NodeId]) -> BTreeMap<N
         return found;
     }
     let uses = graph.uses();
+    let is_copy = |node: &Node| matches!(node.op, Op::GradSum(_)) && node.operands.len() == 1;
+    let adds = |node: &Node| can_accumulate(&node.op) || is_copy(node);
     for &id in nodes {
         if !matches!(graph[id].op, Op::ResolveMicrobatches(_)) {
             continue;
         }
         let sum = graph[id].operands[0];
         found.insert(sum, sum);
-        let single =
-            |o: &NodeId| uses[o.0 as usize] == 1 && graph[*o].ty == graph[sum].ty && select::can_accumulate(&graph[*o].op);
+        let single = |o: &NodeId| uses[o.0 as usize] == 1 && graph[*o].ty == graph[sum].ty && adds(&graph[*o]);
         let unique: BTreeSet<NodeId> = graph[sum].operands.iter().copied().collect();
         let distinct = unique.len() == graph[sum].operands.len();
         if matches!(graph[sum].op, Op::GradSum(_)) && distinct && graph[sum].operands.iter().all(single) {
@@ -117,7 +141,7 @@ fn find_updates(graph: &Graph, nodes: &[NodeId], outputs: &[(String, NodeId)]) -
     outputs.iter().filter_map(|(name, id)| Some((*id, leaf(name)?))).collect()
 }
 
-/// Sections in the order in which one step meets them.
-fn section_kinds() -> [Phase; 8] {
-    SectionKind::ALL
+/// The part of the model that a node belongs to; of what the chunks of a rank share, the first.
+fn part_of(graph: &Graph, id: NodeId) -> u32 {
+    graph[id].stage.expect("placed nodes have a stage")
 }

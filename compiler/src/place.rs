@@ -12,14 +12,17 @@ mod strategy;
 mod zero;
 
 use crate::error::{Error, Result};
-use crate::graph::{GradOf, Graph, NodeId, Operands, Phase};
+use crate::graph::{GradOf, Graph, Node, NodeId, Operands, Phase};
 use crate::ops::{GradSum, Op, Rule};
 use crate::optimizer::NORM_TERM;
 use crate::plan::{Plan, Strategy, Zero};
+use crate::schedule::Layout;
 use crate::train::updates;
 use dcc_program::program::ParamKind;
 use dcc_program::{AxisId, AxisList, Reduce, Sharding, TensorType};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+pub use accumulate::can_accumulate;
 
 /// A pending reduction.
 type Pending = (AxisId, Reduce);
@@ -72,6 +75,9 @@ struct Placer<'a> {
     regions: zero::Regions,
     /// The node that is being placed, of those that are computed once per microbatch or by the update.
     reader: NodeId,
+    /// The stage that what is being placed is for.
+    here: u32,
+    layout: Layout,
 }
 
 impl<'a> Placer<'a> {
@@ -95,6 +101,8 @@ impl<'a> Placer<'a> {
             gradients: HashSet::new(),
             regions: zero::regions(graph, plan),
             reader: NodeId(0),
+            here: 0,
+            layout: plan.layout(),
         };
         placer.find_sources();
         for id in graph.ids() {
@@ -147,7 +155,7 @@ impl<'a> Placer<'a> {
         self.reach = vec![BTreeSet::new(); graph.nodes.len()];
         let live = graph.live();
         // An output that no stage computes is computed on the last one.
-        let last = self.plan.stages() - 1;
+        let last = self.plan.parts() - 1;
         for &(_, id) in &graph.outputs {
             if graph[id].phase == Phase::Forward && self.stage[id.0 as usize].is_none() {
                 self.reach[id.0 as usize].insert(last);
@@ -191,14 +199,14 @@ impl<'a> Placer<'a> {
                 && matches!(graph[param].op, Op::Param(_))
                 && self.reach[param.0 as usize].is_empty()
             {
-                self.reach[param.0 as usize].extend(0..self.plan.stages());
+                self.reach[param.0 as usize].extend(0..self.plan.parts());
             }
             self.reach[id.0 as usize] = mine;
         }
     }
 
     fn place_outputs(&mut self) -> Result<()> {
-        let last = self.plan.stages() - 1;
+        let last = self.plan.parts() - 1;
         let replaced: HashMap<NodeId, NodeId> = updates(self.graph).into_iter().map(|u| (u.new, u.param)).collect();
         for (name, id) in &self.graph.outputs {
             let stages = self.output_stages(*id, last);
@@ -227,14 +235,19 @@ impl<'a> Placer<'a> {
         }
         match of {
             Some(GradOf::Value(param)) => self.param_stages(param),
-            _ => (0..=last).collect(),
+            _ => (0..self.plan.stages()).collect(),
         }
     }
 
-    /// Stages that hold a parameter; one that nothing reads lives on stage 0.
+    /// The ranks that hold a parameter, as the first chunks that they have; one that nothing reads lives on stage 0.
     fn param_stages(&self, param: NodeId) -> Vec<u32> {
-        let stages = &self.reach[param.0 as usize];
-        if stages.is_empty() { vec![0] } else { stages.iter().copied().collect() }
+        let stages: BTreeSet<u32> = self.reach[param.0 as usize].iter().map(|&stage| self.first_chunk(stage)).collect();
+        if stages.is_empty() { vec![0] } else { stages.into_iter().collect() }
+    }
+
+    /// The stage that is the first chunk of the ranks that have `stage`. What chunks share, all but their passes, is there.
+    fn first_chunk(&self, stage: u32) -> u32 {
+        self.layout.place(stage).0
     }
 
     fn output_phase(&self, id: NodeId) -> Phase {
@@ -285,14 +298,17 @@ impl<'a> Placer<'a> {
         let sharding = ty.sharding.with_pending(ty.sharding.pending.iter().copied().filter(|p| p.0 == mb && !whole));
         let value = self.reshard(value, &sharding, phase)?;
         let ty = self.out.ty(value).clone();
-        let section = self.out[value].phase;
+        let Node { phase: section, stage: home, .. } = self.out[value];
+        if home.map(|home| self.first_chunk(home)) == Some(self.first_chunk(stage)) {
+            return Ok(value);
+        }
         Ok(self.make(crate::ops::Transfer {}, &[value], ty, stage, section))
     }
 
     fn leaf(&mut self, id: NodeId, stage: u32, phase: Phase) -> Result<NodeId> {
         let node = &self.graph[id];
         let weight = matches!(&node.op, Op::Param(param) if param.kind == ParamKind::Weight);
-        if weight && !self.param_stages(id).contains(&stage) {
+        if weight && !self.param_stages(id).contains(&self.first_chunk(stage)) {
             return Err(self.graph.broken(id, &format!("stage {stage} reads a parameter that it does not hold")));
         }
         let mut sharding = Sharding::replicated(node.ty.rank());
@@ -331,21 +347,22 @@ impl<'a> Placer<'a> {
         node.op.rule(&types, &node.ty).sized(&types, &node.ty)
     }
 
-    /// Adds a placed node.
+    /// Adds a placed node: to the stage if it is of a pass, else where the rank's chunks share it.
     fn make(&mut self, op: impl Into<Op>, operands: &[NodeId], ty: TensorType, stage: u32, section: Phase) -> NodeId {
-        self.out.set_stage(Some(stage));
+        self.out.set_stage(Some(if section.is_pass() { stage } else { self.first_chunk(stage) }));
         self.out.set_phase(section);
         self.out.add_typed(op, operands, ty)
     }
 
     /// Computes logical `id` on `stage`: chooses the strategy, reshards the operands, derives the type.
     fn compute(&mut self, id: NodeId, stage: u32, phase: Phase, strategy: Option<Strategy>) -> Result<NodeId> {
-        let before = self.reader;
+        let before = (self.reader, self.here);
+        self.here = stage;
         if self.stage[id.0 as usize].is_some() || self.graph[id].phase != Phase::Forward {
             self.reader = id;
         }
         let placed = self.computed(id, stage, phase, strategy);
-        self.reader = before;
+        (self.reader, self.here) = before;
         placed
     }
 

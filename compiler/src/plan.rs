@@ -20,8 +20,9 @@ mod text;
 mod zero;
 
 use crate::cost::Machine;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};
+use crate::schedule::{self, Layout};
 use dcc_program::{AxisId, AxisList, Mesh};
 use forward::Forward;
 use smallvec::SmallVec;
@@ -44,9 +45,12 @@ pub struct Plan {
     /// numbers, broadcasts, pointwise ops of only these) or stand for their operand (`stop_gradient`). The strategy of a `Param`
     /// gives its used type. Gradient nodes inherit through `Graph::grad_of`.
     pub strategies: BTreeMap<NodeId, Strategy>,
-    /// Stage of each forward node that depends on a batched input; inputs and the others are cloned where they are read.
+    /// Stage of each forward node that depends on a batched input; inputs and the others are cloned where they are read. These are
+    /// the parts of `layout`: where a rank has several chunks of the model, each is a stage of its own.
     pub stages: BTreeMap<NodeId, u32>,
     pub schedule: Schedule,
+    /// Chunks of the model on each rank, if the schedule does not say.
+    pub virtual_stages: u32,
     pub zero: Zero,
     /// Dims of the shard of each weight that `dp` can divide.
     pub shards: BTreeMap<NodeId, Vec<AxisList>>,
@@ -68,6 +72,8 @@ pub enum Schedule {
     OneFOneB,
     ZbH1,
     ZbH2,
+    /// Two chunks on each rank, there and back.
+    ZbV,
     /// The best order that a search finds for estimated times.
     Auto,
 }
@@ -81,6 +87,8 @@ pub struct Parallel {
     /// Microbatches of a step, from `batch::resolve`.
     pub microbatches: u32,
     pub schedule: Schedule,
+    /// Chunks of the model on each rank, by 1F1B.
+    pub virtual_stages: u32,
     pub zero: Zero,
     /// Data-parallel ranks that share one copy of what `zero` shards: a divisor of `dp`; all of them where `None`.
     pub shard_group: Option<u32>,
@@ -100,6 +108,7 @@ impl Default for Parallel {
             pp: 1,
             microbatches: 1,
             schedule: Schedule::default(),
+            virtual_stages: 1,
             zero: Zero::default(),
             shard_group: None,
             pins: Vec::new(),
@@ -114,14 +123,24 @@ impl Plan {
         self.mesh.size_of("mb")
     }
 
-    /// Number of pipeline stages.
+    /// Ranks along the pipeline.
     pub fn stages(&self) -> u32 {
         self.mesh.size_of("pp")
+    }
+
+    /// Which ranks have which parts of the model.
+    pub fn layout(&self) -> Layout {
+        schedule::rule(self.schedule, self.virtual_stages).layout(self.stages())
+    }
+
+    pub fn parts(&self) -> u32 {
+        self.layout().parts()
     }
 }
 
 impl Schedule {
-    pub const ALL: [Schedule; 5] = [Schedule::GPipe, Schedule::OneFOneB, Schedule::ZbH1, Schedule::ZbH2, Schedule::Auto];
+    pub const ALL: [Schedule; 6] =
+        [Schedule::GPipe, Schedule::OneFOneB, Schedule::ZbH1, Schedule::ZbH2, Schedule::ZbV, Schedule::Auto];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -129,6 +148,7 @@ impl Schedule {
             Schedule::OneFOneB => "1f1b",
             Schedule::ZbH1 => "zb-h1",
             Schedule::ZbH2 => "zb-h2",
+            Schedule::ZbV => "zb-v",
             Schedule::Auto => "auto",
         }
     }
@@ -162,7 +182,20 @@ fn mesh(options: &Parallel, tensor: &[(&str, u32)]) -> Mesh {
 pub fn choose(graph: &Graph, options: &Parallel) -> Result<Plan> {
     let forward = Forward::of(graph);
     let mut plan = tensor::shard(&forward, options)?;
+    runs(&plan)?;
     plan.stages = stages::cut(&forward, &plan, &options.machine, &options.wishes.stages)?;
     plan.shards = zero::shards(graph, &plan);
     Ok(plan)
+}
+
+/// Errors: microbatches that the schedule cannot group.
+fn runs(plan: &Plan) -> Result<()> {
+    let (pp, microbatches) = (plan.stages(), plan.microbatches());
+    let order = schedule::rule(plan.schedule, plan.virtual_stages).order(pp, microbatches);
+    let told = |error: schedule::OrderError| {
+        let what = format!("--virtual-stages {} with {microbatches} microbatches: {error}", plan.virtual_stages);
+        Error::stages(what)
+            .help(format!("use --grad-accum {}, or another multiple of --pp {pp}", microbatches.next_multiple_of(pp)))
+    };
+    order.map(|_| ()).map_err(told)
 }

@@ -6,7 +6,7 @@ mod units;
 pub use units::{count, size};
 
 use crate::cost::sections;
-use dcc_program::program::{Action, BufferId, ParamKind, Place, Program, SectionKind, Transfer};
+use dcc_program::program::{Action, BufferId, ParamKind, Place, Program, SectionId, SectionKind, Transfer};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -79,18 +79,14 @@ fn stage(program: &Program, layers: String) -> StageReport {
     let weights = program.params.iter().filter(|p| p.kind == ParamKind::Weight);
     report.parameters = weights.map(|p| program.ty(p.buffer).local_shape(&program.mesh).iter().product::<u64>()).sum();
     let mut traffic: BTreeMap<(String, &'static str), (u64, u64)> = BTreeMap::new();
-    // Variants of a section compute the same; halves of the backward pass add up.
-    let mut backward: BTreeMap<SectionKind, u64> = BTreeMap::new();
+    // Variants of a section compute the same; halves of the backward pass and chunks add up.
+    let mut passes: BTreeMap<SectionId, u64> = BTreeMap::new();
     for (index, section) in program.sections.iter().enumerate() {
         let runs = program.order.iter().filter(|step| step.section as usize == index).count() as u64;
         report.instructions += section.body.len() as u64;
         let flops: u64 = section.body.iter().map(|instr| sections::flops(program, instr)).sum();
         report.flops += runs * flops;
-        match section.kind {
-            SectionKind::Forward => report.forward_flops = report.forward_flops.max(flops),
-            kind if kind.is_backward() => _ = backward.insert(kind, flops),
-            _ => {}
-        }
+        passes.insert(section.id(), flops);
         for instr in &section.body {
             match &instr.action {
                 Action::Kernel(_) => report.jit += runs,
@@ -108,7 +104,9 @@ fn stage(program: &Program, layers: String) -> StageReport {
             }
         }
     }
-    report.backward_flops = backward.values().sum();
+    let of = |is: fn(SectionKind) -> bool| passes.iter().filter(|(id, _)| is(id.kind)).map(|(_, flops)| flops).sum();
+    report.forward_flops = of(|kind| kind == SectionKind::Forward);
+    report.backward_flops = of(SectionKind::is_backward);
     report.traffic = traffic.into_iter().map(|((axes, kind), (count, bytes))| Traffic { axes, kind, count, bytes }).collect();
     report
 }

@@ -28,16 +28,19 @@ pub use simulate::{Costs, Event, PartCost, Timeline, peak_bytes, simulate};
 
 /// The order of a plan by the rule of its schedule; where that is searched for, one to start from.
 pub fn order(plan: &Plan) -> Order {
-    rule(plan.schedule).order(plan.stages(), plan.microbatches()).expect("stages and microbatches are counted from one")
+    let rule = rule(plan.schedule, plan.virtual_stages);
+    rule.order(plan.stages(), plan.microbatches()).expect("the planner has seen that there is one")
 }
 
-/// The rule of a plan's schedule.
-pub fn rule(schedule: Schedule) -> Rule {
+/// The rule of a plan's schedule, over so many chunks of the model on each rank.
+pub fn rule(schedule: Schedule, virtual_stages: u32) -> Rule {
     match schedule {
         Schedule::GPipe => Rule::GPipe,
+        Schedule::OneFOneB if virtual_stages > 1 => Rule::Interleaved { chunks: virtual_stages },
         Schedule::OneFOneB => Rule::OneFOneB,
         Schedule::ZbH1 | Schedule::Auto => Rule::ZbH1,
         Schedule::ZbH2 => Rule::ZbH2,
+        Schedule::ZbV => Rule::ZbV,
     }
 }
 

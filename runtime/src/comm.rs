@@ -129,9 +129,11 @@ pub enum Transfer {
     },
     Send {
         to: u32,
+        lane: u32,
     },
     Recv {
         from: u32,
+        lane: u32,
     },
 }
 

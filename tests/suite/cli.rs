@@ -264,6 +264,18 @@ fn plans_that_do_not_exist() {
         "DCC0401",
         &["the plan needs", "KiB on a rank, 10.0 KiB are allowed", "--pp"],
     );
+    let chunks = "--pp 2 --virtual-stages 2";
+    check(
+        &format!("{batch} {chunks} --grad-accum 1"),
+        "DCC0303",
+        &["groups of 2 microbatches", "1 is no multiple", "--grad-accum 2"],
+    );
+    check(
+        &format!("{batch} {chunks} --grad-accum 2"),
+        "DCC0303",
+        &["--pp 2 of 2 virtual stages each needs 4 stages", "work for 3"],
+    );
+    check(&format!("{batch} --pp 2 --schedule zb-v"), "DCC0303", &["--pp 2 of 2 virtual stages each needs 4 stages"]);
     check(&format!("{batch} --dp 3"), "DCC0302", &["8 does not divide by --dp 3", "8 = 3 × 2 + 2"]);
     check(&format!("{batch} --micro-batch-size 3"), "DCC0302", &["--micro-batch-size 3", "can be 1, 2, 4, 8"]);
     check(&format!("{batch} --micro-batch-size 2 --grad-accum 2"), "DCC0302", &["2", "8"]);
@@ -285,6 +297,9 @@ fn wrong_flags() {
     check("--steps -1", "DCC0001", &["--steps"]);
     check("--steps 1 --dp 0", "DCC0001", &["--dp 0: an axis has at least one rank"]);
     check("--steps 1 --dp 4294967295 --tp 2", "DCC0001", &["more than 16777216 ranks"]);
+    check("--steps 1 --pp 2 --virtual-stages 0", "DCC0001", &["--virtual-stages 0: a rank has 1 to 32 chunks"]);
+    let gpipe = "--steps 1 --pp 2 --schedule gpipe --virtual-stages 2";
+    check(gpipe, "DCC0001", &["--virtual-stages 2 does not belong to --schedule gpipe", "--schedule 1f1b"]);
     check("--steps 1 --loss mean", "DCC0001", &["'mean'", "cross-entropy"]);
     check("--steps 1 --lr fast", "DCC0001", &["'fast'", "--lr"]);
     check("--steps 1 --momentum 0.9", "DCC0001", &["--momentum does not belong to --optimizer adamw", "--optimizer sgd"]);

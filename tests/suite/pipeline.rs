@@ -47,7 +47,7 @@ impl Passes {
         let runs = f64::from(microbatches * steps);
         let parts: Vec<PartCost> = self.time.values().map(|time| PartCost::whole(time[0] / runs, time[1] / runs)).collect();
         let stages = parts.len();
-        let order = schedule::rule(schedule).order(stages as u32, microbatches).expect("an order");
+        let order = schedule::rule(schedule, 1).order(stages as u32, microbatches).expect("an order");
         let costs = Costs { parts, transfers: vec![0.0; stages - 1] };
         let timeline = schedule::simulate(&order, &costs).expect("it runs");
         let spans = |stage: usize| timeline.events[stage].iter().map(|p| (p.start, p.end)).collect::<Vec<_>>();

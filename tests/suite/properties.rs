@@ -140,7 +140,7 @@ fn one_f_one_b_holds_few_microbatches() {
 
 fn holds_few(compiled: &Compiled, stages: u32) {
     for program in &compiled.artifact.train {
-        let held = |area: &&Area| area.from == SectionKind::Forward && area.to == SectionKind::Backward;
+        let held = |area: &&Area| area.from.kind == SectionKind::Forward && area.to.kind == SectionKind::Backward;
         let slots: Vec<u32> = program.areas.iter().filter(held).map(|area| area.slots).collect();
         assert!(!slots.is_empty(), "stage {} keeps nothing", program.stage);
         assert!(slots.iter().all(|&n| n <= stages - program.stage), "stage {} keeps {slots:?} microbatches", program.stage);

@@ -62,16 +62,18 @@ impl Writer<'_> {
     fn node(&self, index: usize, node: &NodeProto) -> Option<NodeDeviceConfigurationProto> {
         let staged = self.origins.staged(self.forward, index);
         let stage = staged.and_then(|id| self.compiled.plan.stages.get(&id)).copied();
+        // Of virtual stages, the rank's.
+        let here = stage.map(|stage| self.compiled.plan.layout().place(stage).0);
         let mut specs = Vec::new();
         for name in &node.input {
             let value = self.parameter(name).or_else(|| self.lies(self.origins.input(name)?, name));
-            specs.extend(value.map(|lies| self.spec(name, &lies, stage)));
+            specs.extend(value.map(|lies| self.spec(name, &lies, here)));
         }
         if let [name] = &node.output[..]
             && let Some(shape) = self.compiled.imported.shapes.get(name)
             && let Some(id) = self.origins.result(self.forward.graph, index, shape)
         {
-            specs.extend(self.lies(id, name).map(|lies| self.spec(name, &lies, stage)));
+            specs.extend(self.lies(id, name).map(|lies| self.spec(name, &lies, here)));
         }
         if stage.is_none() && specs.is_empty() {
             return None;

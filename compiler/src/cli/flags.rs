@@ -11,6 +11,9 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, FromArgMatches};
 use dcc_program::Glob;
 
+/// Chunks of the model on a rank.
+const MAX_CHUNKS: u32 = 32;
+
 #[derive(Clone, Debug, clap::Args)]
 pub struct CompileFlags {
     /// Data-parallel ranks
@@ -33,9 +36,12 @@ pub struct CompileFlags {
     /// Data-parallel ranks that share one copy; the others hold further copies (default: all share one)
     #[arg(long, value_name = "N", help_heading = "Parallelism")]
     pub shard_group: Option<u32>,
-    /// Order of microbatches in the pipeline; zb-h1 and zb-h2 put gradients of weights off, auto searches for the fastest order
+    /// Order of microbatches in the pipeline; zb-h1, zb-h2 and zb-v put gradients of weights off, auto searches for the fastest order
     #[arg(long, default_value = "1f1b", value_parser = Schedule::ALL.map(Schedule::name), help_heading = "Parallelism")]
     pub schedule: String,
+    /// Chunks of the model on each rank of the pipeline, by interleaved 1F1B (zb-v has two)
+    #[arg(long, value_name = "V", help_heading = "Parallelism")]
+    pub virtual_stages: Option<u32>,
     /// Fix how matching parameters are sharded: GLOB=Shard(DIM)@tp or GLOB=Replicate
     #[arg(long, value_name = "GLOB=SHARDING", help_heading = "Parallelism")]
     pub param: Vec<String>,
@@ -201,16 +207,35 @@ impl CompileFlags {
                 return Err(Error::usage(format!("--shard-group {group} does not divide --dp {}", self.dp)));
             }
         }
+        let schedule = Schedule::ALL.into_iter().find(|s| s.name() == self.schedule).expect("the parser has the same list");
         Ok(Parallel {
             dp: self.dp,
             tp: self.tp,
             pp: self.pp,
             zero,
             shard_group: self.shard_group,
-            schedule: Schedule::ALL.into_iter().find(|s| s.name() == self.schedule).expect("the parser has the same list"),
+            schedule,
+            virtual_stages: self.chunks(schedule)?,
             pins: self.param.iter().map(|text| Pin::parse(text)).collect::<Result<_>>()?,
             ..Parallel::default()
         })
+    }
+
+    /// Chunks of the model on each rank. Errors: none, too many, or a schedule that has its own number.
+    fn chunks(&self, schedule: Schedule) -> Result<u32> {
+        match (self.virtual_stages, schedule) {
+            (None, _) => Ok(1),
+            (Some(2), Schedule::ZbV) => Ok(1),
+            (Some(count @ 1..=MAX_CHUNKS), Schedule::OneFOneB) => Ok(count),
+            (Some(1), _) if schedule != Schedule::ZbV => Ok(1),
+            (Some(count), Schedule::OneFOneB) => {
+                Err(Error::usage(format!("--virtual-stages {count}: a rank has 1 to {MAX_CHUNKS} chunks of the model")))
+            }
+            (Some(count), other) => {
+                let what = format!("--virtual-stages {count} does not belong to --schedule {}", other.name());
+                Err(Error::usage(what).help("use --schedule 1f1b, or zb-v, which has two"))
+            }
+        }
     }
 
     fn loss(&self) -> Result<LossOptions> {

@@ -44,7 +44,11 @@ impl<'a> Report<'a> {
         let tensor = plan.mesh.space().filter(|&axis| plan.mesh.name(axis).starts_with("tp"));
         let tensor: u32 = tensor.map(|axis| plan.mesh.size(axis)).product();
         // A single stage has no order to choose.
-        let schedule = if mesh("pp") > 1 { format!("{}, ", plan.schedule.name()) } else { String::new() };
+        let chunks = match plan.layout().chunks {
+            1 => String::new(),
+            chunks => format!(" over {chunks} virtual stages"),
+        };
+        let schedule = if plan.parts() > 1 { format!("{}{chunks}, ", plan.schedule.name()) } else { String::new() };
         let mut lines: Vec<String> = imported.warnings.iter().map(|warning| format!("warning: {}", short(warning))).collect();
         lines.push(format!(
             "   Reading {} (opset {}, {}, {} parameters, {})",
@@ -124,6 +128,7 @@ impl<'a> Report<'a> {
             "batch": { "global": batch.global, "micro": batch.micro, "accumulate": batch.accumulate },
             "mesh": axes.collect::<serde_json::Map<_, _>>(),
             "schedule": plan.schedule.name(),
+            "virtual_stages": plan.layout().chunks,
             "bubble": self.plan.bubble,
             "stages": self.stages,
             "balance": self.plan.stages.iter().map(|stage| stage.balance).collect::<Vec<_>>(),

@@ -33,7 +33,7 @@ impl Step {
             return Err(wrong(&"the artifact does not train").into());
         }
         let order = Order::of_programs(programs).map_err(|e| wrong(&e))?;
-        let costs = sections::costs(programs, &Machine::default());
+        let costs = sections::costs(programs, order.layout, &Machine::default());
         let mut timeline = schedule::simulate(&order, &costs).map_err(|e| wrong(&e))?;
         // What areas hold is known.
         timeline.peak_bytes = programs.iter().map(|program| report::memory(program).activations).collect();

@@ -6,7 +6,7 @@
 use super::planned_bytes;
 use crate::cost::{Machine, sections};
 use crate::error::Result;
-use crate::schedule::{self, Costs, Order, Problem, Rule};
+use crate::schedule::{self, Costs, Order, Problem};
 use dcc_program::program::Program;
 
 /// Searches that may come to too much memory.
@@ -16,7 +16,7 @@ const TRIES: usize = 4;
 const AS_GOOD: f64 = 1.005;
 
 /// The best order found. `first`: one to start from, whose memory is taken where nothing fits `limit`, bytes of a rank; without a
-/// limit the fastest order that some multiple of 1F1B's memory suffices for. `lowered`: the programs that have an order.
+/// limit the fastest order that twice the memory of 1F1B's first stage suffices for, as for the paper's ZB-2p. `lowered`: the programs that have an order.
 pub(super) fn order(
     first: Order,
     machine: &Machine,
@@ -24,7 +24,7 @@ pub(super) fn order(
     lowered: impl Fn(&Order) -> Result<Vec<Program>>,
 ) -> Result<Order> {
     let programs = lowered(&first)?;
-    let costs = sections::costs(&programs, machine);
+    let costs = sections::costs(&programs, first.layout, machine);
     let Some(limit) = limit else { return Ok(fastest(&first, &costs)) };
     let held = schedule::peak_bytes(&first, &costs);
     // What a rank has for activations, beside all else that it holds.
@@ -45,18 +45,12 @@ fn searched(first: &Order, costs: &Costs, limit_bytes: &[u64]) -> Option<Order> 
     schedule::search(&Problem { layout: first.layout, microbatches: first.microbatches, costs, limit_bytes }).ok()
 }
 
-/// The fastest in the memory of 1F1B, in half as much again, in twice that, or in whatever there is: the first that is as good as any.
+/// The fastest with as many microbatches on each stage as there are stages, half as many again, or twice as many: the first that is as
+/// good as any.
 fn fastest(first: &Order, costs: &Costs) -> Order {
-    let (stages, count) = (first.layout.stages, first.microbatches);
-    let base = Rule::OneFOneB.order(stages, count).expect("a plan has stages and microbatches");
-    let base = schedule::peak_bytes(&base, costs);
-    let all = |bytes: &u64| bytes * u64::from(count.max(2));
-    let limits: [Vec<u64>; 4] = [
-        base.clone(),
-        base.iter().map(|bytes| bytes * 3 / 2).collect(),
-        base.iter().map(|bytes| bytes * 2).collect(),
-        base.iter().map(all).collect(),
-    ];
+    let stages = u64::from(first.layout.stages);
+    let limits: [Vec<u64>; 3] =
+        [2, 3, 4].map(|halves| costs.parts.iter().map(|part| part.activation_bytes * stages * halves / 2).collect());
     let found: Vec<Order> = limits.iter().filter_map(|limit| searched(first, costs, limit)).collect();
     let cost = |order: &Order| schedule::simulate(order, costs).map_or(f64::INFINITY, |timeline| timeline.cost);
     let best = found.iter().map(&cost).fold(f64::INFINITY, f64::min);

@@ -1,23 +1,31 @@
 //! Seconds and bytes of the sections of programs, estimated from their instructions: what orders are searched for and drawn with.
 
 use super::Machine;
-use crate::schedule::{Costs, PartCost};
-use dcc_program::program::{Action, Instr, Library, Program, Section, SectionKind, Transfer};
+use crate::schedule::{Costs, Layout, PartCost};
+use dcc_program::program::{Action, Instr, Library, Program, Section, SectionId, SectionKind, Transfer};
 use dcc_program::{AxisId, FactorSpec, Mesh, TensorType};
 
-/// Of one microbatch on each stage. Transfers are those of the forward pass; a gradient is as large as its value.
-pub fn costs(programs: &[Program], machine: &Machine) -> Costs {
-    let parts: Vec<PartCost> = programs.iter().map(|program| part(program, machine)).collect();
-    let transfers = programs.iter().take(parts.len() - 1).map(|program| machine.send(sent(program))).collect();
-    Costs { parts, transfers }
+/// Of one microbatch on each part of the model. Transfers are those of the forward pass; a gradient is as large as its value.
+pub fn costs(programs: &[Program], layout: Layout, machine: &Machine) -> Costs {
+    let place = |index: u32| {
+        let (stage, chunk) = layout.place(index);
+        (stage, SectionId { kind: SectionKind::Forward, chunk })
+    };
+    let parts = (0..layout.parts()).map(place).map(|(stage, section)| part(&programs[stage as usize], section.chunk, machine));
+    let send = |index: u32| {
+        let ((stage, section), (next, _)) = (place(index), place(index + 1));
+        if stage == next { 0.0 } else { machine.send(sent(&programs[stage as usize], section)) }
+    };
+    Costs { parts: parts.collect(), transfers: (0..layout.parts().saturating_sub(1)).map(send).collect() }
 }
 
-fn part(program: &Program, machine: &Machine) -> PartCost {
+fn part(program: &Program, chunk: u32, machine: &Machine) -> PartCost {
     // The last variant of a section, which has all that the first has.
-    let of = |kind: SectionKind| program.sections.iter().rfind(|section| section.kind == kind);
+    let of = |kind: SectionKind| program.sections.iter().rfind(|section| section.id() == SectionId { kind, chunk });
     let time = |kind| of(kind).map_or(0.0, |section| seconds(program, section, machine));
     let kept = |from: SectionKind, to: SectionKind| -> u64 {
-        program.areas.iter().filter(|area| (area.from, area.to) == (from, to)).map(|area| area.bytes).sum()
+        let ends = [from, to].map(|kind| SectionId { kind, chunk });
+        program.areas.iter().filter(|area| [area.from, area.to] == ends).map(|area| area.bytes).sum()
     };
     use SectionKind::{Backward, BackwardInput, BackwardWeight, Forward};
     let weight_bytes = kept(Forward, BackwardWeight) + kept(BackwardInput, BackwardWeight);
@@ -30,9 +38,9 @@ fn part(program: &Program, machine: &Machine) -> PartCost {
     }
 }
 
-/// Bytes that a stage's forward sends.
-fn sent(program: &Program) -> u64 {
-    let forward = program.sections.iter().find(|section| section.kind == SectionKind::Forward);
+/// Bytes that a forward section sends.
+fn sent(program: &Program, forward: SectionId) -> u64 {
+    let forward = program.sections.iter().find(|section| section.id() == forward);
     let is_send = |instr: &&Instr| matches!(instr.action, Action::Start { transfer: Transfer::Send { .. }, .. });
     forward.into_iter().flat_map(|section| &section.body).filter(is_send).map(|instr| touched(program, instr)).sum()
 }

@@ -43,7 +43,7 @@ impl Fuser<'_> {
         let cluster = &self.fusion.clusters[id.0 as usize];
         let inner: Vec<DimId> = reduced.iter().map(|&d| refs::dim_of(&at[d])).collect();
         let full = at.len() == cluster.dims.len();
-        cluster.phase == self.graph[node].phase && full && (cluster.inner.is_empty() || cluster.inner == inner)
+        cluster.section == self.graph[node].section() && full && (cluster.inner.is_empty() || cluster.inner == inner)
     }
 
     /// A pointwise operand that only `readers` read moves into their new cluster: it is recomputed in its loads, and so is what
@@ -51,7 +51,8 @@ impl Fuser<'_> {
     fn release(&mut self, operand: NodeId, readers: &mut Vec<NodeId>) {
         let Role::Member(cluster) = self.fusion.roles[operand.0 as usize] else { return };
         let only = self.uses[operand.0 as usize].iter().all(|u| readers.contains(u)) && !self.wanted.contains(&operand);
-        if !only || !is_pointwise(&self.graph[operand].op) || self.graph[operand].phase != self.graph[readers[0]].phase {
+        if !only || !is_pointwise(&self.graph[operand].op) || self.graph[operand].section() != self.graph[readers[0]].section()
+        {
             return;
         }
         self.dissolve(operand, cluster);
@@ -85,7 +86,7 @@ impl Fuser<'_> {
     fn merge(&mut self, into: ClusterId, from: ClusterId) {
         let (a, b) = (&self.fusion.clusters[into.0 as usize], &self.fusion.clusters[from.0 as usize]);
         let row_only = |c: &Cluster| c.members.iter().all(|m| c.index[m].len() == c.dims.len() || !c.inner.is_empty());
-        if a.phase != b.phase || a.members.is_empty() || b.members.is_empty() || !row_only(a) || !row_only(b) {
+        if a.section != b.section || a.members.is_empty() || b.members.is_empty() || !row_only(a) || !row_only(b) {
             return;
         }
         if a.reads.union(&b.reads).count() > MAX_READS {
@@ -102,7 +103,7 @@ impl Fuser<'_> {
         {
             return;
         }
-        let empty = Cluster::empty(b.phase);
+        let empty = Cluster::empty(b.section);
         let gone = std::mem::replace(&mut self.fusion.clusters[from.0 as usize], empty);
         for &member in &gone.members {
             self.fusion.roles[member.0 as usize] = Role::Member(into);
@@ -120,7 +121,7 @@ impl Fuser<'_> {
         cluster.first = cluster.first.min(gone.first);
         cluster.last = cluster.last.max(gone.last);
         let (first, last) = (cluster.first, cluster.last);
-        self.spans.entry(gone.phase).or_default().retain(|&start| start <= first || start > last);
+        self.spans.entry(gone.section).or_default().retain(|&start| start <= first || start > last);
         // Readers of the emptied cluster now read this one.
         for other in &mut self.fusion.clusters {
             if other.reads.remove(&Unit::Cluster(from)) {
@@ -146,7 +147,7 @@ impl Fuser<'_> {
     /// and nothing else that it reads depends on the cluster.
     fn placement(&self, id: ClusterId, node: NodeId) -> Option<Vec<Index>> {
         let cluster = &self.fusion.clusters[id.0 as usize];
-        if cluster.phase != self.graph[node].phase || cluster.reads.len() > MAX_READS || cluster.members.is_empty() {
+        if cluster.section != self.graph[node].section() || cluster.reads.len() > MAX_READS || cluster.members.is_empty() {
             return None;
         }
         let all: Vec<Index> = (0..cluster.dims.len() as u8).map(|d| Index::Dim(DimId(d))).collect();
@@ -181,7 +182,7 @@ impl Fuser<'_> {
     fn new_cluster(&mut self, node: NodeId, shape: &[u64], sharding: &Sharding) -> ClusterId {
         let dims = shape.iter().zip(&sharding.dims).map(|(&size, axes)| LoopDim { size, axes: axes.clone() }).collect();
         self.fusion.clusters.push(Cluster {
-            phase: self.graph[node].phase,
+            section: self.graph[node].section(),
             members: Vec::new(),
             dims,
             inner: Vec::new(),
@@ -190,7 +191,7 @@ impl Fuser<'_> {
             first: node,
             last: node,
         });
-        self.spans.entry(self.graph[node].phase).or_default().push(node);
+        self.spans.entry(self.graph[node].section()).or_default().push(node);
         ClusterId(self.fusion.clusters.len() as u32 - 1)
     }
 
@@ -206,14 +207,14 @@ impl Fuser<'_> {
         cluster.members.push(node);
         cluster.last = node;
         cluster.index.insert(node, index);
-        let (first, spans) = (cluster.first, self.spans.entry(cluster.phase).or_default());
+        let (first, spans) = (cluster.first, self.spans.entry(cluster.section).or_default());
         spans.truncate(spans.partition_point(|&start| start <= first));
     }
 
     /// A node before which no unit needs `target`. Its first member is not enough: what was computed before that may read a cluster
     /// which has since got members that read `target`.
     fn start(&self, target: &Cluster) -> NodeId {
-        let spans = self.spans.get(&target.phase).map_or(&[][..], Vec::as_slice);
+        let spans = self.spans.get(&target.section).map_or(&[][..], Vec::as_slice);
         spans[..spans.partition_point(|&start| start <= target.first)].last().copied().unwrap_or(target.first)
     }
 

@@ -1,7 +1,7 @@
 //! Which members leave their cluster to be recomputed in the kernels that read them: a few plain operations on what is at hand
 //! there anyway cost less than a buffer that is written and read.
 
-use super::{Fuser, Role, Unit, is_pointwise, refs};
+use super::{Fuser, Role, Section, Unit, is_pointwise, refs};
 use crate::graph::{NodeId, Phase};
 use crate::ops::Op;
 use dcc_program::kernel::BinaryOp;
@@ -10,10 +10,10 @@ use std::collections::{BTreeMap, BTreeSet};
 impl Fuser<'_> {
     /// Members that only other kernels need, and that are a short function of what has a buffer anyway, are recomputed there.
     pub(super) fn recompute_cheap(&mut self, nodes: &[NodeId]) {
-        let mut crossing: BTreeMap<NodeId, BTreeSet<Phase>> = BTreeMap::new();
+        let mut crossing: BTreeMap<NodeId, BTreeSet<Section>> = BTreeMap::new();
         for &id in nodes {
             for &operand in &self.graph[id].operands {
-                crossing.entry(operand).or_default().insert(self.graph[id].phase);
+                crossing.entry(operand).or_default().insert(self.graph[id].section());
             }
         }
         for &id in nodes {
@@ -51,7 +51,7 @@ impl Fuser<'_> {
     }
 
     /// At most three plain operations on one value that each phase which reads `id` reads anyway, and on smaller ones.
-    fn is_cheap(&self, id: NodeId, crossing: &BTreeMap<NodeId, BTreeSet<Phase>>) -> bool {
+    fn is_cheap(&self, id: NodeId, crossing: &BTreeMap<NodeId, BTreeSet<Section>>) -> bool {
         let node = &self.graph[id];
         if !is_pointwise(&node.op) || node.ty.rank() == 0 || self.inline_cost(id) > 3 {
             return false;
@@ -64,11 +64,12 @@ impl Fuser<'_> {
                 large.insert(operand);
             }
             let persistent = role == Role::Leaf && !matches!(self.graph[operand].op, Op::Input(_));
-            let read_there = crossing[&id].iter().all(|p| crossing[&operand].contains(p) || self.graph[operand].phase == *p);
+            let read_there =
+                crossing[&id].iter().all(|p| crossing[&operand].contains(p) || self.graph[operand].section() == *p);
             let small = !large.contains(&operand);
             at_hand &= persistent || ((read_there || small) && (!matches!(role, Role::Member(_)) || self.crosses(operand)));
         });
-        at_hand && large.len() <= 1 && !crossing[&id].contains(&Phase::Update)
+        at_hand && large.len() <= 1 && crossing[&id].iter().all(|section| section.0 != Phase::Update)
     }
 
     /// What computing `id` anew costs, inline operands included.

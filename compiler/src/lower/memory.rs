@@ -9,7 +9,7 @@ use super::Turn;
 use super::select::Selected;
 use crate::error::{Error, Result};
 use crate::schedule::Turns;
-use dcc_program::program::{Action, Area, BufferId, Instr, Place, Program, SectionKind, Step};
+use dcc_program::program::{Action, Area, BufferId, Instr, Place, Program, SectionId, SectionKind, Step};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -21,15 +21,15 @@ const ALIGN: u64 = 64;
 enum Class {
     Persistent,
     /// Section and first and last instruction.
-    Scratch(SectionKind, usize, usize),
-    Area(SectionKind, SectionKind),
+    Scratch(SectionId, usize, usize),
+    Area(SectionId, SectionId),
 }
 
 /// Sections and instructions in which a piece of memory is written and read.
 #[derive(Clone, Debug, Default)]
 struct Life {
     /// (section, instruction), in order.
-    touched: BTreeSet<(SectionKind, usize)>,
+    touched: BTreeSet<(SectionId, usize)>,
 }
 
 pub(super) fn place(mut selected: Selected, turns: &Turns) -> Result<Program> {
@@ -40,8 +40,8 @@ pub(super) fn place(mut selected: Selected, turns: &Turns) -> Result<Program> {
     let sizes = sizes(&selected);
     let mut places: BTreeMap<BufferId, (Place, u64)> = BTreeMap::new();
     let mut program_bytes = (0, 0);
-    let mut areas: BTreeMap<(SectionKind, SectionKind), u64> = BTreeMap::new();
-    let mut scratch: BTreeMap<SectionKind, Vec<(BufferId, usize, usize)>> = BTreeMap::new();
+    let mut areas: BTreeMap<(SectionId, SectionId), u64> = BTreeMap::new();
+    let mut scratch: BTreeMap<SectionId, Vec<(BufferId, usize, usize)>> = BTreeMap::new();
     for (&root, &class) in &classes {
         let bytes = sizes[&root];
         match class {
@@ -60,18 +60,18 @@ pub(super) fn place(mut selected: Selected, turns: &Turns) -> Result<Program> {
     for intervals in scratch.into_values() {
         program_bytes.1 = program_bytes.1.max(pack(intervals, &sizes, &mut places));
     }
-    let messages = messages(&selected, &classes, turns);
-    let keys: Vec<(SectionKind, SectionKind)> = areas.keys().copied().collect();
+    let messages = messages(&selected, &classes);
+    let keys: Vec<(SectionId, SectionId)> = areas.keys().copied().collect();
     for (root, class) in &classes {
         if let Class::Area(from, to) = class {
             let index = keys.iter().position(|k| k == &(*from, *to)).expect("every class has its area") as u32;
             places.get_mut(root).expect("placed above").0 = Place::Area(index);
         }
     }
-    let Selected { mut program, storage, .. } = selected;
+    let Selected { mut program, storage, in_flight, .. } = selected;
     program.persistent_bytes = program_bytes.0;
     program.scratch_bytes = program_bytes.1;
-    let area = |(&(from, to), &bytes): (&(SectionKind, SectionKind), &u64)| {
+    let area = |(&(from, to), &bytes): (&(SectionId, SectionId), &u64)| {
         let slots = slots(from, to, order).max(messages.get(&(from, to)).copied().unwrap_or(1));
         Area { from, to, bytes, slots }
     };
@@ -82,18 +82,18 @@ pub(super) fn place(mut selected: Selected, turns: &Turns) -> Result<Program> {
             buffer.offset = offset;
         }
     }
-    program.order = steps(&program, turns)?;
+    program.order = steps(&program, order, &in_flight)?;
     Ok(program)
 }
 
 /// The body of each section that says all of its lifetimes: its last variant.
-fn bodies(selected: &Selected) -> BTreeMap<SectionKind, &[Instr]> {
-    selected.program.sections.iter().map(|s| (s.kind, s.body.as_slice())).collect()
+fn bodies(selected: &Selected) -> BTreeMap<SectionId, &[Instr]> {
+    selected.program.sections.iter().map(|s| (s.id(), s.body.as_slice())).collect()
 }
 
 fn lives(selected: &Selected) -> BTreeMap<BufferId, Life> {
     let mut lives: BTreeMap<BufferId, Life> = BTreeMap::new();
-    for (kind, body) in bodies(selected) {
+    for (id, body) in bodies(selected) {
         let mut flying = HashMap::new();
         for (i, instr) in body.iter().enumerate() {
             let mut touched: Vec<BufferId> = instr.results.iter().chain(&instr.operands).copied().collect();
@@ -106,13 +106,13 @@ fn lives(selected: &Selected) -> BTreeMap<BufferId, Life> {
                     let Some((start, operands)) = flying.remove(&token) else { continue };
                     touched.extend(operands);
                     for result in &instr.results {
-                        lives.entry(selected.storage[result.0 as usize]).or_default().touched.insert((kind, start));
+                        lives.entry(selected.storage[result.0 as usize]).or_default().touched.insert((id, start));
                     }
                 }
                 _ => {}
             }
             for buffer in touched {
-                lives.entry(selected.storage[buffer.0 as usize]).or_default().touched.insert((kind, i));
+                lives.entry(selected.storage[buffer.0 as usize]).or_default().touched.insert((id, i));
             }
         }
     }
@@ -130,12 +130,12 @@ fn classify(selected: &Selected, lives: &BTreeMap<BufferId, Life>, order: &[Turn
     let outputs: BTreeSet<BufferId> = selected.program.outputs.iter().map(|o| root(&o.buffer)).collect();
     let inputs: BTreeSet<BufferId> = selected.program.inputs.iter().map(|i| root(&i.buffer)).collect();
     let sent: BTreeSet<BufferId> = selected.sent.iter().map(|(b, _)| root(b)).collect();
-    let once = |k: SectionKind| !k.is_per_microbatch();
-    let runs_backward = order.iter().any(|t| t.0.is_backward());
+    let once = |id: SectionId| !id.kind.is_per_microbatch();
+    let runs_backward = order.iter().any(|t| t.0.kind.is_backward());
     let class = |id: &BufferId, life: &Life| {
         let Some((&(from, first), &(to, last))) = life.touched.first().zip(life.touched.last()) else {
             return if inputs.contains(id) {
-                Class::Area(SectionKind::Forward, SectionKind::Forward)
+                Class::Area(SectionKind::Forward.into(), SectionKind::Forward.into())
             } else {
                 Class::Persistent
             };
@@ -149,7 +149,7 @@ fn classify(selected: &Selected, lives: &BTreeMap<BufferId, Life>, order: &[Turn
         match from == to {
             true if sent.contains(id) => Class::Area(from, to),
             true => Class::Scratch(from, first, last),
-            false if matches!(from, SectionKind::Begin | SectionKind::Ready) => Class::Persistent,
+            false if matches!(from.kind, SectionKind::Begin | SectionKind::Ready) => Class::Persistent,
             false => Class::Area(from, to),
         }
     };
@@ -195,35 +195,30 @@ fn pack(
 }
 
 /// By area, how many messages of its values may be under way at once.
-fn messages(
-    selected: &Selected,
-    classes: &BTreeMap<BufferId, Class>,
-    turns: &Turns,
-) -> BTreeMap<(SectionKind, SectionKind), u32> {
-    let microbatches = selected.program.mesh.size_of("mb");
+fn messages(selected: &Selected, classes: &BTreeMap<BufferId, Class>) -> BTreeMap<(SectionId, SectionId), u32> {
     let mut most = BTreeMap::new();
-    for &(buffer, kind) in &selected.sent {
+    for (buffer, section) in &selected.sent {
         if let Some(&Class::Area(from, to)) = classes.get(&selected.storage[buffer.0 as usize]) {
             let slots: &mut u32 = most.entry((from, to)).or_default();
-            *slots = turns.in_flight(kind).min(microbatches).max(*slots);
+            *slots = selected.in_flight[section].max(*slots);
         }
     }
     most
 }
 
 /// Most microbatches alive at once between section `from` and section `to`. Slot of a microbatch: its number modulo this.
-pub(super) fn slots(from: SectionKind, to: SectionKind, order: &[Turn]) -> u32 {
-    if from == to || !from.is_per_microbatch() || !to.is_per_microbatch() {
+pub(super) fn slots(from: SectionId, to: SectionId, order: &[Turn]) -> u32 {
+    if from == to || !from.kind.is_per_microbatch() || !to.kind.is_per_microbatch() {
         return 1;
     }
     let (mut alive, mut most) = (BTreeSet::new(), 1);
-    for &(kind, microbatch) in order {
-        if kind == from {
+    for &(section, microbatch) in order {
+        if section == from {
             alive.insert(microbatch);
             let spread = alive.last().zip(alive.first()).map_or(1, |(last, first)| last - first + 1);
             most = most.max(spread);
         }
-        if kind == to {
+        if section == to {
             alive.remove(&microbatch);
         }
     }
@@ -232,15 +227,15 @@ pub(super) fn slots(from: SectionKind, to: SectionKind, order: &[Turn]) -> u32 {
 
 /// The first executions of a section that sends, as many as messages may be under way, are of its first variant: they have none
 /// to wait for.
-fn steps(program: &Program, turns: &Turns) -> Result<Vec<Step>> {
-    let mut runs: BTreeMap<SectionKind, u32> = BTreeMap::new();
+fn steps(program: &Program, order: &[Turn], in_flight: &BTreeMap<SectionId, u32>) -> Result<Vec<Step>> {
+    let mut runs: BTreeMap<SectionId, u32> = BTreeMap::new();
     let mut steps = Vec::new();
-    for &(kind, microbatch) in &turns.list {
-        let variants: Vec<usize> = (0..program.sections.len()).filter(|&i| program.sections[i].kind == kind).collect();
-        let run = runs.entry(kind).or_default();
+    for &(id, microbatch) in order {
+        let variants: Vec<usize> = (0..program.sections.len()).filter(|&i| program.sections[i].id() == id).collect();
+        let run = runs.entry(id).or_default();
         let section = match &variants[..] {
             [] => continue,
-            [first, ..] if *run < turns.in_flight(kind) => *first as u32,
+            [first, ..] if *run < in_flight.get(&id).copied().unwrap_or(1) => *first as u32,
             [.., last] => *last as u32,
         };
         *run += 1;

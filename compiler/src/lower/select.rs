@@ -1,7 +1,7 @@
 //! Instruction selection: units become kernels, library calls and transfers on buffers that have no place yet.
 
 use super::units::siblings;
-use super::{Stage, emit};
+use super::{Stage, emit, part_of};
 use crate::error::Result;
 use crate::fuse::{Role, Unit};
 use crate::graph::{NodeId, Phase};
@@ -10,15 +10,10 @@ use crate::schedule::Turns;
 use crate::train::Output as GraphOutput;
 use dcc_program::kernel::Kernel;
 use dcc_program::program::{
-    Action, Buffer, BufferId, Input, Instr, Library, Mode, Output, Param, Place, Program, Scalar, Section, SectionKind,
+    Action, Buffer, BufferId, Input, Instr, Library, Mode, Output, Param, Place, Program, Scalar, Section, SectionId,
     StageGroup, StoreMode, TokenId, Transfer,
 };
 use std::collections::{BTreeMap, HashMap};
-
-/// Whether the op can add its result to a buffer.
-pub(super) fn can_accumulate(op: &Op) -> bool {
-    matches!(op, Op::DotGeneral(_) | Op::Convolution(_) | Op::ScatterAdd(_) | Op::Reduce(_))
-}
 
 /// A program whose buffers have no places, and what `memory` must know to place them.
 pub(super) struct Selected {
@@ -28,19 +23,20 @@ pub(super) struct Selected {
     /// Buffers of parameters, accumulators, scalars.
     pub persistent: Vec<BufferId>,
     /// Sent in their section and waited for in a later execution of it.
-    pub sent: Vec<(BufferId, SectionKind)>,
+    pub sent: Vec<(BufferId, SectionId)>,
+    /// How many executions later.
+    pub in_flight: BTreeMap<SectionId, u32>,
 }
 
 pub(super) struct Selection<'a, 'b> {
     stage: &'b Stage<'a>,
-    turns: &'b Turns,
     out: Selected,
     buffers: BTreeMap<NodeId, BufferId>,
     kernels: HashMap<Kernel, u32>,
     body: Vec<Instr>,
     tokens: u32,
     /// Waits for sends, at the start of a later execution and at the end of the step.
-    pending: Vec<(SectionKind, TokenId)>,
+    pending: Vec<(SectionId, TokenId)>,
 }
 
 impl<'a, 'b> Selection<'a, 'b> {
@@ -64,10 +60,10 @@ impl<'a, 'b> Selection<'a, 'b> {
             sections: Vec::new(),
             order: Vec::new(),
         };
-        let out = Selected { program, storage: Vec::new(), persistent: Vec::new(), sent: Vec::new() };
+        let in_flight = in_flight(stage, turns);
+        let out = Selected { program, storage: Vec::new(), persistent: Vec::new(), sent: Vec::new(), in_flight };
         let mut selection = Selection {
             stage,
-            turns,
             out,
             buffers: BTreeMap::new(),
             kernels: HashMap::new(),
@@ -143,12 +139,12 @@ impl<'a, 'b> Selection<'a, 'b> {
     }
 
     /// Selects the instructions of one section.
-    pub fn section(&mut self, kind: Phase, units: &[Unit]) -> Result<()> {
-        if kind == Phase::Begin {
+    pub fn section(&mut self, section: SectionId, units: &[Unit]) -> Result<()> {
+        if section.kind == Phase::Begin {
             self.zero_accumulators();
         }
         let mut sends =
-            self.stage.sends.iter().filter(|(id, _)| self.stage.graph[*id].phase == kind).copied().collect::<Vec<_>>();
+            self.stage.sends.iter().filter(|(id, _)| self.stage.section(*id) == section).copied().collect::<Vec<_>>();
         let mut done: std::collections::BTreeSet<NodeId> = Default::default();
         for &unit in units {
             match unit {
@@ -165,40 +161,36 @@ impl<'a, 'b> Selection<'a, 'b> {
             }
             // A value leaves as soon as it and all that leave before it are there.
             while let Some(&(id, to)) = sends.first().filter(|(id, _)| done.contains(id)) {
-                self.send(id, to, kind);
+                self.send(id, to);
                 sends.remove(0);
             }
         }
         for (id, to) in sends {
-            self.send(id, to, kind);
+            self.send(id, to);
         }
-        if kind == Phase::Update {
+        if section.kind == Phase::Update {
             self.finish_updates();
             // All that are still under way.
-            let left = |kind: SectionKind| if kind.is_per_microbatch() { self.most_in_flight(kind) } else { 1 };
-            let waits = self.pending.iter().flat_map(|&(kind, token)| (0..left(kind)).map(move |_| wait(token)));
+            let waits = self.pending.iter().flat_map(|&(id, token)| (0..self.out.in_flight[&id]).map(move |_| wait(token)));
             let waits: Vec<Instr> = waits.collect();
             self.body.splice(0..0, waits);
         }
-        self.push_section(kind);
+        self.push_section(section);
         Ok(())
     }
 
-    fn most_in_flight(&self, kind: SectionKind) -> u32 {
-        self.turns.in_flight(kind).min(self.stage.plan.microbatches())
-    }
-
     /// A section that sends gets a first variant, without the waits for an earlier execution.
-    fn push_section(&mut self, kind: SectionKind) {
+    fn push_section(&mut self, id: SectionId) {
         let body = std::mem::take(&mut self.body);
+        let SectionId { kind, chunk } = id;
         if body.is_empty() && kind != Phase::Forward {
             return;
         }
-        let waits: Vec<Instr> = self.pending.iter().filter(|(k, _)| *k == kind).map(|&(_, token)| wait(token)).collect();
-        self.out.program.sections.push(Section { kind, body: body.clone() });
-        if !waits.is_empty() && self.stage.plan.microbatches() > self.most_in_flight(kind) {
+        let waits: Vec<Instr> = self.pending.iter().filter(|(of, _)| *of == id).map(|&(_, token)| wait(token)).collect();
+        self.out.program.sections.push(Section { kind, chunk, body: body.clone() });
+        if !waits.is_empty() && kind.is_per_microbatch() && self.stage.plan.microbatches() > self.out.in_flight[&id] {
             let body = waits.into_iter().chain(body).collect();
-            self.out.program.sections.push(Section { kind, body });
+            self.out.program.sections.push(Section { kind, chunk, body });
         }
     }
 
@@ -345,13 +337,14 @@ impl<'a, 'b> Selection<'a, 'b> {
             Op::AllGather(op) => Transfer::AllGather { axis: op.axis, dim: op.dim },
             Op::AllToAll(op) => Transfer::AllToAll { axis: op.axis, from: op.from, to: op.to },
             Op::Transfer(_) => {
-                let from = stage.graph[operand].stage.expect("placed nodes have a stage");
+                let (from, chunk) = stage.layout.place(part_of(stage.graph, operand));
+                let lane = stage.lane(chunk, stage.section(id).chunk);
                 let (token, result) = (self.token(), self.buffer(id));
-                self.push(Action::Start { token, transfer: Transfer::Recv { from } }, &[], &[], id);
+                self.push(Action::Start { token, transfer: Transfer::Recv { from, lane } }, &[], &[], id);
                 return self.push(Action::Wait(token), &[result], &[], id);
             }
             Op::StageSum(op) => {
-                let here = |o: &&NodeId| stage.graph[**o].stage == Some(stage.stage);
+                let here = |o: &&NodeId| stage.layout.place(part_of(stage.graph, **o)).0 == stage.stage;
                 operand = *node.operands.iter().find(here).expect("a stage sum has a part of each of its stages");
                 Transfer::StageSum { group: self.group(&op.stages), reduce: op.reduce }
             }
@@ -372,11 +365,15 @@ impl<'a, 'b> Selection<'a, 'b> {
         }) as u32
     }
 
-    fn send(&mut self, id: NodeId, to: u32, kind: SectionKind) {
+    /// To a part of the model.
+    fn send(&mut self, id: NodeId, to: u32) {
         let (token, operand) = (self.token(), self.buffer(id));
-        self.push(Action::Start { token, transfer: Transfer::Send { to } }, &[], &[operand], id);
-        self.out.sent.push((operand, kind));
-        self.pending.push((kind, token));
+        let section = self.stage.section(id);
+        let (to, chunk) = self.stage.layout.place(to);
+        let lane = self.stage.lane(section.chunk, chunk);
+        self.push(Action::Start { token, transfer: Transfer::Send { to, lane } }, &[], &[operand], id);
+        self.out.sent.push((operand, section));
+        self.pending.push((section, token));
     }
 
     /// New values of parameters move into place where they were not computed there.
@@ -413,4 +410,17 @@ fn out_of(op: &Op) -> u8 {
 /// The wait for a send.
 fn wait(token: TokenId) -> Instr {
     Instr { results: Default::default(), action: Action::Wait(token), operands: Default::default(), origin: String::new() }
+}
+
+/// By section that sends: how many of its messages may be under way at once.
+fn in_flight(stage: &Stage, turns: &Turns) -> BTreeMap<SectionId, u32> {
+    let microbatches = stage.plan.microbatches();
+    let mut found = BTreeMap::new();
+    for &(id, to) in &stage.sends {
+        let section = stage.section(id);
+        let count = if section.kind.is_per_microbatch() { turns.in_flight(section, to).min(microbatches) } else { 1 };
+        let most: &mut u32 = found.entry(section).or_default();
+        *most = count.max(*most);
+    }
+    found
 }

@@ -6,19 +6,20 @@
 
 mod pressure;
 
-use super::{Stage, section_kinds};
+use super::Stage;
 use crate::error::{Error, Result};
 use crate::fuse::{ClusterId, Role, Unit, refs};
-use crate::graph::{NodeId, Phase};
+use crate::graph::NodeId;
 use crate::ops::Op;
+use dcc_program::program::SectionId;
 use pressure::Pressure;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 /// Units of each section in order of execution. Units without work (leaves, inline nodes without a buffer) are left out.
-pub(super) fn order(stage: &Stage) -> Result<Vec<(Phase, Vec<Unit>)>> {
+pub(super) fn order(stage: &Stage) -> Result<Vec<(SectionId, Vec<Unit>)>> {
     let crossing = pressure::crossing(stage);
-    section_kinds().into_iter().map(|phase| Ok((phase, section(stage, phase, &crossing)?))).collect()
+    stage.sections().into_iter().map(|id| Ok((id, section(stage, id, &crossing)?))).collect()
 }
 
 /// The unit that computes `node`, if any does.
@@ -47,7 +48,7 @@ pub(super) fn siblings(stage: &Stage, node: NodeId) -> Vec<NodeId> {
             (Op::MaxPool(a), Op::MaxPool(b)) => a.pool == b.pool,
             _ => false,
         };
-        same && this.operands == other.operands && this.phase == other.phase
+        same && this.operands == other.operands && this.section() == other.section()
     };
     if !matches!(this.op, Op::Attention(_) | Op::AttentionGrad(_) | Op::MaxPool(_)) {
         return vec![node];
@@ -59,16 +60,16 @@ pub(super) fn siblings(stage: &Stage, node: NodeId) -> Vec<NodeId> {
 /// Units of one section, each with its nodes.
 type Members = BTreeMap<Unit, Vec<NodeId>>;
 
-fn section(stage: &Stage, phase: Phase, crossing: &BTreeSet<NodeId>) -> Result<Vec<Unit>> {
+fn section(stage: &Stage, section: SectionId, crossing: &BTreeSet<NodeId>) -> Result<Vec<Unit>> {
     let mut members = Members::new();
-    for &id in stage.nodes.iter().filter(|id| stage.graph[**id].phase == phase) {
+    for &id in stage.nodes.iter().filter(|id| stage.section(**id) == section) {
         if let Some(unit) = unit_of(stage, id) {
             members.entry(unit).or_default().push(id);
         }
     }
     let reads = reads(stage, &members);
     let mut pressure = Pressure::new(stage, &members, &reads, crossing);
-    let (readers, mut waiting) = edges(stage, phase, &members, &reads);
+    let (readers, mut waiting) = edges(stage, section, &members, &reads);
     let first = |unit: Unit| members[&unit][0];
     let ready = waiting.iter().filter(|(_, n)| **n == 0).map(|(&u, _)| Reverse((pressure.grows(u), first(u), u)));
     let mut ready: BinaryHeap<_> = ready.collect();
@@ -88,7 +89,7 @@ fn section(stage: &Stage, phase: Phase, crossing: &BTreeSet<NodeId>) -> Result<V
     }
     if order.len() != members.len() {
         let stuck = members.keys().find(|u| !done.contains(u)).copied().unwrap_or(Unit::Cluster(ClusterId(0)));
-        return Err(Error::internal(format!("units of section {} depend on each other: {stuck:?}", phase.name())));
+        return Err(Error::internal(format!("units of section {} depend on each other: {stuck:?}", section.name())));
     }
     Ok(order)
 }
@@ -120,7 +121,7 @@ fn reads(stage: &Stage, members: &Members) -> BTreeMap<Unit, BTreeSet<NodeId>> {
 /// Who must follow whom, and how many each unit follows. Values of other stages come in a fixed order.
 fn edges(
     stage: &Stage,
-    phase: Phase,
+    section: SectionId,
     members: &Members,
     reads: &BTreeMap<Unit, BTreeSet<NodeId>>,
 ) -> (BTreeMap<Unit, BTreeSet<Unit>>, BTreeMap<Unit, usize>) {
@@ -135,7 +136,7 @@ fn edges(
         nodes.iter().filter_map(|&read| unit_of(stage, read)).for_each(|from| edge(from, unit));
     }
     let mut ordered: BTreeMap<&str, Unit> = BTreeMap::new();
-    for &id in stage.nodes.iter().filter(|id| stage.graph[**id].phase == phase) {
+    for &id in stage.nodes.iter().filter(|id| stage.section(**id) == section) {
         let key = match stage.graph[id].op {
             Op::StageSum(_) => "sum",
             Op::Transfer(_) => "recv",

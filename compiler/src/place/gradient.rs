@@ -116,16 +116,41 @@ impl Placer<'_> {
         let stages: Vec<u32> = self.reach[id.0 as usize].iter().copied().collect();
         let holders = self.param_stages(param);
         let dims = self.update_dims(param);
-        let mut parts = PlacedSum::new();
+        let mut chunks: BTreeMap<u32, Vec<NodeId>> = BTreeMap::new();
         for &home in &stages {
             let sum = self.compute(id, home, Phase::Backward, None)?;
             let sum = self.reduce_early(sum, param)?;
+            chunks.entry(self.first_chunk(home)).or_default().push(sum);
+        }
+        let mut parts = PlacedSum::new();
+        for (home, sums) in chunks {
+            let sum = self.over_chunks(id, sums, home, &dims)?;
             let want = Sharding { dims: dims.clone().into(), pending: Default::default() };
             parts.insert(home, self.reshard(sum, &want, Phase::Update)?);
         }
-        let sums = if stages.len() == 1 && holders == stages { parts } else { self.stage_sum(parts, id, &holders) };
+        let alone = parts.len() == 1 && parts.keys().eq(&holders);
+        let sums = if alone { parts } else { self.stage_sum(parts, id, &holders) };
         self.sums.insert(id, sums);
         Ok(self.sums[&id][&stage])
+    }
+
+    /// What the chunks of a rank add to a gradient: to one accumulator where they are laid out alike, else added by the update.
+    fn over_chunks(&mut self, id: NodeId, mut sums: Vec<NodeId>, home: u32, dims: &[AxisList]) -> Result<NodeId> {
+        if let [one] = sums[..] {
+            return Ok(one);
+        }
+        let (mb, ty) = (self.mb(), self.out.ty(sums[0]).clone());
+        let alike = ty.sharding.is_pending(mb) && sums.iter().all(|&sum| *self.out.ty(sum) == ty);
+        if alike && self.plan.microbatches() > 1 {
+            self.out.set_origin_of(self.graph, id);
+            return Ok(self.make(GradSum { of: id.0 }, &sums, ty, home, Phase::Backward));
+        }
+        for sum in &mut sums {
+            let sharding = &self.out.ty(*sum).sharding;
+            let whole = sharding.with_pending(sharding.pending.iter().copied().filter(|p| p.0 != mb));
+            *sum = self.reshard(*sum, &whole, Phase::Update)?;
+        }
+        self.add_up(id, sums, home, Phase::Update, dims)
     }
 
     /// One launch: `parts` summed over their stages and whole on each of `stages` (a stage without a part adds zero).

@@ -52,7 +52,11 @@ impl Placer<'_> {
 
     pub(super) fn step_in(&mut self, op: impl Into<Op>, value: NodeId, sharding: Sharding, section: Phase) -> NodeId {
         let ty = self.out.ty(value).with_sharding(sharding);
-        let stage = self.out[value].stage.expect("placed nodes have a stage");
+        // What all chunks share is changed for the one that reads it.
+        let stage = match self.out[value].phase.is_pass() || !section.is_pass() {
+            true => self.out[value].stage.expect("placed nodes have a stage"),
+            false => self.here,
+        };
         self.make(op, &[value], ty, stage, section)
     }
 

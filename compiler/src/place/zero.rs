@@ -95,6 +95,7 @@ impl Placer<'_> {
     /// `weight` whole over the data-parallel axis, for a reader in `phase`.
     pub(super) fn gathered(&mut self, weight: NodeId, stage: u32, phase: Phase) -> Result<NodeId> {
         let mut value = self.leaf(weight, stage, phase)?;
+        let before = std::mem::replace(&mut self.here, stage);
         let region = self.region(weight);
         let want = self.param_dims(weight);
         for (dim, used) in want.iter().enumerate() {
@@ -104,6 +105,7 @@ impl Placer<'_> {
                 value = self.step_in(AllGather { axis, dim: dim as u8, region }, value, sharding, phase);
             }
         }
+        self.here = before;
         Ok(value)
     }
 

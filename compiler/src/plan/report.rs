@@ -50,13 +50,15 @@ impl Report {
     /// `placed` is what `place` made of `graph` under `plan`, `order` that of its passes.
     pub fn of(graph: &Graph, plan: &Plan, placed: &Graph, order: &Order, machine: &Machine) -> Report {
         let forward = Forward::of(graph);
-        let stages = plan.stages() as usize;
-        let mut works = vec![Work::default(); stages];
-        for (&id, &stage) in &plan.stages {
-            works[stage as usize].add(&forward, plan, machine, id);
+        let layout = plan.layout();
+        let mut works = vec![Work::default(); plan.stages() as usize];
+        let mut parts = vec![Work::default(); layout.parts() as usize];
+        for (&id, &part) in &plan.stages {
+            works[layout.place(part).0 as usize].add(&forward, plan, machine, id);
+            parts[part as usize].add(&forward, plan, machine, id);
         }
-        let parts = works.iter().map(Work::cost).collect();
-        let costs = Costs { parts, transfers: vec![0.0; stages - 1] };
+        let transfers = vec![0.0; parts.len() - 1];
+        let costs = Costs { parts: parts.iter().map(Work::cost).collect(), transfers };
         let slowest = works.iter().map(|w| w.seconds.total()).fold(f64::MIN_POSITIVE, f64::max);
         let steps = f64::from(plan.microbatches());
         let report = |work: &Work| StageReport {

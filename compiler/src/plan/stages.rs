@@ -27,13 +27,15 @@ pub(super) fn cut(
 ) -> Result<BTreeMap<NodeId, u32>> {
     let staged = |id: &NodeId| forward.is_batched(*id) && forward.kind(*id) != Kind::Input;
     let mut order: Vec<NodeId> = forward.order.iter().copied().filter(staged).collect();
-    let stages = plan.stages() as usize;
+    let stages = plan.parts() as usize;
     let line = Line::of(forward, plan, machine, &order);
     let heavy = line.heavy[order.len()];
     if stages > heavy.max(1) {
-        return Err(Error::stages(format!("--pp {stages} needs {stages} stages; the model has work for {heavy}"))
+        let (pp, chunks) = (plan.stages(), plan.layout().chunks);
+        let flags = if chunks == 1 { format!("--pp {pp}") } else { format!("--pp {pp} of {chunks} virtual stages each") };
+        return Err(Error::stages(format!("{flags} needs {stages} stages; the model has work for {heavy}"))
             .note(format!("{heavy} products and lookups depend on the batch, each stage computes at least one"))
-            .help(format!("use --pp {} or less", heavy.max(1))));
+            .help(format!("use --pp {} or less", (heavy / chunks as usize).max(1))));
     }
     let reach = Reach::of(forward, stages, wishes)?;
     let cuts = line.cut(stages, &reach.of_order(&order)).or_else(|| {

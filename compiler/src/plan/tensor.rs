@@ -106,8 +106,9 @@ fn whole(forward: &Forward, options: &Parallel, tensor: &[(&str, u32)]) -> Resul
     let batch = ["mb", "rep", "dp"].iter().filter_map(|a| mesh.axis(a)).collect();
     let samples = samples::spread(forward, &mesh, &batch)?;
     let strategies = samples.strategies.clone();
-    let (schedule, zero) = (options.schedule, options.zero);
-    Ok((Plan { mesh, batch, strategies, stages: BTreeMap::new(), schedule, zero, shards: BTreeMap::new() }, samples))
+    let Parallel { schedule, virtual_stages, zero, .. } = *options;
+    let (stages, shards) = (BTreeMap::new(), BTreeMap::new());
+    Ok((Plan { mesh, batch, strategies, stages, schedule, virtual_stages, zero, shards }, samples))
 }
 
 /// Key heads and query heads per key head of an attention.

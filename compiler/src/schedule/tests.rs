@@ -117,16 +117,17 @@ fn programs_have_the_same_order() {
         (Schedule::ZbH1, Rule::ZbH1),
         (Schedule::ZbH2, Rule::ZbH2),
     ] {
-        assert_eq!(rule(schedule), found);
+        assert_eq!(rule(schedule, 1), found);
         let order = found.order(4, 8).expect("an order");
         let backward = if schedule.has_halves() { Backward::Halves } else { Backward::Whole };
         let turns = order.turns(backward);
         for (turns, passes) in turns.iter().zip(&order.passes) {
-            let names: Vec<&str> = turns.list.iter().map(|turn| turn.0.name()).collect();
+            let names: Vec<&str> = turns.list.iter().map(|turn| turn.0.kind.name()).collect();
             assert_eq!(names.len(), 3 + 8 + passes.len());
             assert!(names.contains(&"backward") != schedule.has_halves());
         }
-        let ahead: Vec<u32> = turns.iter().map(|turns| turns.in_flight(SectionKind::Forward)).collect();
+        let ahead: Vec<u32> =
+            (0..).zip(&turns).map(|(stage, turns)| turns.in_flight(SectionKind::Forward.into(), stage + 1)).collect();
         assert_eq!(ahead, if found == Rule::ZbH2 { [2, 2, 2, 1] } else { [1; 4] }, "{found:?}");
     }
 }

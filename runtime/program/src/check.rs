@@ -125,7 +125,7 @@ fn instrs(p: &Program) -> Result<(), CheckError> {
     let mut seen: HashSet<(u32, Vec<&TensorType>)> = HashSet::new();
     for section in &p.sections {
         for instr in &section.body {
-            let at = || format!("stage {}, section {}, `{}`", p.stage, section.kind.name(), text_of(p, instr));
+            let at = || format!("stage {}, section {}, `{}`", p.stage, section.id().name(), text_of(p, instr));
             derive::microbatches(p, section.kind, instr).map_err(|e| error(at(), e))?;
             let types = instr.operands.iter().chain(&instr.results).map(|&id| p.ty(id)).collect();
             let is_new = match instr.action {

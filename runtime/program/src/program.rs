@@ -9,6 +9,7 @@ use crate::mesh::{AxisId, Mesh};
 use crate::types::{DType, Reduce, TensorType};
 use crate::window::{Pool, Window};
 use smallvec::SmallVec;
+use std::cmp::Ordering;
 
 /// Index into `Program::buffers`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -50,8 +51,8 @@ pub enum Mode {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Area {
     /// The section that defines its values and the last that reads them.
-    pub from: SectionKind,
-    pub to: SectionKind,
+    pub from: SectionId,
+    pub to: SectionId,
     /// Bytes of one slot.
     pub bytes: u64,
     pub slots: u32,
@@ -160,9 +161,18 @@ pub enum SectionKind {
     Update,
 }
 
+/// Which section: what it does, and in which of the stage's chunks, parts of the model with stages of the pipeline in between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SectionId {
+    pub kind: SectionKind,
+    /// 0 but for forward and backward.
+    pub chunk: u32,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Section {
     pub kind: SectionKind,
+    pub chunk: u32,
     pub body: Vec<Instr>,
 }
 
@@ -282,12 +292,14 @@ pub enum Transfer {
         from: u8,
         to: u8,
     },
-    /// To the rank with the same other coordinates on stage `to`.
+    /// To the rank with the same other coordinates on stage `to`. Messages of one lane arrive in the order in which they are sent.
     Send {
         to: u32,
+        lane: u32,
     },
     Recv {
         from: u32,
+        lane: u32,
     },
     /// Sum over the stages of `Program::groups[group]`, whole on each of them.
     StageSum {
@@ -303,6 +315,42 @@ impl Program {
 
     pub fn ty(&self, id: BufferId) -> &TensorType {
         &self.buffer(id).ty
+    }
+}
+
+impl Section {
+    pub fn id(&self) -> SectionId {
+        SectionId { kind: self.kind, chunk: self.chunk }
+    }
+}
+
+impl SectionId {
+    /// `forward`, or `forward:1` in the second chunk.
+    pub fn name(self) -> String {
+        match self.chunk {
+            0 => self.kind.name().to_owned(),
+            chunk => format!("{}:{chunk}", self.kind.name()),
+        }
+    }
+}
+
+impl From<SectionKind> for SectionId {
+    fn from(kind: SectionKind) -> SectionId {
+        SectionId { kind, chunk: 0 }
+    }
+}
+
+/// As a microbatch meets them: backward from the last chunk to the first.
+impl Ord for SectionId {
+    fn cmp(&self, other: &SectionId) -> Ordering {
+        let chunks = self.chunk.cmp(&other.chunk);
+        self.kind.cmp(&other.kind).then(if self.kind.is_backward() { chunks.reverse() } else { chunks })
+    }
+}
+
+impl PartialOrd for SectionId {
+    fn partial_cmp(&self, other: &SectionId) -> Option<Ordering> {
+        Some(self.cmp(other))
     }
 }
 
@@ -354,6 +402,11 @@ impl SectionKind {
     /// Runs once per microbatch.
     pub fn is_per_microbatch(self) -> bool {
         matches!(self, SectionKind::Count | SectionKind::Forward) || self.is_backward()
+    }
+
+    /// Each chunk has its own.
+    pub fn is_pass(self) -> bool {
+        self == SectionKind::Forward || self.is_backward()
     }
 
     /// The backward pass or a half of it.

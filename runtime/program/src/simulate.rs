@@ -184,7 +184,7 @@ fn place(p: &Program, rank: &Rank) -> String {
     let step = &p.order[rank.pc.0];
     let section = &p.sections[step.section as usize];
     let instr = section.body.get(rank.pc.1).map_or(String::new(), |i| crate::text::print_instr(p, i));
-    let (stage, number, kind, mb) = (rank.stage, rank.number, section.kind.name(), step.microbatch);
+    let (stage, number, kind, mb) = (rank.stage, rank.number, section.id().name(), step.microbatch);
     format!("stage {stage} rank {number}, {kind} of microbatch {mb}: {instr}")
 }
 

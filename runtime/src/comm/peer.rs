@@ -26,7 +26,7 @@ pub struct Peer {
     patience: Patience,
     spins: u32,
     place: Place,
-    /// The groups, then each ordered pair of ranks.
+    /// The groups, then the lanes of each ordered pair of ranks.
     pub(super) channels: Vec<Channel>,
     /// Channels with started transfers that still need work of this rank.
     active: Vec<u32>,
@@ -97,7 +97,7 @@ impl Peer {
         let layout = &segment.layout;
         let world = layout.world();
         let groups = layout.groups.iter().map(|group| Channel::new(group.0.clone(), 0..group.0.len(), rank));
-        let pairs = (0..world).flat_map(|from| (0..world).map(move |to| Channel::new(vec![from, to], 1..2, rank)));
+        let pairs = layout.pairs().map(|(from, to)| Channel::new(vec![from, to], 1..2, rank));
         let channels = groups.chain(pairs).collect();
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         Peer {
@@ -133,9 +133,13 @@ impl Peer {
             | Transfer::AllToAll { group, .. } => {
                 layout.groups.get(group.0 as usize).filter(|group| group.0.contains(&rank)).map(|_| group.0)
             }
-            Transfer::Send { to: other } | Transfer::Recv { from: other } if other == rank || other >= layout.world() => None,
-            Transfer::Send { to } => Some(layout.pair(rank, to)),
-            Transfer::Recv { from } => Some(layout.pair(from, rank)),
+            Transfer::Send { to: other, .. } | Transfer::Recv { from: other, .. }
+                if other == rank || other >= layout.world() =>
+            {
+                None
+            }
+            Transfer::Send { to, lane } => layout.pair(rank, to, lane),
+            Transfer::Recv { from, lane } => layout.pair(from, rank, lane),
         };
         channel.ok_or_else(|| {
             let what = format!("rank {rank} of {} has no such group or peer: {transfer:?}", layout.world());

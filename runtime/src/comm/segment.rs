@@ -32,7 +32,9 @@ pub struct Layout {
     pub groups: Vec<Group>,
     /// One per rank.
     pub arena_bytes: Vec<usize>,
-    /// First slot of each channel: the groups, then each ordered pair of ranks.
+    /// Channels from one rank to another.
+    lanes: u32,
+    /// First slot of each channel: the groups, then the lanes of each ordered pair of ranks.
     first_slots: Vec<usize>,
     slots: usize,
 }
@@ -40,24 +42,36 @@ pub struct Layout {
 impl Layout {
     /// `groups`: all groups of the run in one global order, those included that a rank is no member of.
     pub fn new(groups: Vec<Group>, arena_bytes: Vec<usize>) -> Layout {
+        Layout::with_lanes(groups, arena_bytes, 1)
+    }
+
+    /// `lanes`: of messages between two ranks, each of which keeps its own order.
+    pub fn with_lanes(groups: Vec<Group>, arena_bytes: Vec<usize>, lanes: u32) -> Layout {
         let world = arena_bytes.len();
         let mut slots = 0;
-        let sizes = groups.iter().map(|group| group.0.len()).chain((0..world * world).map(|_| 2));
+        let sizes = groups.iter().map(|group| group.0.len()).chain((0..world * world * lanes as usize).map(|_| 2));
         let first = |members| {
             slots += members;
             slots - members
         };
         let first_slots = sizes.map(first).collect();
-        Layout { groups, arena_bytes, first_slots, slots }
+        Layout { groups, arena_bytes, lanes, first_slots, slots }
     }
 
     pub fn world(&self) -> u32 {
         self.arena_bytes.len() as u32
     }
 
-    /// The channel on which `from` sends to `to`.
-    pub fn pair(&self, from: u32, to: u32) -> u32 {
-        self.groups.len() as u32 + from * self.world() + to
+    /// The channel on which `from` sends to `to`, if there is that lane.
+    pub fn pair(&self, from: u32, to: u32, lane: u32) -> Option<u32> {
+        let lanes = (from * self.world() + to) * self.lanes;
+        (lane < self.lanes).then(|| self.groups.len() as u32 + lanes + lane)
+    }
+
+    /// Sender and receiver of the channels after the groups, in order.
+    pub fn pairs(&self) -> impl Iterator<Item = (u32, u32)> {
+        let (world, lanes) = (self.world(), self.lanes);
+        (0..world).flat_map(move |from| (0..world).flat_map(move |to| (0..lanes).map(move |_| (from, to))))
     }
 
     pub fn first_slot(&self, channel: u32) -> usize {
@@ -89,6 +103,7 @@ impl Layout {
                 hasher.update(&rank.to_le_bytes());
             });
         }
+        hasher.update(&self.lanes.to_le_bytes());
         for bytes in &self.arena_bytes {
             hasher.update(&(*bytes as u64).to_le_bytes());
         }

@@ -151,9 +151,13 @@ fn case(random: &mut Random, groups: &[Group], world: u32) -> Case {
             if from == to {
                 return case(random, groups, world);
             }
-            let mut case =
-                Case::new(vec![from, to], Transfer::Send { to }, vec![bytes.clone(), vec![]], vec![vec![], whole(&bytes)]);
-            case.ops[1].transfer = Transfer::Recv { from };
+            let mut case = Case::new(
+                vec![from, to],
+                Transfer::Send { to, lane: 0 },
+                vec![bytes.clone(), vec![]],
+                vec![vec![], whole(&bytes)],
+            );
+            case.ops[1].transfer = Transfer::Recv { from, lane: 0 };
             case
         }
     }
@@ -337,7 +341,7 @@ fn a_hang_is_blamed_on_the_rank_that_all_wait_for() {
             return None;
         }
         let region = Region { offset: 0, bytes: 64 };
-        let op = Op { transfer: Transfer::Recv { from: rank + 1 }, source: region, target: region };
+        let op = Op { transfer: Transfer::Recv { from: rank + 1, lane: 0 }, source: region, target: region };
         std::thread::sleep(timeout / 4 * rank);
         let token = peer.start(&op).unwrap();
         Some(peer.wait(token).unwrap_err())
@@ -386,7 +390,8 @@ fn wrong_regions_are_errors_not_accesses() {
     assert!(peers[0].start(&all_reduce(usize::MAX, 64)).is_err());
     assert!(peers[1].start(&all_reduce(0, 64)).is_err());
     let region = Region { offset: 0, bytes: 8 };
-    for transfer in [Transfer::Send { to: 0 }, Transfer::Send { to: 2 }, Transfer::Recv { from: 9 }] {
+    for transfer in [Transfer::Send { to: 0, lane: 0 }, Transfer::Send { to: 2, lane: 0 }, Transfer::Recv { from: 9, lane: 0 }]
+    {
         assert!(peers[0].start(&Op { transfer, source: region, target: region }).is_err());
     }
 }

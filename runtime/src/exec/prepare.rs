@@ -35,9 +35,9 @@ impl Executor {
                 Preparing { cpu, world, program, site: &site, rank, tokens: &mut tokens, tally: Tally::default() };
             let mut body = Vec::new();
             for instr in &section.body {
-                let place = || format!("stage {}, {}: {}", program.stage, section.kind.name(), print_instr(program, instr));
+                let place = || format!("stage {}, {}: {}", program.stage, section.id().name(), print_instr(program, instr));
                 let action = preparing.action(instr).map_err(|error| error.at(place()))?;
-                let text = || format!("{}: {}", section.kind.name(), print_instr(program, instr));
+                let text = || format!("{}: {}", section.id().name(), print_instr(program, instr));
                 body.extend(action.map(|action| Instruction { action, label: Label::new(&text()) }));
             }
             tally.add(&preparing.tally, runs(index));
@@ -206,7 +206,7 @@ fn turns(program: &Program, site: &Site<'_>, blocks: &Blocks) -> Result<Vec<Turn
         }
         let outputs = program.outputs.iter().enumerate().filter(|(_, output)| defines(section, output.buffer));
         let takes = outputs.map(|(index, output)| Ok((index, place(output.buffer)?))).collect::<Result<_>>()?;
-        let label = Label::new(section.kind.name());
+        let label = Label::new(&section.id().name());
         turns.push(Turn { section: step.section as usize, microbatch: step.microbatch, bases, label, fills, takes });
     }
     Ok(turns)

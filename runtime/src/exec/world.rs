@@ -5,7 +5,7 @@
 use super::blocks::Blocks;
 use crate::comm::{self, Exchange, Group, GroupId, Rows, Side};
 use crate::error::{Error, Result};
-use dcc_program::program::{Action, Program, Transfer};
+use dcc_program::program::{self, Action, Program, Transfer};
 use dcc_program::{AxisId, Mesh, Reduce, TensorType};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -44,7 +44,8 @@ impl World {
         }
         let groups: BTreeMap<Vec<u32>, GroupId> = members.into_iter().zip((0..).map(GroupId)).collect();
         let ordered = groups.keys().cloned().map(Group).collect();
-        let layout = comm::Layout::new(ordered, stages.iter().map(|&stage| bytes[stage as usize]).collect());
+        let lanes = sets.iter().flat_map(|set| set.iter()).map(lanes).max().unwrap_or(1);
+        let layout = comm::Layout::with_lanes(ordered, stages.iter().map(|&stage| bytes[stage as usize]).collect(), lanes);
         Ok(World { groups, layout, persistent_bytes, stages })
     }
 
@@ -109,8 +110,8 @@ impl World {
                 let (from, to) = (from.ok_or_else(missing)?, to.ok_or_else(missing)?);
                 comm::Transfer::AllToAll { group: group()?, exchange: exchange(mesh, from, to, gather.into(), scatter.into())? }
             }
-            Transfer::Send { .. } => comm::Transfer::Send { to: members[1] },
-            Transfer::Recv { .. } => comm::Transfer::Recv { from: members[0] },
+            Transfer::Send { lane, .. } => comm::Transfer::Send { to: members[1], lane },
+            Transfer::Recv { lane, .. } => comm::Transfer::Recv { from: members[0], lane },
         })
     }
 }
@@ -144,13 +145,22 @@ fn members(program: &Program, rank: u32, transfer: &Transfer) -> Result<Vec<u32>
         Transfer::ReduceScatter { axis, .. } | Transfer::AllGather { axis, .. } | Transfer::AllToAll { axis, .. } => {
             group(&[*axis])
         }
-        Transfer::Send { to } => Ok(vec![rank, peer(*to)?]),
-        Transfer::Recv { from } => Ok(vec![peer(*from)?, rank]),
+        Transfer::Send { to, .. } => Ok(vec![rank, peer(*to)?]),
+        Transfer::Recv { from, .. } => Ok(vec![peer(*from)?, rank]),
         Transfer::StageSum { group, .. } => {
             let group = program.groups.get(*group as usize).ok_or_else(|| Error::artifact("a group that is not declared"))?;
             group.stages.iter().map(|&stage| peer(stage)).collect()
         }
     }
+}
+
+/// Lanes of its messages.
+fn lanes(program: &Program) -> u32 {
+    let lane = |instr: &program::Instr| match instr.action {
+        Action::Start { transfer: Transfer::Send { lane, .. } | Transfer::Recv { lane, .. }, .. } => lane,
+        _ => 0,
+    };
+    program.sections.iter().flat_map(|section| &section.body).map(lane).max().unwrap_or(0) + 1
 }
 
 fn collect_groups(program: &Program, into: &mut BTreeSet<Vec<u32>>) -> Result<()> {

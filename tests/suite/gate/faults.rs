@@ -61,13 +61,13 @@ const FAULTS: &[Planted] = &[
     }),
     ("send instead of receive", Fault::Malformed, "operands", |p| {
         let site = find(p, SectionKind::Backward, |i| matches!(transfer(i), Some(Transfer::Recv { .. })));
-        set_transfer(p, site, Transfer::Send { to: 1 });
+        set_transfer(p, site, Transfer::Send { to: 1, lane: 0 });
     }),
     ("a message to a stage that is not there", Fault::Malformed, "exchanges with stage 2 of 2", |p| {
-        sends(p).into_iter().for_each(|site| set_transfer(p, site, Transfer::Send { to: 2 }));
+        sends(p).into_iter().for_each(|site| set_transfer(p, site, Transfer::Send { to: 2, lane: 0 }));
     }),
     ("a message to itself", Fault::Malformed, "exchanges with stage 0", |p| {
-        sends(p).into_iter().for_each(|site| set_transfer(p, site, Transfer::Send { to: 0 }));
+        sends(p).into_iter().for_each(|site| set_transfer(p, site, Transfer::Send { to: 0, lane: 0 }));
     }),
     ("another axis", Fault::Sharding, "no sum over dp is pending", |p| {
         let site = all_reduce(p, SectionKind::Backward);
@@ -125,7 +125,7 @@ const FAULTS: &[Planted] = &[
         let wait = wait_of(p, recv);
         let pair: Vec<Instr> = [recv, wait].iter().map(|&site| instr(p, site).clone()).collect();
         let block = p[0].buffer(pair[1].results[0]).clone();
-        let area = p[0].areas.iter().position(|a| a.to == SectionKind::Backward).expect("an area that lasts");
+        let area = p[0].areas.iter().position(|a| a.to.kind == SectionKind::Backward).expect("an area that lasts");
         let id = pair[1].results[0].0 as usize;
         p[0].buffers[id] =
             Buffer { place: Place::Area(area as u32), offset: p[0].areas[area].bytes.next_multiple_of(64), ..block };

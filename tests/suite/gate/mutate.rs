@@ -203,8 +203,8 @@ fn transfer(p: &mut Program, r: &mut Random) -> Option<()> {
         2 => Transfer::ReduceScatter { axis: a, dim: d },
         3 => Transfer::AllGather { axis: a, dim: d },
         4 => Transfer::AllToAll { axis: a, from: d, to: dim(r) },
-        5 => Transfer::Send { to: r.below(stages as usize + 1) as u32 },
-        6 => Transfer::Recv { from: r.below(stages as usize + 1) as u32 },
+        5 => Transfer::Send { to: r.below(stages as usize + 1) as u32, lane: 0 },
+        6 => Transfer::Recv { from: r.below(stages as usize + 1) as u32, lane: 0 },
         _ => Transfer::StageSum { group: r.below(groups as usize + 1) as u32, reduce },
     };
     let everywhere = r.below(2) == 0;

@@ -4,13 +4,11 @@ use crate::compile::lowered;
 use dcc::optimizer::{Optimizer, OptimizerOptions};
 use dcc::plan::{Parallel, Schedule};
 use dcc_program::check::{self, Fault};
-use dcc_program::program::{Action, Program, SectionKind, Transfer};
+use dcc_program::program::{Action, Program, SectionId, SectionKind, Step, Transfer};
 
 /// Where in its stage's order a section runs for a microbatch.
 fn step(program: &Program, kind: SectionKind, microbatch: u32) -> usize {
-    let is = |step: &dcc_program::program::Step| {
-        step.microbatch == microbatch && program.sections[step.section as usize].kind == kind
-    };
+    let is = |step: &Step| step.microbatch == microbatch && program.sections[step.section as usize].kind == kind;
     program.order.iter().position(is).expect("it runs")
 }
 
@@ -101,4 +99,49 @@ fn messages_are_waited_for_before_their_slot_is_used_again() {
     // One more execution without its wait.
     let next = programs[0].order.iter().position(|step| step.section as usize == later).expect("the other variant runs");
     refused(&programs, |p| p[0].order[next].section = first as u32, &[Fault::InFlight], "in flight");
+}
+
+/// There and back: on the last rank the first chunk hands the second its values, and takes its gradients.
+#[test]
+fn wrong_orders_of_chunks_are_refused() {
+    let parallel = Parallel { pp: 2, schedule: Schedule::ZbV, ..Parallel::default() };
+    let programs = lowered("gpt2_tiny.onnx", parallel, (8, 4), OptimizerOptions::default());
+    check::programs(&programs).expect("the gate accepts what it is to refuse once spoilt");
+    let at = |program: &Program, kind, chunk, microbatch| {
+        let id = SectionId { kind, chunk };
+        let is = |step: &Step| step.microbatch == microbatch && program.sections[step.section as usize].id() == id;
+        program.order.iter().position(is).expect("it runs")
+    };
+    // Of one microbatch, the chunk that needs before that which gives.
+    for kind in [SectionKind::Forward, SectionKind::BackwardInput] {
+        let swapped = |p: &mut Vec<Program>| {
+            let (a, b) = (at(&p[1], kind, 0, 2), at(&p[1], kind, 1, 2));
+            p[1].order.swap(a, b);
+        };
+        let faults =
+            [Fault::Unwritten, Fault::Overwritten, Fault::Microbatch, Fault::Deadlock, Fault::Unmatched, Fault::InFlight];
+        refused(&programs, swapped, &faults, "");
+    }
+    // Messages of one chunk on the lane of the other.
+    let lanes = |p: &mut Vec<Program>| {
+        for instr in p[0].sections.iter_mut().flat_map(|section| &mut section.body) {
+            if let Action::Start { transfer: Transfer::Send { lane, .. }, .. } = &mut instr.action {
+                *lane = 3 - *lane;
+            }
+        }
+    };
+    refused(&programs, lanes, &[Fault::Unmatched, Fault::Deadlock], "");
+    let one = |p: &mut Vec<Program>| p[1].sections.iter_mut().for_each(|section| section.chunk = 0);
+    refused(&programs, one, &[Fault::Order], "");
+    let update = |p: &mut Vec<Program>| p[1].sections.last_mut().expect("the update").chunk = 1;
+    refused(&programs, update, &[Fault::Order], "update:1 is of no chunk");
+    let far = |p: &mut Vec<Program>| {
+        let starts = p[0].sections.iter_mut().flat_map(|section| &mut section.body);
+        for instr in starts {
+            if let Action::Start { transfer: Transfer::Send { lane, .. }, .. } = &mut instr.action {
+                *lane = 1 << 20;
+            }
+        }
+    };
+    refused(&programs, far, &[Fault::Malformed], "lane 1048576");
 }

@@ -22,7 +22,7 @@ pub(super) fn crossing(stage: &Stage) -> BTreeSet<NodeId> {
     let mut found: BTreeSet<NodeId> = sent.chain(named).chain(stage.accumulators.keys().copied()).collect();
     for &id in stage.nodes.iter().filter(|id| unit_of(stage, **id).is_some()) {
         visit(stage, id, &mut |read| {
-            if stage.graph[read].phase != stage.graph[id].phase {
+            if stage.section(read) != stage.section(id) {
                 found.insert(read);
             }
         });

@@ -15,6 +15,9 @@ const MAX_ELEMENTS: u64 = 1 << 56;
 /// Dims of a type.
 const MAX_RANK: usize = 16;
 
+/// Of messages between two stages: chunks by chunks.
+const MAX_LANES: u32 = 1 << 10;
+
 /// One program per stage, all of one mesh, mode and name.
 pub(super) fn set(programs: &[Program]) -> Checked<()> {
     let Some(first) = programs.first() else { return refuse(Fault::Mesh, "the set has no program") };
@@ -93,9 +96,9 @@ pub(super) fn program(p: &Program) -> Result<(), CheckError> {
     }
     for section in &p.sections {
         for instr in &section.body {
-            let place = || format!("section {}", section.kind.name());
+            let place = || format!("section {}", section.id().name());
             ids(p, instr).map_err(|e| at(place())(e))?;
-            let place = || format!("section {}, `{}`", section.kind.name(), text_of(p, instr));
+            let place = || format!("section {}, `{}`", section.id().name(), text_of(p, instr));
             arity(p, instr).map_err(|e| at(place())(e))?;
         }
     }
@@ -225,8 +228,13 @@ fn ids(p: &Program, instr: &Instr) -> Checked<()> {
             Transfer::ReduceScatter { axis: a, .. }
             | Transfer::AllGather { axis: a, .. }
             | Transfer::AllToAll { axis: a, .. } => axis(*a),
-            Transfer::Send { to: other } | Transfer::Recv { from: other } if *other >= p.stages || *other == p.stage => {
+            Transfer::Send { to: other, .. } | Transfer::Recv { from: other, .. }
+                if *other >= p.stages || *other == p.stage =>
+            {
                 refuse(Fault::Malformed, format!("stage {} exchanges with stage {other} of {}", p.stage, p.stages))
+            }
+            Transfer::Send { lane, .. } | Transfer::Recv { lane, .. } if *lane >= MAX_LANES => {
+                refuse(Fault::Malformed, format!("lane {lane} of {MAX_LANES}"))
             }
             Transfer::StageSum { group, .. } => match p.groups.get(*group as usize) {
                 None => refuse(Fault::Malformed, format!("g{group} of {} groups", p.groups.len())),

@@ -13,8 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Channel {
-    /// From stage to stage.
-    Message(u32, u32),
+    /// From stage to stage, on a lane.
+    Message(u32, u32, u32),
     /// A sum over the stages of a group.
     Group(String),
 }
@@ -52,8 +52,8 @@ impl Event {
     /// `None` where only ranks of one stage take part.
     pub fn of(p: &Program, transfer: &Transfer, ty: TensorType, step: usize) -> Option<Event> {
         let (channel, members, reduce) = match transfer {
-            Transfer::Send { to } => (Channel::Message(p.stage, *to), vec![p.stage, *to], None),
-            Transfer::Recv { from } => (Channel::Message(*from, p.stage), vec![*from, p.stage], None),
+            Transfer::Send { to, lane } => (Channel::Message(p.stage, *to, *lane), vec![p.stage, *to], None),
+            Transfer::Recv { from, lane } => (Channel::Message(*from, p.stage, *lane), vec![*from, p.stage], None),
             Transfer::StageSum { group, reduce } => {
                 let group = &p.groups[*group as usize];
                 (Channel::Group(group.name.clone()), group.stages.clone(), Some(*reduce))
@@ -94,7 +94,7 @@ pub(super) fn traces(programs: &[Program], traces: &[Trace]) -> Result<(), Check
     for (channel, by_stage) in &channels {
         matched(programs, channel, &members_of[channel], by_stage).map_err(|what| {
             let at = match channel {
-                Channel::Message(from, to) => format!("messages from stage {from} to stage {to}"),
+                Channel::Message(from, to, _) => format!("messages from stage {from} to stage {to}"),
                 Channel::Group(name) => format!("group {name}"),
             };
             error(at, (Fault::Unmatched, what))
@@ -124,7 +124,7 @@ fn matched(
         if first.len() != of(stage).len() {
             let (a, b) = (first.len(), of(stage).len());
             return Err(match channel {
-                Channel::Message(from, to) => format!("stage {from} sends {a}, stage {to} receives {b}"),
+                Channel::Message(from, to, _) => format!("stage {from} sends {a}, stage {to} receives {b}"),
                 Channel::Group(_) => format!("stage {} takes part in {a}, stage {stage} in {b}", members[0]),
             });
         }
@@ -197,7 +197,7 @@ fn ends(programs: &[Program], traces: &[Trace]) -> Result<(), CheckError> {
                 let p = &programs[s];
                 let Event::Wait { start, step } = traces[s].events[at[s]] else { return format!("stage {s}") };
                 let step = &p.order[step];
-                let kind = p.sections[step.section as usize].kind.name();
+                let kind = p.sections[step.section as usize].id().name();
                 let what = traces[s].events[start].text(p);
                 format!("stage {s} in {kind} of microbatch {} for {what}", step.microbatch)
             };

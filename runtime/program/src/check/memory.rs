@@ -53,7 +53,7 @@ pub(super) fn program(p: &Program) -> Result<Trace, CheckError> {
     run.start_of_step().map_err(at_start)?;
     for k in 0..p.order.len() {
         let section = &p.sections[p.order[k].section as usize];
-        let place = || format!("stage {}, {} of microbatch {}", p.stage, section.kind.name(), p.order[k].microbatch);
+        let place = || format!("stage {}, {} of microbatch {}", p.stage, section.id().name(), p.order[k].microbatch);
         run.fill_inputs(k, section).map_err(|e| error(place(), e))?;
         for instr in &section.body {
             run.instr(k, section, instr).map_err(|e| error(format!("{}, `{}`", place(), text_of(p, instr)), e))?;

@@ -4,6 +4,7 @@
 
 use super::{Checked, Fault, refuse};
 use crate::program::*;
+use std::collections::{BTreeSet, HashMap};
 
 /// Instructions of one step, sections inlined in order.
 const MAX_INSTRS: u64 = 1 << 26;
@@ -16,7 +17,7 @@ pub(super) fn program(p: &Program) -> Checked<()> {
         };
         let last = if section.kind.is_per_microbatch() { microbatches } else { 1 };
         if step.microbatch >= last {
-            let (name, mb) = (section.kind.name(), step.microbatch);
+            let (name, mb) = (section.id().name(), step.microbatch);
             return refuse(Fault::Order, format!("{name} runs for microbatch {mb} of {last}"));
         }
         let fits = step.slots.len() == p.areas.len() && step.slots.iter().zip(&p.areas).all(|(&s, a)| s < a.slots);
@@ -40,22 +41,20 @@ fn counts(p: &Program, microbatches: u32) -> Checked<()> {
     for step in &p.order {
         runs[step.section as usize] += 1;
         if !seen.insert((step.section, step.microbatch)) {
-            let name = p.sections[step.section as usize].kind.name();
+            let name = p.sections[step.section as usize].id().name();
             return refuse(Fault::Order, format!("{name} runs twice for microbatch {}", step.microbatch));
         }
     }
     if let Some(i) = runs.iter().position(|&n| n == 0) {
-        return refuse(Fault::Order, format!("a section {} never runs", p.sections[i].kind.name()));
+        return refuse(Fault::Order, format!("a section {} never runs", p.sections[i].id().name()));
     }
-    for kind in SectionKind::ALL.into_iter().filter(|k| k.is_per_microbatch()) {
-        let of_kind = |s: &u32| p.sections[*s as usize].kind == kind;
-        if !p.sections.iter().any(|s| s.kind == kind) {
-            continue;
-        }
+    let per_microbatch = p.sections.iter().filter(|s| s.kind.is_per_microbatch()).map(Section::id);
+    for id in per_microbatch.collect::<BTreeSet<_>>() {
         let mut done = vec![false; microbatches as usize];
-        p.order.iter().filter(|s| of_kind(&s.section)).for_each(|s| done[s.microbatch as usize] = true);
+        let runs = p.order.iter().filter(|s| p.sections[s.section as usize].id() == id);
+        runs.for_each(|s| done[s.microbatch as usize] = true);
         if let Some(mb) = done.iter().position(|d| !d) {
-            return refuse(Fault::Order, format!("{} never runs for microbatch {mb}", kind.name()));
+            return refuse(Fault::Order, format!("{} never runs for microbatch {mb}", id.name()));
         }
     }
     Ok(())
@@ -69,21 +68,24 @@ fn phases(p: &Program) -> Checked<()> {
         SectionKind::Update => 4,
         _ => 3,
     };
-    let kinds: Vec<(SectionKind, u32)> = p.order.iter().map(|s| (p.sections[s.section as usize].kind, s.microbatch)).collect();
-    if let Some(w) = kinds.windows(2).find(|w| phase(w[0].0) > phase(w[1].0)) {
+    if let Some(s) = p.sections.iter().find(|s| s.chunk > 0 && !s.kind.is_pass()) {
+        return refuse(Fault::Order, format!("{} is of no chunk", s.id().name()));
+    }
+    let ids: Vec<(SectionId, u32)> = p.order.iter().map(|s| (p.sections[s.section as usize].id(), s.microbatch)).collect();
+    if let Some(w) = ids.windows(2).find(|w| phase(w[0].0.kind) > phase(w[1].0.kind)) {
         return refuse(Fault::Order, format!("{} runs after {}", w[1].0.name(), w[0].0.name()));
     }
-    let has = |kind: SectionKind| kinds.iter().any(|k| k.0 == kind);
+    let has = |kind: SectionKind| p.sections.iter().any(|s| s.kind == kind);
     let halves = [SectionKind::BackwardInput, SectionKind::BackwardWeight];
     if let (true, Some(half)) = (has(SectionKind::Backward), halves.into_iter().find(|&half| has(half))) {
         return refuse(Fault::Order, format!("a program with backward has no {}", half.name()));
     }
-    // Of each microbatch, which of its passes have run: they come in the order of the list of kinds.
-    let mut last: std::collections::HashMap<u32, SectionKind> = Default::default();
-    for (kind, microbatch) in kinds.into_iter().filter(|(kind, _)| phase(*kind) == 3) {
-        match last.insert(microbatch, kind) {
-            Some(before) if before > kind => {
-                let (name, before) = (kind.name(), before.name());
+    // Of each microbatch, which of its passes through a chunk has run: they come in the order of the list of kinds.
+    let mut last: HashMap<(u32, u32), SectionKind> = HashMap::new();
+    for (id, microbatch) in ids.into_iter().filter(|(id, _)| id.kind.is_pass()) {
+        match last.insert((id.chunk, microbatch), id.kind) {
+            Some(before) if before > id.kind => {
+                let (name, before) = (id.name(), before.name());
                 return refuse(Fault::Order, format!("{name} of microbatch {microbatch} runs after its {before}"));
             }
             _ => {}
@@ -99,9 +101,9 @@ fn variants(p: &Program) -> Checked<()> {
         computes.map(|i| (i.results.clone(), i.action.clone(), i.operands.clone())).collect()
     };
     for (n, section) in p.sections.iter().enumerate() {
-        let Some(first) = p.sections[..n].iter().find(|s| s.kind == section.kind) else { continue };
+        let Some(first) = p.sections[..n].iter().find(|s| s.id() == section.id()) else { continue };
         if work(first) != work(section) {
-            let name = section.kind.name();
+            let name = section.id().name();
             return refuse(Fault::Order, format!("two sections {name} do not compute the same"));
         }
     }

@@ -10,7 +10,7 @@ pub(super) fn program(p: &Program) -> Result<(), CheckError> {
     read.extend(p.sections.iter().flat_map(|s| &s.body).flat_map(|i| &i.operands));
     for section in &p.sections {
         for instr in &section.body {
-            let at = || format!("stage {}, section {}, `{}`", p.stage, section.kind.name(), text_of(p, instr));
+            let at = || format!("stage {}, section {}, `{}`", p.stage, section.id().name(), text_of(p, instr));
             if !instr.results.is_empty() && !instr.results.iter().any(|id| read.contains(id)) {
                 let id = instr.results[0].0;
                 return Err(error(at(), (Fault::Unused, format!("nothing reads b{id}"))));
@@ -30,9 +30,9 @@ fn kept(p: &Program) -> Checked<()> {
     let mut read = HashSet::new();
     for section in &p.sections {
         for instr in &section.body {
-            read.extend(instr.operands.iter().map(|&id| (section.kind, place(id))));
+            read.extend(instr.operands.iter().map(|&id| (section.id(), place(id))));
             if let Action::Wait(token) = instr.action {
-                read.extend(started(token).map(|&id| (section.kind, place(id))));
+                read.extend(started(token).map(|&id| (section.id(), place(id))));
             }
         }
     }

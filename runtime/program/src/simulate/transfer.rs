@@ -11,7 +11,8 @@ use std::collections::BTreeMap;
 /// Members in order; a channel is its sender and receiver.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Communicator {
-    is_channel: bool,
+    /// Of a message.
+    lane: Option<u32>,
     members: Vec<u32>,
 }
 
@@ -49,16 +50,19 @@ fn communicator(p: &Program, transfer: &Transfer, rank: &Rank) -> Fault<Communic
         Transfer::ReduceScatter { axis, .. } | Transfer::AllGather { axis, .. } | Transfer::AllToAll { axis, .. } => {
             group(&[*axis])
         }
-        Transfer::Send { to } => Ok(vec![rank.number, peer(*to)?]),
-        Transfer::Recv { from } => Ok(vec![peer(*from)?, rank.number]),
+        Transfer::Send { to, .. } => Ok(vec![rank.number, peer(*to)?]),
+        Transfer::Recv { from, .. } => Ok(vec![peer(*from)?, rank.number]),
         Transfer::StageSum { group, .. } => {
             let group = p.groups.get(*group as usize).ok_or_else(|| SimulateError::fault("no such group"))?;
             group.stages.iter().map(|&s| peer(s)).collect()
         }
     }?;
-    let is_channel = matches!(transfer, Transfer::Send { .. } | Transfer::Recv { .. });
+    let lane = match transfer {
+        Transfer::Send { lane, .. } | Transfer::Recv { lane, .. } => Some(*lane),
+        _ => None,
+    };
     if members.contains(&rank.number) {
-        Ok(Communicator { is_channel, members })
+        Ok(Communicator { lane, members })
     } else {
         Err(SimulateError::fault("this stage is no member of the group"))
     }

@@ -161,12 +161,20 @@ fn transfer(line: &mut Cursor, mesh: &Mesh) -> Parsed<Transfer> {
                 return Err(line.expected(&format!("`{preposition}`")));
             }
             let stage = line.number("a stage")?;
-            if word == "send" { Transfer::Send { to: stage } } else { Transfer::Recv { from: stage } }
+            let lane = if line.eat(",") { lane(line)? } else { 0 };
+            if word == "send" { Transfer::Send { to: stage, lane } } else { Transfer::Recv { from: stage, lane } }
         }
         _ => along_axis(word, line, mesh)?,
     };
     line.expect(")")?;
     Ok(transfer)
+}
+
+fn lane(line: &mut Cursor) -> Parsed<u32> {
+    if !line.eat_word("lane") {
+        return Err(line.expected("`lane`"));
+    }
+    line.number("a lane")
 }
 
 fn along_axis(word: &str, line: &mut Cursor, mesh: &Mesh) -> Parsed<Transfer> {

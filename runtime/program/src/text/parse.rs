@@ -119,9 +119,9 @@ impl Parser {
 
     fn area(&mut self, line: &mut Cursor) -> Parsed<()> {
         next_id(line, 'm', self.p.areas.len())?;
-        let from = section_kind(line.word("a section")?)?;
+        let from = section_id(line)?;
         line.expect("->")?;
-        let to = section_kind(line.word("a section")?)?;
+        let to = section_id(line)?;
         let bytes = field(line, "bytes")?;
         let slots = field(line, "slots")?.try_into().map_err(|_| "more slots than 32 bits count")?;
         self.p.areas.push(Area { from, to, bytes, slots });
@@ -182,12 +182,12 @@ impl Parser {
     }
 
     fn section(&mut self, line: &mut Cursor) -> Parsed<()> {
-        let (kind, number) = section_name(line)?;
-        let expected = self.p.sections.iter().filter(|s| s.kind == kind).count();
+        let (id, number) = section_name(line)?;
+        let expected = self.p.sections.iter().filter(|s| s.id() == id).count();
         if number != expected {
-            return Err(format!("the next section of kind {} is number {expected}", kind.name()));
+            return Err(format!("the next section {} is number {expected}", id.name()));
         }
-        self.p.sections.push(Section { kind, body: Vec::new() });
+        self.p.sections.push(Section { kind: id.kind, chunk: id.chunk, body: Vec::new() });
         Ok(())
     }
 
@@ -259,9 +259,9 @@ impl Parser {
     /// `order forward 0 [0 1]; backward 0..4`.
     fn order(&mut self, line: &mut Cursor) -> Parsed<()> {
         loop {
-            let (kind, number) = section_name(line)?;
-            let section = self.p.sections.iter().enumerate().filter(|(_, s)| s.kind == kind).nth(number);
-            let section = section.ok_or_else(|| format!("there is no section {}.{number}", kind.name()))?.0 as u32;
+            let (id, number) = section_name(line)?;
+            let section = self.p.sections.iter().enumerate().filter(|(_, s)| s.id() == id).nth(number);
+            let section = section.ok_or_else(|| format!("there is no section {}.{number}", id.name()))?.0 as u32;
             let is_digit = |line: &mut Cursor| line.rest().starts_with(|c: char| c.is_ascii_digit());
             let first: u32 = if is_digit(line) { line.number("a microbatch")? } else { 0 };
             let end: u32 = if line.eat("..") { line.number("a microbatch")? } else { first.saturating_add(1) };
@@ -321,9 +321,16 @@ fn section_kind(name: &str) -> Parsed<SectionKind> {
     SectionKind::ALL.into_iter().find(|k| k.name() == name).ok_or_else(|| format!("unknown section `{name}`"))
 }
 
-/// `forward`, or `forward.1` for the second of that kind.
-fn section_name(line: &mut Cursor) -> Parsed<(SectionKind, usize)> {
+/// `forward`, or `forward:1` of the second chunk.
+fn section_id(line: &mut Cursor) -> Parsed<SectionId> {
     let kind = section_kind(line.word("a section")?)?;
+    let chunk = if line.eat_adjacent(":") { line.number("a chunk")? } else { 0 };
+    Ok(SectionId { kind, chunk })
+}
+
+/// `forward`, or `forward.1` for the second of that kind and chunk.
+fn section_name(line: &mut Cursor) -> Parsed<(SectionId, usize)> {
+    let id = section_id(line)?;
     let number = if line.eat_adjacent(".") { line.number("a section's number")? } else { 0 };
-    Ok((kind, number))
+    Ok((id, number))
 }

@@ -29,14 +29,18 @@ pub(super) fn instruction(p: &Program, instr: &Instr) -> String {
     printer.out
 }
 
-/// `forward` for the first section of its kind, `forward.1` for the second.
+/// `forward` for the first section of its kind and chunk, `forward.1` for the second.
 pub(super) fn section_names(p: &Program) -> Vec<String> {
-    let earlier = |i: usize| p.sections[..i].iter().filter(|s| s.kind == p.sections[i].kind).count();
+    let earlier = |i: usize| p.sections[..i].iter().filter(|s| s.id() == p.sections[i].id()).count();
     let name = |(i, s): (usize, &Section)| match earlier(i) {
-        0 => s.kind.name().to_owned(),
-        n => format!("{}.{n}", s.kind.name()),
+        0 => s.id().name(),
+        n => format!("{}.{n}", s.id().name()),
     };
     p.sections.iter().enumerate().map(name).collect()
+}
+
+fn lane_text(lane: u32) -> String {
+    if lane == 0 { String::new() } else { format!(", lane {lane}") }
 }
 
 struct Printer<'a> {
@@ -227,8 +231,8 @@ impl Printer<'_> {
             Transfer::ReduceScatter { axis: a, dim } => format!("reduce_scatter({}, dim {dim})", axis(*a)),
             Transfer::AllGather { axis: a, dim } => format!("all_gather({}, dim {dim})", axis(*a)),
             Transfer::AllToAll { axis: a, from, to } => format!("all_to_all({}, dim {from} -> {to})", axis(*a)),
-            Transfer::Send { to } => format!("send(to {to})"),
-            Transfer::Recv { from } => format!("recv(from {from})"),
+            Transfer::Send { to, lane } => format!("send(to {to}{})", lane_text(*lane)),
+            Transfer::Recv { from, lane } => format!("recv(from {from}{})", lane_text(*lane)),
             Transfer::StageSum { group, reduce } => format!("stage_sum.{}(g{group})", reduce.name()),
         };
         self.out.push_str(&text);
