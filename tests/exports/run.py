@@ -40,6 +40,8 @@ SPECS = "dynamo18,dynamo18-optimized,dynamo20,dynamo20-optimized,dynamo23,dynamo
 SYMBOLIC = (13, 18)
 # Smaller tensors are compared as if this were their size: their exact values are zero.
 SECONDS, TOLERANCE, LEAST_SCALE = 20, 1e-9, 1e-3
+# No exporter tells parameters that need no gradient from others, the older one no buffers; most of these are known by their names.
+UNTOLD = {"model.final_logits_bias"}
 # So bounded, a step moves weights visibly and never far, whatever the scale of the loss.
 RATE, MOMENTUM, CLIP = 0.05, 0.9, 0.05
 
@@ -112,17 +114,16 @@ def batch_flags(path, inputs):
 
 
 def expected(name):
-    """Names and elements of each parameter that a gradient reaches, and the names of what PyTorch keeps constant: no exporter tells what
-    needs no gradient, the older one not even buffers."""
+    """Names and elements of each parameter that a gradient reaches, and the names of parameters that need none and of buffers."""
     model, inputs = make(name)
     model(**inputs).sum().backward()
     parameters = dict(model.named_parameters())
     frozen = [key for key, value in parameters.items() if not value.requires_grad]
-    frozen += [key for key, value in model.named_buffers() if value.is_floating_point()]
+    buffers = [key for key, value in model.named_buffers() if value.is_floating_point()]
     tied = {}
     for key, value in model.named_parameters(remove_duplicate=False):
         tied.setdefault(value, set()).add(key)
-    return [(tied[value], value.numel()) for value in parameters.values() if value.grad is not None], frozen
+    return [(tied[value], value.numel()) for value in parameters.values() if value.grad is not None], frozen, buffers
 
 
 def elements(path):
@@ -133,7 +134,7 @@ def elements(path):
     return {**found, **{key: math.prod(tensor.dims) for key, tensor in constants}}
 
 
-def check(dcc, path, inputs, wanted, frozen):
+def check(dcc, path, inputs, wanted, frozen, buffers):
     """`ok`, `refused` or `failed`, a line about it, and where it is `ok`, `Export`."""
     command = [dcc, "compile", path, "--loss", "mse", "--json", "-o", path.with_suffix(".dcc"), *batch_flags(path, inputs)]
     code, report, seconds, what = call(command)
@@ -146,7 +147,8 @@ def check(dcc, path, inputs, wanted, frozen):
     missing = [tied for tied, _ in wanted if not any(tied & names for names in known.values())]
     parameters = set().union(*(tied for tied, _ in wanted))
     besides = [names for names in known.values() if not names & parameters]
-    silent = [min(names) for names in missing + besides if not told(names)]
+    untold = UNTOLD | set(frozen) if path.stem.startswith("script") else set(frozen)
+    silent = [min(names) for names in missing + besides if not told(names) and not names & untold]
     sizes = {**{name: size for tied, size in wanted for name in tied}, **elements(path)}
     surplus = sum(sizes.get(one, 0) for one in report["trained"]) - sum(size for _, size in wanted)
     line = f"{len(wanted) - len(missing)} of {len(wanted)} parameters, {seconds:.1f} s" + f", elements {surplus:+}" * (surplus != 0)
@@ -155,7 +157,7 @@ def check(dcc, path, inputs, wanted, frozen):
     line += "".join(f" | {warning[:300]}" for warning in report["warnings"])
     if seconds > SECONDS or silent or surplus and not missing + besides:
         return "failed", line, None
-    freeze = [min(names) for names in besides if names & set(frozen)]
+    freeze = [min(names) for names in besides if names & {*frozen, *buffers}]
     whole = not missing and len(freeze) == len(besides)
     return "ok", line, Export(path, freeze, report["aliases"]) if whole else None
 
@@ -176,6 +178,8 @@ def reference(name, folder, steps, export):
     model, inputs = make(name)
     model.double()
     for child in model.modules():
+        if isinstance(child, torch.nn.Embedding) and export.path.stem.startswith("script"):
+            child.padding_idx = None  # a Gather without its call knows none
         if isinstance(child, torch.nn.modules.batchnorm._BatchNorm) and child.momentum is not None:
             child.momentum = 1 - float(np.float32(1 - child.momentum))
     batch = len(next(iter(inputs.values())))
@@ -259,7 +263,7 @@ class AsFile(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         function = torch.Tensor.double if function is torch.Tensor.float else function
-        if function is F.gelu and self.spells_gelu and "approximate" not in (kwargs or {}):
+        if function is F.gelu and self.spells_gelu and (kwargs or {}).get("approximate", "none") == "none":
             return 0.5 * args[0] * (1.0 + torch.erf(args[0] / float(np.float32(math.sqrt(2.0)))))
         return function(*(self.of(value) for value in args), **{key: self.of(value) for key, value in (kwargs or {}).items()})
 
@@ -276,7 +280,7 @@ def widened(value):
 def family(args, name, folder):
     """Verdicts of all exports of a model."""
     _, inputs = make(name)
-    wanted, frozen = expected(name)
+    wanted, frozen, buffers = expected(name)
     specs = args.specs.split(",")
     verdicts, whole = [], {}
     for spec in dict.fromkeys(spec.removesuffix("-optimized") for spec in specs):
@@ -289,7 +293,7 @@ def family(args, name, folder):
         for spec, path in files.items():
             if spec not in specs:
                 continue
-            verdict, line, export_of = check(args.dcc, path, inputs, wanted, frozen)
+            verdict, line, export_of = check(args.dcc, path, inputs, wanted, frozen, buffers)
             verdicts.append((spec, verdict, line))
             kind = spec.rstrip("0123456789") if spec.startswith("script") else "dynamo" + "-optimized" * spec.endswith("-optimized")
             whole |= {kind: export_of} if export_of and kind not in whole else {}
