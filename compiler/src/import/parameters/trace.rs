@@ -40,6 +40,8 @@ pub struct Trace {
     pub constants: Vec<String>,
     /// Parameters that a call reads, but no tensor of the file stands for.
     pub lost: Vec<String>,
+    /// Parameters that are among `renamed`, sorted.
+    found: BTreeSet<String>,
     /// Calls read values that the file has not: the exporter's optimizer was at work.
     gaps: bool,
 }
@@ -92,8 +94,8 @@ impl Trace {
         let fit = rows.len() + turned.len() <= tables.len();
         let (turned, constants) = if fit { (turned, constants) } else { (Vec::new(), [turned, constants].concat()) };
         let (transposes, merged) = transposes(model, &missing);
-        let renamed = renamed.into_iter().map(str::to_owned).collect();
-        Trace { lost, tables, rows, others, numbers, constants, renamed, aliases, transposes, merged, turned, gaps }
+        let [renamed, found] = [renamed, found].map(|names| names.into_iter().map(str::to_owned).collect());
+        Trace { lost, tables, rows, others, numbers, constants, renamed, found, aliases, transposes, merged, turned, gaps }
     }
 
     /// Whether an initializer that the signature does not name stands for a parameter.
@@ -115,6 +117,12 @@ impl Trace {
     pub fn unnamed(&self) -> Vec<String> {
         let known = |name: &&String| self.transposes.contains_key(*name) || self.merged.contains(*name);
         self.renamed.iter().filter(|name| !known(name)).cloned().collect()
+    }
+
+    /// The parameters that these are, as far as that is known.
+    pub fn unnamed_of(&self) -> Vec<String> {
+        let known = |name: &&String| self.transposes.values().any(|other| other == *name);
+        self.found.iter().filter(|name| !known(name)).cloned().collect()
     }
 }
 

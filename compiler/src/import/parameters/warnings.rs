@@ -47,7 +47,11 @@ pub fn warnings(trace: &Trace, total: usize) -> Vec<String> {
             )
         }),
         about(&trace.unnamed(), &|names| {
-            format!("{names} in the file: parameters of the module in another layout, known by these names only; {ADVICE}")
+            let of = match &trace.unnamed_of()[..] {
+                [] => "parameters".to_owned(),
+                of => listed(of),
+            };
+            format!("{names} in the file: {of} of the module in another layout, known by the names in the file only; {ADVICE}")
         }),
         about(&unread, &|names| {
             format!(
