@@ -2,6 +2,7 @@
 
 mod forward;
 mod inputs;
+mod memory;
 mod search;
 
 use crate::annotations;
@@ -18,9 +19,11 @@ use dcc_program::artifact::{Artifact, Data, Tensor};
 use dcc_program::check;
 use dcc_program::manifest::Manifest;
 use dcc_program::program::{Action, Library, Mode, Program, Section};
+use memory::Fitting;
 use std::collections::BTreeMap;
 
 pub use forward::{Evaluation, Subject};
+pub use memory::planned_bytes;
 
 /// Everything that a compilation depends on, beside the model.
 #[derive(Clone, Debug, Default)]
@@ -128,15 +131,13 @@ pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
     let (wishes, notes) = annotated::resolve(&training.graph, &annotations, &imported.shapes)?;
     imported.warnings.extend(notes);
     let parallel = Parallel { microbatches: batch.accumulate, wishes, ..options.parallel.clone() };
-    let plan = plan::choose(&training.graph, &parallel)?;
+    let mut plan = plan::choose(&training.graph, &parallel)?;
     let placed = place::place(&training.graph, &plan)?;
-    let order = order(&placed, &plan, options)?;
-    let train = programs(&placed, &plan, &order, options, Mode::Train, &[])?;
+    let Fitting { placed, order, programs: train, .. } = memory::fit(placed, &mut plan, options)?;
     let eval_plan = plan::follow(&training.eval, &plan, &training.graph);
     let eval_placed = place::place(&training.eval, &eval_plan)?;
     let eval = programs(&eval_placed, &eval_plan, &schedule::order(&eval_plan), options, Mode::Eval, &train)?;
     log("placed", &placed);
-    check_memory(&train, options)?;
     let instructions: usize = train.iter().flat_map(|p| &p.sections).map(|s| s.body.len()).sum();
     tracing::info!(stages = train.len(), instructions, "lowered and checked");
     let artifact = Artifact {
@@ -242,20 +243,6 @@ fn programs(
     }
     check::programs(&programs).map_err(Error::gate)?;
     Ok(programs)
-}
-
-/// Bytes that a rank of `program` needs: planned memory, all slots.
-pub fn planned_bytes(program: &Program) -> u64 {
-    let areas: u64 = program.areas.iter().map(|a| a.bytes * u64::from(a.slots)).sum();
-    program.persistent_bytes + program.scratch_bytes + areas
-}
-
-fn check_memory(programs: &[Program], options: &Options) -> Result<()> {
-    let Some(limit) = options.memory_limit else { return Ok(()) };
-    match programs.iter().map(planned_bytes).max() {
-        Some(peak) if peak > limit => Err(Error::memory(peak, limit)),
-        _ => Ok(()),
-    }
 }
 
 /// Where the initial values of all parameters are; paths relative to the model's folder.

@@ -18,6 +18,7 @@ pub mod optimizer;
 pub mod place;
 pub mod plan;
 pub mod precision;
+pub mod recompute;
 
 pub mod report;
 pub mod rewrite;

@@ -22,6 +22,7 @@ mod zero;
 use crate::cost::Machine;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};
+use crate::recompute::{Recompute, Repeats};
 use crate::schedule::{self, Layout};
 use dcc_program::{AxisId, AxisList, Mesh};
 use forward::Forward;
@@ -52,6 +53,7 @@ pub struct Plan {
     /// Chunks of the model on each rank, if the schedule does not say.
     pub virtual_stages: u32,
     pub zero: Zero,
+    pub repeats: Repeats,
     /// Dims of the shard of each weight that `dp` can divide.
     pub shards: BTreeMap<NodeId, Vec<AxisList>>,
 }
@@ -92,6 +94,7 @@ pub struct Parallel {
     pub zero: Zero,
     /// Data-parallel ranks that share one copy of what `zero` shards: a divisor of `dp`; all of them where `None`.
     pub shard_group: Option<u32>,
+    pub recompute: Recompute,
     /// Used types that the user fixed; the last that matches a parameter counts.
     pub pins: Vec<Pin>,
     /// What the model's own annotations ask for; flags count before them.
@@ -111,6 +114,7 @@ impl Default for Parallel {
             virtual_stages: 1,
             zero: Zero::default(),
             shard_group: None,
+            recompute: Recompute::default(),
             pins: Vec::new(),
             wishes: Default::default(),
             machine: Machine::default(),
@@ -185,6 +189,10 @@ pub fn choose(graph: &Graph, options: &Parallel) -> Result<Plan> {
     runs(&plan)?;
     plan.stages = stages::cut(&forward, &plan, &options.machine, &options.wishes.stages)?;
     plan.shards = zero::shards(graph, &plan);
+    plan.repeats = match options.recompute {
+        Recompute::Fixed(repeats) => repeats,
+        Recompute::Budget => Repeats::NONE,
+    };
     Ok(plan)
 }
 

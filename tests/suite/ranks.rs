@@ -1,6 +1,7 @@
 //! Programs of whole models on real ranks, as threads of this process: what is trained, with what, and how two runs compare.
 
 mod pipelines;
+mod recompute;
 mod transformers;
 mod whole_sweep;
 mod zero;

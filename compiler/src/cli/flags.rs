@@ -6,6 +6,7 @@ use crate::import::{self, Dropout};
 use crate::loss::{LossKind, LossOptions};
 use crate::optimizer::{AdamDecay, Decay, Optimizer, OptimizerOptions};
 use crate::plan::{Parallel, Pin, Schedule, Zero, batch};
+use crate::recompute::{Recompute, Repeats};
 use crate::train::{Names, Selection, TrainingOptions};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, FromArgMatches};
@@ -42,6 +43,10 @@ pub struct CompileFlags {
     /// Chunks of the model on each rank of the pipeline, by interleaved 1F1B (zb-v has two)
     #[arg(long, value_name = "V", help_heading = "Parallelism")]
     pub virtual_stages: Option<u32>,
+    /// What backward computes again instead of keeping it: nothing, what takes little time, everything, or as little as --memory-limit
+    /// allows
+    #[arg(long, default_value = "budget", value_parser = ["none", "selective", "full", "budget"], help_heading = "Parallelism")]
+    pub recompute: String,
     /// Fix how matching parameters are sharded: GLOB=Shard(DIM)@tp or GLOB=Replicate
     #[arg(long, value_name = "GLOB=SHARDING", help_heading = "Parallelism")]
     pub param: Vec<String>,
@@ -216,6 +221,12 @@ impl CompileFlags {
             shard_group: self.shard_group,
             schedule,
             virtual_stages: self.chunks(schedule)?,
+            recompute: match self.recompute.as_str() {
+                "none" => Recompute::Fixed(Repeats::NONE),
+                "selective" => Recompute::Fixed(Repeats::SELECTIVE),
+                "full" => Recompute::Fixed(Repeats::FULL),
+                _ => Recompute::Budget,
+            },
             pins: self.param.iter().map(|text| Pin::parse(text)).collect::<Result<_>>()?,
             ..Parallel::default()
         })

@@ -10,6 +10,7 @@ use crate::cost::Machine;
 use crate::graph::Graph;
 use crate::import::Parameter;
 use crate::plan;
+use crate::recompute::Repeats;
 use crate::report::{self, StageReport, count, size};
 use dcc_program::artifact::Data;
 use serde_json::{Value, json};
@@ -66,6 +67,9 @@ impl<'a> Report<'a> {
             plural(u64::from(batch.accumulate), "microbatch", "es"),
             plural(batch.micro, "sample", "s"),
         ));
+        if plan.repeats != Repeats::NONE {
+            lines.push(format!("  recompute {}", plan.repeats.text()));
+        }
         lines.push(format!("  loss      {}", training.loss));
         lines.push(format!("  trains    {}", selected(imported.parameters.iter(), &training.trained)));
         if !training.frozen.is_empty() {
@@ -129,6 +133,7 @@ impl<'a> Report<'a> {
             "mesh": axes.collect::<serde_json::Map<_, _>>(),
             "schedule": plan.schedule.name(),
             "virtual_stages": plan.layout().chunks,
+            "recompute": plan.repeats.text(),
             "bubble": self.plan.bubble,
             "stages": self.stages,
             "balance": self.plan.stages.iter().map(|stage| stage.balance).collect::<Vec<_>>(),

@@ -17,6 +17,8 @@ pub struct Report {
     pub mesh: Vec<(String, u32)>,
     pub world: u32,
     pub schedule: &'static str,
+    /// What backward computes again: `none`, `selective 3/8`.
+    pub recompute: String,
     pub stages: Vec<StageReport>,
     pub communication: Vec<Traffic>,
     /// The part of a step in which the slowest stage waits, by estimated times.
@@ -71,6 +73,7 @@ impl Report {
             mesh: plan.mesh.axes.iter().map(|a| (a.name.clone(), a.size)).collect(),
             world: plan.mesh.world(),
             schedule: plan.schedule.name(),
+            recompute: plan.repeats.text(),
             stages: works.iter().map(report).collect(),
             communication: communication(plan, placed),
             bubble: schedule::simulate(order, &costs).expect("our schedules run").bubble,

@@ -23,7 +23,7 @@ use crate::ops::Op;
 use classes::Classes;
 use layout::TensorAxes;
 use model::{Builder, Cost, Problem};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 /// The plan without stages.
 pub(super) fn shard(forward: &Forward, options: &Parallel) -> Result<Plan> {
@@ -107,8 +107,8 @@ fn whole(forward: &Forward, options: &Parallel, tensor: &[(&str, u32)]) -> Resul
     let samples = samples::spread(forward, &mesh, &batch)?;
     let strategies = samples.strategies.clone();
     let Parallel { schedule, virtual_stages, zero, .. } = *options;
-    let (stages, shards) = (BTreeMap::new(), BTreeMap::new());
-    Ok((Plan { mesh, batch, strategies, stages, schedule, virtual_stages, zero, shards }, samples))
+    let (stages, shards, repeats) = Default::default();
+    Ok((Plan { mesh, batch, strategies, stages, schedule, virtual_stages, zero, repeats, shards }, samples))
 }
 
 /// Key heads and query heads per key head of an attention.

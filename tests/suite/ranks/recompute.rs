@@ -1,0 +1,107 @@
+//! Recomputation: the same training from less memory, as much of it as a limit demands and no more.
+
+use super::{CASE, Case, Split, compiled, mesh};
+use dcc::compile::{Options, Precision, compile, planned_bytes};
+use dcc::import::Model;
+use dcc::plan::{Parallel, Schedule, Zero, batch};
+use dcc::recompute::{Recompute, Repeats};
+use dcc_program::program::{Action, Library, Program, SectionKind};
+use dcc_runtime::exec::whole::Outcome;
+
+fn repeating(repeats: Repeats, parallel: &Parallel) -> Parallel {
+    Parallel { recompute: Recompute::Fixed(repeats), ..parallel.clone() }
+}
+
+/// Everything and what is quick, in part and as a whole, on every axis, with one and several microbatches in flight.
+#[test]
+fn every_mesh_trains_as_one_device() {
+    let ladder = Repeats::ladder();
+    let of = |repeats: &[Repeats], (parallel, microbatches): &Split| -> Vec<Split> {
+        repeats.iter().map(|&repeats| (repeating(repeats, parallel), *microbatches)).collect()
+    };
+    let both = [Repeats::SELECTIVE, Repeats::FULL];
+    let mut splits = of(&ladder, &(mesh(1, 1, 1), 1));
+    for split in [(mesh(2, 2, 1), 2), (mesh(1, 1, 2), 4), (mesh(1, 2, 2), 2)] {
+        splits.extend(of(&both, &split));
+    }
+    splits.extend(of(&both, &(Parallel { zero: Zero::Parameters, ..mesh(2, 1, 2) }, 2)));
+    for schedule in [Schedule::ZbH1, Schedule::ZbV] {
+        splits.extend(of(&both, &(Parallel { schedule, ..mesh(1, 1, 2) }, 4)));
+    }
+    Case { model: "gpt2_tiny.onnx", ..CASE }.check(&splits);
+    let few: Vec<Split> = [(mesh(1, 1, 1), 1), (mesh(2, 1, 2), 2)].iter().flat_map(|split| of(&both, split)).collect();
+    for model in ["gpt2_tiny_dropout.onnx", "llama_tiny.onnx", "bert_tiny.onnx", "mlp.onnx", "cnn.onnx"] {
+        Case { model, ..CASE }.check(&few);
+    }
+    let one: Vec<Split> =
+        [mesh(2, 1, 1), mesh(1, 2, 1)].iter().flat_map(|parallel| of(&both, &(parallel.clone(), 1))).collect();
+    Case { model: "families/resnet.onnx", ..CASE }.check(&one);
+}
+
+fn activations(program: &Program) -> u64 {
+    program.areas.iter().map(|area| area.bytes * u64::from(area.slots)).sum()
+}
+
+/// Of what is quick nothing computes a product with a weight, and of everything each product once more.
+#[test]
+fn less_is_kept_the_more_is_computed() {
+    let products = |program: &Program| {
+        let backward = program.sections.iter().rfind(|section| section.kind == SectionKind::Backward);
+        let is_product = |action: &Action| matches!(action, Action::Library(Library::Dot { .. }));
+        backward.map_or(0, |section| section.body.iter().filter(|instr| is_product(&instr.action)).count())
+    };
+    for model in ["gpt2_tiny.onnx", "llama_tiny.onnx"] {
+        let of = |repeats| {
+            let artifact = compiled(model, &repeating(repeats, &mesh(1, 1, 1)), 1, Precision::AsExported).artifact;
+            (activations(&artifact.train[0]), products(&artifact.train[0]))
+        };
+        let [(all, none), (quick, selective), (few, full)] = [Repeats::NONE, Repeats::SELECTIVE, Repeats::FULL].map(of);
+        assert!(few < quick && quick < all, "{model}: {few}, {quick}, {all} bytes");
+        assert!(selective == none && full > none, "{model}: {none}, {selective}, {full} products");
+    }
+}
+
+/// Weights are gathered once for computing again and for the gradient.
+#[test]
+fn sharded_parameters_are_gathered_no_more_often() {
+    let case = Case { model: "gpt2_tiny.onnx", steps: 1, ..CASE };
+    let received = |repeats| {
+        let parallel = Parallel { zero: Zero::Parameters, ..mesh(2, 1, 1) };
+        let Outcome { tallies, .. } = case.trained(&case.compiled(&repeating(repeats, &parallel), 2).artifact, 1, 1e-3);
+        tallies.iter().map(|tally| tally.received_bytes).sum::<u64>()
+    };
+    let [none, selective, full] = [Repeats::NONE, Repeats::SELECTIVE, Repeats::FULL].map(received);
+    assert_eq!(selective, none);
+    // Biases, which no gradient reads, are gathered again: not so weights and tables.
+    assert!(full > none && full - none < none / 100, "{full} bytes beside {none}");
+}
+
+/// The least of the ladder that fits; an error with the bytes where nothing does.
+#[test]
+fn a_limit_sets_how_much() {
+    let path = format!("{}/models/gpt2_tiny.onnx", env!("CARGO_MANIFEST_DIR"));
+    let model = Model::decode(std::fs::read(path).expect("the model is there").into()).expect("it is a model");
+    let of = |recompute, memory_limit| {
+        let options = Options {
+            batch: batch::Given { global: Some(32), accumulate: Some(1), ..Default::default() },
+            parallel: Parallel { recompute, ..Parallel::default() },
+            memory_limit,
+            ..Options::default()
+        };
+        compile(&model, &options).map(|made| (made.plan.repeats, planned_bytes(&made.artifact.train[0])))
+    };
+    let ladder = Repeats::ladder();
+    let all: Vec<u64> = ladder.iter().map(|&rung| of(Recompute::Fixed(rung), None).expect("it compiles").1).collect();
+    let least = *all.iter().min().expect("the ladder has rungs");
+    assert!(all[8] * 4 < all[0] * 3 && least < all[8], "{all:?}");
+    for &limit in &all {
+        let (repeats, bytes) = of(Recompute::Budget, Some(limit)).expect("it fits");
+        let rung = ladder.iter().position(|&rung| rung == repeats).expect("it is on the ladder");
+        assert!(bytes == all[rung] && bytes <= limit, "{limit} bytes: {}", repeats.text());
+        // No more than the rung below would have to.
+        assert!(rung == 0 || all[rung - 1] > limit, "{limit} bytes: {}", repeats.text());
+    }
+    let error = of(Recompute::Budget, Some(least - 1)).unwrap_err();
+    assert_eq!(error.code.0, 401, "{error}");
+    assert_eq!(of(Recompute::Fixed(Repeats::NONE), Some(all[0] - 1)).unwrap_err().code.0, 401);
+}
