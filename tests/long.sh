@@ -64,6 +64,11 @@ section_meshes() {
     long ranks::whole_sweep
 }
 
+# 12 plans: every checkpoint of each continued on every other, and on its own to the same bits.
+section_reshard() {
+    DCC_LONG=1 cargo test --release --locked -q -p dcc-tests --test suite reshard:: -- --nocapture --test-threads 1 || miss reshard
+}
+
 section_pipeline() {
     long pipeline::stages_compute_at_once
     long ranks::pipelines

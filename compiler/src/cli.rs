@@ -3,6 +3,7 @@
 //! stdout is data and stays empty on failure; stderr is talk. Exit codes: 0 done, 1 bug, 2 usage, 3 model, 4 no such plan,
 //! 5 damaged file, 6 a rank failed, 7 hang, 8 environment, 9 numerical, 75 stopped on request.
 
+mod checkpoint;
 mod compile;
 mod complete;
 mod data;
@@ -55,6 +56,8 @@ enum Command {
     Verify(verify::Args),
     /// Write trained weights as .safetensors or into the ONNX model
     Export(export::Args),
+    /// List, show, check and convert checkpoints
+    Checkpoint(checkpoint::Args),
     /// Explain an error code
     Explain(explain::Args),
 }
@@ -108,6 +111,7 @@ fn execute(arguments: Vec<OsString>) -> Outcome<i32> {
         Command::Inspect(args) => inspect::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Export(args) => export::run(&args),
+        Command::Checkpoint(args) => checkpoint::run(&args),
         Command::Explain(args) => explain::run(&args),
     }
 }

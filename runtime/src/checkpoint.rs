@@ -4,13 +4,16 @@
 //! tensor lies; and `MANIFEST`, with the BLAKE3 of every file and of itself. It is written under a temporary name, synced and
 //! renamed: a folder of that name is whole. Every byte is verified before it is used.
 
+mod convert;
 mod manifest;
 mod read;
+mod sound;
+mod survey;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
 mod write;
 
-use crate::comm::Comm;
+use crate::comm::{Comm, Label, Place};
 use crate::data::Position;
 use crate::error::{Error, Result};
 use crate::slice::Slice;
@@ -18,7 +21,10 @@ use dcc_program::{Coordinates, DType, Mesh, TensorType};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
+pub use convert::{Layout, rewrite, write_safetensors};
 pub use read::Checkpoint;
+pub use survey::{Condition, Found, survey};
+pub use write::{Piece, Tensor};
 
 /// Which tensor: a weight of the model, or optimizer or running state of that weight.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -28,6 +34,15 @@ pub struct Key {
     /// `m`, `v`, `momentum`, …; none for the weight itself.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub state: Option<String>,
+}
+
+impl std::fmt::Display for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.state {
+            Some(state) => write!(f, "`{}` ({state})", self.name),
+            None => write!(f, "`{}`", self.name),
+        }
+    }
 }
 
 /// Reads bytes of a rank's local buffer from an offset on: the device's copy to the host.
@@ -54,6 +69,15 @@ pub struct RunState {
     pub data: u64,
     /// What made it, for people: model, mesh, options.
     pub description: String,
+    /// File name of the model.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub model: String,
+    /// Axes of the mesh with their sizes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mesh: Vec<(String, u32)>,
+    /// The compile options as flags: `Manifest::flags`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub flags: Vec<String>,
     /// The model's forward graph as text: `Artifact::forward`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub forward: String,
@@ -144,7 +168,10 @@ pub fn save(comm: &mut dyn Comm, options: &Options, state: &RunState, shards: &[
     let prepared = if first { write::prepare(&partial) } else { Ok(()) };
     together(comm, prepared)?;
     let (rank, world) = (comm.rank(), comm.world());
-    let written = write::shards(comm, &partial, rank, state.step, shards);
+    let mut mark = |name: &str| {
+        comm.mark(&Place { step: state.step, microbatch: 0, label: Label::new(&format!("save {name}")) });
+    };
+    let written = write::shards(&mut mark, &partial, rank, shards);
     together(comm, written)?;
     let finished = if first { write::finish(&partial, &path, world, state, options.keep_last) } else { Ok(()) };
     if finished.is_err() {

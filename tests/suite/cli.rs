@@ -93,13 +93,13 @@ fn put_model(folder: &Folder, name: &str, model: &ModelProto) {
     put(folder, name, model.encode_to_vec());
 }
 
-fn npy(dtype: &str, shape: &str, data: &[u8]) -> Vec<u8> {
+pub fn npy(dtype: &str, shape: &str, data: &[u8]) -> Vec<u8> {
     let header = format!("{{'descr': '{dtype}', 'fortran_order': False, 'shape': ({shape}), }}");
     let header = format!("{header:<117}\n");
     [b"\x93NUMPY\x01\x00", &(header.len() as u16).to_le_bytes()[..], header.as_bytes(), data].concat()
 }
 
-fn integers(values: impl IntoIterator<Item = i64>) -> Vec<u8> {
+pub fn integers(values: impl IntoIterator<Item = i64>) -> Vec<u8> {
     values.into_iter().flat_map(i64::to_le_bytes).collect()
 }
 

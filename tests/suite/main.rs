@@ -8,6 +8,8 @@ mod annotations;
 mod artifact;
 mod bad_models;
 #[cfg(target_os = "linux")]
+mod checkpoints;
+#[cfg(target_os = "linux")]
 mod cli;
 mod command;
 mod compile;
@@ -36,6 +38,8 @@ mod plans;
 mod properties;
 mod ranks;
 mod readme;
+#[cfg(target_os = "linux")]
+mod reshard;
 mod rewriting;
 mod running;
 mod steps;

@@ -2,7 +2,7 @@
 
 use super::manifest::{self, Entry};
 use super::write::{FORMAT, INDEX, Index, Piece, Tensor};
-use super::{Key, RunState};
+use super::{Key, RunState, sound};
 use crate::error::{Error, Result};
 use crate::slice::{Slice, for_each_common};
 use bytes::Bytes;
@@ -45,6 +45,7 @@ impl Checkpoint {
             let what = format!("format {} is not {FORMAT}, which this dcc reads", index.format);
             return Err(Error::foreign_checkpoint(what).at(dir.display()));
         }
+        sound::index(&index, &entries).map_err(|what| Error::checkpoint(what).at(path.display()).help(OTHER))?;
         Ok(Checkpoint { dir: dir.to_owned(), index, entries, files: BTreeMap::new() })
     }
 
@@ -60,8 +61,26 @@ impl Checkpoint {
         })
     }
 
-    /// Verifies every byte of every file.
+    /// The same with where the blocks of each lie.
+    pub fn index(&self) -> &[Tensor] {
+        &self.index.tensors
+    }
+
+    /// Of all files but the manifest.
+    pub fn bytes(&self) -> u64 {
+        self.entries.iter().map(|entry| entry.bytes).sum()
+    }
+
+    /// Files with blocks, each written by one rank.
+    pub fn files(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.entries.iter().filter(|entry| entry.name != INDEX).map(|entry| (entry.name.as_str(), entry.bytes))
+    }
+
+    /// Verifies every byte of every file, and that the blocks of each tensor are the tensor.
     pub fn verify(&mut self) -> Result<()> {
+        for tensor in &self.index.tensors {
+            sound::no_overlap(tensor).map_err(|what| Error::checkpoint(what).at(self.dir.join(INDEX).display()))?;
+        }
         let names: Vec<String> = self.entries.iter().map(|entry| entry.name.clone()).filter(|name| name != INDEX).collect();
         names.iter().try_for_each(|name| self.file(name).map(drop))
     }
@@ -105,18 +124,24 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// The elements of a block, verified.
+    pub fn block(&mut self, piece: &Piece, dtype: DType) -> Result<Bytes> {
+        let length = piece.extent.iter().product::<u64>() * dtype.bytes();
+        let file = self.file(&piece.file)?;
+        Ok(file.slice(piece.offset as usize..(piece.offset + length) as usize))
+    }
+
     fn tensor(&self, key: &Key, dtype: DType, shape: &[u64]) -> Result<&Tensor> {
         let foreign = |what: String| {
             Error::foreign_checkpoint(what)
                 .at(self.dir.display())
                 .help(format!("the checkpoint is of: {}", self.index.run.description))
         };
-        let name = key.state.as_ref().map_or(key.name.clone(), |state| format!("{} ({state})", key.name));
         let tensor = self.index.tensors.iter().find(|tensor| tensor.key == *key);
-        let tensor = tensor.ok_or_else(|| foreign(format!("the checkpoint has no `{name}`")))?;
+        let tensor = tensor.ok_or_else(|| foreign(format!("the checkpoint has no {key}")))?;
         if tensor.shape != shape || tensor.dtype != dtype.name() {
             return Err(foreign(format!(
-                "`{name}` is {}{:?} in the checkpoint, {}{shape:?} in the program",
+                "{key} is {}{:?} in the checkpoint, {}{shape:?} in the program",
                 tensor.dtype,
                 tensor.shape,
                 dtype.name()
@@ -154,10 +179,7 @@ impl Checkpoint {
         let tensors = self.index.tensors.iter();
         let damaged: Vec<String> = tensors
             .filter(|tensor| tensor.slices.iter().any(|piece| piece.file == name && is_damaged(tensor, piece)))
-            .map(|tensor| match &tensor.key.state {
-                Some(state) => format!("`{}` ({state})", tensor.key.name),
-                None => format!("`{}`", tensor.key.name),
-            })
+            .map(|tensor| tensor.key.to_string())
             .collect();
         if damaged.is_empty() { ", in its header".into() } else { format!(", in {}", damaged.join(", ")) }
     }

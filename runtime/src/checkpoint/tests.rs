@@ -232,3 +232,101 @@ fn a_save_that_fails_fails_on_all_ranks_and_leaves_the_old_ones() {
     assert!(errors[1].is_secondary(), "{}", errors[1]);
     read_all(&folder.0.join("step-00000001")).unwrap();
 }
+
+/// Changes the index and writes its hash again: what only another writer than ours would write.
+fn forged(path: &Path, change: impl Fn(&mut Vec<Tensor>)) -> Error {
+    let read = |name: &str| std::fs::read(path.join(name)).unwrap();
+    let (index, list) = (read(write::INDEX), read(manifest::NAME));
+    let mut forged: write::Index = serde_json::from_slice(&index).unwrap();
+    change(&mut forged.tensors);
+    let json = serde_json::to_vec(&forged).unwrap();
+    let mut entries = manifest::read(path).unwrap();
+    let entry = entries.iter_mut().find(|entry| entry.name == write::INDEX).unwrap();
+    (entry.bytes, entry.hash) = (json.len() as u64, blake3::hash(&json).to_hex().to_string());
+    std::fs::write(path.join(write::INDEX), &json).unwrap();
+    std::fs::write(path.join(manifest::NAME), manifest::text(&entries)).unwrap();
+    let error = read_all(path).expect_err("an index that contradicts itself");
+    std::fs::write(path.join(write::INDEX), &index).unwrap();
+    std::fs::write(path.join(manifest::NAME), &list).unwrap();
+    error
+}
+
+#[test]
+fn blocks_are_the_tensor_once() {
+    let folder = Folder::new("sound");
+    let path = saved(&options(&folder), 1, 2, 0).swap_remove(0).unwrap();
+    let check = |what: &str, change: &dyn Fn(&mut Vec<Tensor>)| {
+        let error = forged(&path, change);
+        let text = error.to_string();
+        assert!((error.exit(), error.report().code) == (5, 510) && text.contains(what), "{what} in {text}");
+    };
+    let of = |tensors: &[Tensor], state: Option<&str>| {
+        tensors.iter().position(|t| t.key.name == "w1" && t.key.state.as_deref() == state).unwrap()
+    };
+    check("18 of 42 elements of `w1` are in no file", &|tensors| {
+        let at = of(tensors, None);
+        tensors[at].slices.pop();
+    });
+    check("blocks of `w1` (m) have 66 elements, the tensor 42", &|tensors| {
+        let at = of(tensors, Some("m"));
+        let first = tensors[at].slices[0].clone();
+        tensors[at].slices.push(first);
+    });
+    // As many elements as there should be, some twice and some not at all.
+    check("blocks of `w1` in rank-00000.safetensors and rank-00001.safetensors overlap", &|tensors| {
+        let at = of(tensors, None);
+        tensors[at].slices[1].start[0] = 3;
+    });
+    check("a block of `w1` lies outside of the tensor or of rank-00001.safetensors", &|tensors| {
+        let at = of(tensors, None);
+        tensors[at].slices[1].start[0] = 5;
+    });
+    check("lies outside of the tensor or of rank-00000.safetensors", &|tensors| {
+        let at = of(tensors, None);
+        tensors[at].slices[0].offset = u64::MAX - 8;
+    });
+    check("lies outside of the tensor or of rank-00009.safetensors", &|tensors| {
+        let at = of(tensors, None);
+        tensors[at].slices[0].file = "rank-00009.safetensors".into();
+    });
+    check("`w1` twice in the index", &|tensors| {
+        let at = of(tensors, None);
+        let twice = tensors[at].clone();
+        tensors.push(twice);
+    });
+    check("of dtype `f31`", &|tensors| {
+        let at = of(tensors, None);
+        tensors[at].dtype = "f31".into();
+    });
+    check("is too large", &|tensors| {
+        let at = of(tensors, None);
+        tensors[at].shape = vec![u64::MAX, 6];
+    });
+    read_all(&path).unwrap();
+}
+
+#[test]
+fn a_folder_is_surveyed() {
+    let folder = Folder::new("survey");
+    for step in [1, 2] {
+        saved(&options(&folder), step, 2, 0).swap_remove(0).unwrap();
+    }
+    let path = |name: &str| folder.0.join(name);
+    std::fs::create_dir(path(".step-00000004.partial")).unwrap();
+    std::fs::create_dir(path("step-00000003")).unwrap();
+    std::fs::create_dir(path("other")).unwrap();
+    std::fs::write(path("step-00000005"), b"no folder").unwrap();
+    std::fs::write(path("step-00000002/MANIFEST"), b"?").unwrap();
+    let found = |dir: &Path| -> Vec<(u64, &'static str)> {
+        let condition = |condition: &Condition| match condition {
+            Condition::Complete(_) => "complete",
+            Condition::Incomplete => "incomplete",
+            Condition::Damaged(_) => "damaged",
+        };
+        survey(dir).unwrap().iter().map(|found| (found.step, condition(&found.condition))).collect()
+    };
+    assert_eq!(found(&folder.0), [(1, "complete"), (2, "damaged"), (3, "incomplete"), (4, "incomplete")]);
+    assert_eq!(found(&path("step-00000001")), [(1, "complete")]);
+    assert_eq!(found(&path("other")), []);
+    assert_eq!(survey(&path("absent")).unwrap_err().exit(), 8);
+}

@@ -2,9 +2,9 @@
 
 use super::manifest::{self, Entry};
 use super::{Key, RunState, Shard, steps};
-use crate::comm::{Comm, Label, Place};
 use crate::error::{Error, Result};
 use crate::slice::Slice;
+use dcc_program::DType;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -62,7 +62,7 @@ fn part_name(rank: u32) -> String {
     format!("rank-{rank:05}.json")
 }
 
-fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error {
+pub fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error {
     move |error| Error::io("save a checkpoint", path, error).help("what was saved before is intact")
 }
 
@@ -94,19 +94,19 @@ impl Hashed {
     }
 }
 
-/// Writes this rank's shards and what rank 0 must know of them.
-pub fn shards(comm: &mut dyn Comm, dir: &Path, rank: u32, step: u64, shards: &[Shard<'_>]) -> Result<()> {
+/// Writes a rank's shards and what rank 0 must know of them. `mark` hears of each tensor before it is written.
+pub fn shards(mark: &mut dyn FnMut(&str), dir: &Path, rank: u32, shards: &[Shard<'_>]) -> Result<()> {
     let name = file_name(rank);
     let path = dir.join(&name);
     let io = failed(&path);
-    let header = header(shards);
+    let header = header(shards.iter().map(|shard| (shard_name(shard), shard.dtype, &shard.slice.extent[..])), None);
     let file = File::create_new(&path).map_err(&io)?;
     let mut out = Hashed { file, hasher: blake3::Hasher::new(), bytes: 0 };
     out.write(&(header.len() as u64).to_le_bytes()).and_then(|()| out.write(&header)).map_err(&io)?;
     let mut tensors = Vec::new();
     let mut buffer = Vec::new();
     for shard in shards {
-        comm.mark(&Place { step, microbatch: 0, label: Label::new(&format!("save {}", shard.key.name)) });
+        mark(&shard.key.name);
         let offset = out.bytes;
         let blake3 = copy(shard, &mut out, &mut buffer, &path)?;
         let Slice { global, start, extent, .. } = shard.slice.clone();
@@ -148,18 +148,22 @@ fn copy(shard: &Shard<'_>, out: &mut Hashed, buffer: &mut Vec<u8>, path: &Path) 
     Ok(hasher.finalize().to_hex().to_string())
 }
 
-/// The safetensors header: what any reader of that format finds.
-fn header(shards: &[Shard<'_>]) -> Vec<u8> {
+/// The safetensors header of tensors that stand one behind the other: what any reader of that format finds.
+pub fn header<'a>(
+    tensors: impl Iterator<Item = (String, DType, &'a [u64])>,
+    metadata: Option<BTreeMap<String, String>>,
+) -> Vec<u8> {
     let mut entries = serde_json::Map::new();
+    entries.extend(metadata.map(|metadata| ("__metadata__".to_owned(), serde_json::json!(metadata))));
     let mut offset = 0;
-    for shard in shards {
-        let bytes = shard.slice.elements() * shard.dtype.bytes();
+    for (name, dtype, shape) in tensors {
+        let bytes = shape.iter().product::<u64>() * dtype.bytes();
         let entry = serde_json::json!({
-            "dtype": shard.dtype.name().to_uppercase(),
-            "shape": shard.slice.extent,
+            "dtype": dtype.name().to_uppercase(),
+            "shape": shape,
             "data_offsets": [offset, offset + bytes],
         });
-        entries.insert(label(shard), entry);
+        entries.insert(name, entry);
         offset += bytes;
     }
     let mut json = serde_json::to_vec(&entries).expect("a header is plain data");
@@ -167,14 +171,18 @@ fn header(shards: &[Shard<'_>]) -> Vec<u8> {
     json
 }
 
-/// The name, `:m` for state, `[0:64, 0:128]` where it is not the whole tensor.
-fn label(shard: &Shard<'_>) -> String {
+/// The name, and `:m` for state.
+pub fn tensor_name(key: &Key) -> String {
+    format!("{}{}", key.name, key.state.as_ref().map_or(String::new(), |state| format!(":{state}")))
+}
+
+/// The same, and `[0:64, 0:128]` where it is not the whole tensor.
+fn shard_name(shard: &Shard<'_>) -> String {
     let slice = &shard.slice;
-    let state = shard.key.state.as_ref().map_or(String::new(), |state| format!(":{state}"));
     let ranges = slice.start.iter().zip(&slice.extent).map(|(start, extent)| format!("{start}:{}", start + extent));
     let ranges =
         if slice.extent == slice.global { String::new() } else { format!("[{}]", ranges.collect::<Vec<_>>().join(", ")) };
-    format!("{}{state}{ranges}", shard.key.name)
+    format!("{}{ranges}", tensor_name(&shard.key))
 }
 
 /// Rank 0, when all parts are written: index, manifest, the final name; then the oldest checkpoints go.

@@ -81,11 +81,15 @@ impl Job {
         }
     }
 
+    /// Axes with their sizes.
+    pub(super) fn mesh(&self) -> Vec<(String, u32)> {
+        self.artifact.train[0].mesh.axes.iter().map(|axis| (axis.name.clone(), axis.size)).collect()
+    }
+
     /// What made a checkpoint.
     pub(super) fn description(&self) -> String {
-        let program = &self.artifact.train[0];
-        let axes: Vec<String> = program.mesh.axes.iter().map(|axis| format!("{} {}", axis.name, axis.size)).collect();
-        format!("{} on {}", program.name, axes.join(", "))
+        let axes: Vec<String> = self.mesh().iter().map(|(name, size)| format!("{name} {size}")).collect();
+        format!("{} on {}", self.artifact.train[0].name, axes.join(", "))
     }
 
     /// The ranks' arguments, and the memory that these name, to be kept until the ranks have started.

@@ -315,6 +315,9 @@ impl<'a, 'w> Trainer<'a, 'w> {
             position: self.position,
             data: self.settings.feed.dataset().fingerprint(),
             description: self.job.description(),
+            model: self.job.manifest.model.clone(),
+            mesh: self.job.mesh(),
+            flags: self.job.manifest.flags.clone(),
             forward: self.job.artifact.forward.clone(),
         };
         let path = checkpoint::save(comm, &options, &state, &shards)?;

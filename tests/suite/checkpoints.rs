@@ -1,0 +1,178 @@
+//! `dcc checkpoint`: what it lists, shows, finds wrong and converts.
+
+use crate::cli::put;
+use crate::command::{Folder, dcc};
+use std::path::Path;
+
+const RUN: &str = "run tests/models/mlp.onnx --data tests/models/data/mlp.npz --global-batch-size 8 --init 3 --threads 1";
+const MESH: &str = "--dp 2 --tp 2 --zero 3 --momentum 0.9 --optimizer sgd";
+
+fn run(folder: &Folder, line: &str) -> crate::command::Output {
+    dcc(line.split_whitespace().map(|word| word.replace("@/", &folder.at(""))))
+}
+
+/// Steps 1 to 3 of a run, each saved.
+fn trained() -> Folder {
+    let folder = Folder::new();
+    run(&folder, &format!("{RUN} {MESH} --steps 3 --save-every 1 --save-dir @/saved")).ok();
+    folder
+}
+
+fn bytes(folder: &Folder, name: &str) -> Vec<u8> {
+    std::fs::read(folder.path().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+#[track_caller]
+fn refused(folder: &Folder, line: &str, exit: i32, parts: &[&str]) {
+    let output = run(folder, line);
+    assert_eq!((output.code, output.stdout.as_str()), (Some(exit), ""), "{line}: {}", output.stderr);
+    parts.iter().for_each(|part| assert!(output.stderr.contains(part), "{line}: {part} in {}", output.stderr));
+    assert!(output.stderr.contains("\n  help "), "{line}: {}", output.stderr);
+}
+
+#[test]
+fn listed_shown_and_verified() {
+    let folder = trained();
+    // A save that was cut off, one without manifest, one whose index is damaged.
+    put(&folder, "saved/.step-00000009.partial/rank-00000.safetensors", b"");
+    put(&folder, "saved/step-00000008/index.json", b"{}");
+    for name in ["MANIFEST", "index.json"] {
+        put(&folder, &format!("saved/step-00000007/{name}"), bytes(&folder, &format!("saved/step-00000003/{name}")));
+    }
+    let listed = run(&folder, "checkpoint list @/saved --json").ok().json();
+    let all = listed["checkpoints"].as_array().expect("a list");
+    let conditions: Vec<(u64, &str)> =
+        all.iter().map(|entry| (entry["step"].as_u64().unwrap(), entry["condition"].as_str().unwrap())).collect();
+    let complete = |step| (step, "complete");
+    assert_eq!(conditions, [complete(1), complete(2), complete(3), (7, "damaged"), (8, "incomplete"), (9, "incomplete")]);
+    assert_eq!((&all[0]["files"], &all[0]["dtypes"][0]), (&4.into(), &"f32".into()));
+    assert!(all[0]["plan"].as_str().unwrap().contains("dp 2") && all[0]["bytes"].as_u64().unwrap() > 1000, "{listed}");
+    let text = run(&folder, "checkpoint list @/saved").ok().stdout;
+    assert!(
+        text.lines().count() == 6 && text.contains("       3  complete") && text.contains("rank-00000.safetensors has 0 bytes"),
+        "{text}"
+    );
+
+    for name in ["step-00000007", "step-00000008", ".step-00000009.partial"] {
+        std::fs::remove_dir_all(folder.path().join("saved").join(name)).unwrap();
+    }
+    let value = run(&folder, "checkpoint inspect @/saved --json").ok().json();
+    assert_eq!((&value["step"], &value["seed"]), (&3.into(), &0.into()), "{value}");
+    assert_eq!((&value["optimizer"], &value["model"]), (&"sgd".into(), &"mlp.onnx".into()), "{value}");
+    assert_eq!((&value["position"]["samples"], &value["mesh"]["tp"]), (&24.into(), &2.into()), "{value}");
+    let tensors = value["tensors"].as_array().expect("tensors");
+    let states = tensors.iter().filter(|tensor| tensor["kind"] == "state" && tensor["state"] == "momentum").count();
+    assert!(states > 0 && tensors.len() == 2 * states, "{value}");
+    let blocks = |tensor: &serde_json::Value| tensor["blocks"].as_array().unwrap().len();
+    assert!(tensors.iter().any(|tensor| blocks(tensor) == 4), "sharded over dp and tp: {value}");
+    let text = run(&folder, "checkpoint inspect @/saved/step-00000002").ok().stdout;
+    for part in [
+        "step       2",
+        "optimizer  sgd",
+        "data       16 samples consumed",
+        "files      4 of ranks",
+        "rank-00003",
+        "f32[",
+        "momentum",
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    let verified = run(&folder, "checkpoint verify @/saved --finite --json").ok().json();
+    assert_eq!(verified["checkpoints"].as_array().unwrap().len(), 3);
+    assert!(run(&folder, "checkpoint verify @/saved/step-00000003").ok().stdout.contains("step 3, 4 files of "));
+}
+
+#[test]
+fn damage_is_named() {
+    let folder = trained();
+    let file = "saved/step-00000003/rank-00002.safetensors";
+    let good = bytes(&folder, file);
+    let mut bad = good.clone();
+    *bad.last_mut().unwrap() ^= 1;
+    put(&folder, file, &bad);
+    // The last tensor of that rank's file.
+    let value = run(&folder, "checkpoint inspect @/saved --json").ok().json();
+    let of_file = |tensor: &&serde_json::Value| {
+        tensor["blocks"].as_array().unwrap().iter().any(|b| b["file"] == "rank-00002.safetensors")
+    };
+    let offset = |tensor: &serde_json::Value| {
+        let blocks = tensor["blocks"].as_array().unwrap().iter();
+        blocks.filter(|b| b["file"] == "rank-00002.safetensors").map(|b| b["offset"].as_u64().unwrap()).max().unwrap()
+    };
+    let last = value["tensors"].as_array().unwrap().iter().filter(of_file).max_by_key(|tensor| offset(tensor)).unwrap();
+    let name = format!("`{}`", last["name"].as_str().unwrap());
+    let parts = ["error[DCC0510]", "rank-00002.safetensors is not what was written", &name, "step-00000003"];
+    refused(&folder, "checkpoint verify @/saved", 5, &parts);
+    refused(&folder, "checkpoint verify @/saved/step-00000003", 5, &parts);
+    refused(&folder, "checkpoint convert @/saved --save-dir @/out", 5, &parts);
+    refused(&folder, "checkpoint convert @/saved --safetensors @/out.safetensors", 5, &parts);
+    assert!(!folder.path().join("out").exists() && !folder.path().join("out.safetensors").exists());
+    run(&folder, "checkpoint verify @/saved/step-00000002").ok();
+    put(&folder, file, &good[..good.len() - 4]);
+    refused(&folder, "checkpoint inspect @/saved", 5, &["rank-00002.safetensors has", "were written"]);
+    put(&folder, file, &good);
+    std::fs::remove_file(folder.path().join("saved/step-00000003/MANIFEST")).unwrap();
+    refused(&folder, "checkpoint verify @/saved/step-00000003", 5, &["no MANIFEST: not a checkpoint, or not a complete one"]);
+    let saved = folder.path().join("saved/step-00000001");
+    crate::reshard::changed(&saved, &folder.path().join("nan"), |_, tensors| {
+        let weight = tensors.iter_mut().find(|(key, _)| key.name == "fc.1.weight" && key.state.is_none()).unwrap().1;
+        weight.1[40..44].copy_from_slice(&f32::NAN.to_ne_bytes());
+    });
+    run(&folder, "checkpoint verify @/nan").ok();
+    let parts = ["1 of the values of `fc.1.weight` in rank-00000.safetensors are not finite", "nan/step-00000001"];
+    refused(&folder, "checkpoint verify @/nan --finite", 9, &parts);
+    // The newest that is complete.
+    assert!(run(&folder, "checkpoint inspect @/saved").ok().stdout.contains("step       2"));
+    refused(&folder, "checkpoint verify @/saved", 5, &["no MANIFEST", "step-00000003"]);
+    refused(&folder, "checkpoint inspect @/absent", 8, &["absent"]);
+    refused(&folder, "checkpoint verify @/", 2, &["no checkpoint there", "--save-dir"]);
+}
+
+#[test]
+fn converted_checkpoints_go_on() {
+    let folder = trained();
+    let source = "@/saved/step-00000002";
+    run(&folder, &format!("checkpoint convert {source} --save-dir @/one --safetensors @/all.safetensors")).ok();
+    let value = run(&folder, "checkpoint inspect @/one --json").ok().json();
+    assert_eq!((value["files"].as_array().unwrap().len(), &value["step"]), (1, &2.into()));
+    assert!(
+        value["tensors"].as_array().unwrap().iter().all(|tensor| tensor["blocks"].as_array().unwrap().len() == 1),
+        "{value}"
+    );
+    // Back into the very files that its plan wrote.
+    let compile = format!("compile tests/models/mlp.onnx --global-batch-size 8 --loss cross-entropy {MESH} -o @/like.dcc");
+    run(&folder, &compile).ok();
+    run(&folder, "checkpoint convert @/one --like @/like.dcc --save-dir @/back").ok();
+    for rank in 0..4 {
+        let name = format!("step-00000002/rank-0000{rank}.safetensors");
+        assert!(bytes(&folder, &format!("back/{name}")) == bytes(&folder, &format!("saved/{name}")), "{name}");
+    }
+    run(&folder, "checkpoint verify @/back").ok();
+    // The run goes on from either to the bits of the run that nobody interrupted.
+    for from in ["one", "back"] {
+        run(&folder, &format!("{RUN} {MESH} --steps 3 --resume @/{from} --save-dir @/{from}-on")).ok();
+        for rank in 0..4 {
+            let name = format!("step-00000003/rank-0000{rank}.safetensors");
+            assert!(bytes(&folder, &format!("{from}-on/{name}")) == bytes(&folder, &format!("saved/{name}")), "{from}: {name}");
+        }
+    }
+    let file = bytes(&folder, "all.safetensors");
+    let length = u64::from_le_bytes(*file.first_chunk().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&file[8..8 + length]).expect("a header");
+    let header = header.as_object().unwrap();
+    let (states, weights): (Vec<_>, Vec<_>) =
+        header.keys().filter(|key| *key != "__metadata__").partition(|key| key.ends_with(":momentum"));
+    assert_eq!((states.len(), &header["__metadata__"]["step"]), (weights.len(), &"2".into()), "{header:?}");
+    let end = header.values().filter_map(|entry| entry["data_offsets"][1].as_u64()).max().unwrap() as usize;
+    assert_eq!(8 + length + end, file.len());
+    // Its weights start another run.
+    run(&folder, &format!("{RUN} --steps 1 --weights @/all.safetensors")).ok();
+    refused(&folder, &format!("checkpoint convert {source} --save-dir @/one"), 2, &["is there already", "step-00000002"]);
+    refused(&folder, &format!("checkpoint convert {source}"), 2, &["--save-dir <DIR>"]);
+    let other =
+        format!("{} -o @/other.dcc", compile.replace("--momentum 0.9 --optimizer sgd", "").replace(" -o @/like.dcc", ""));
+    run(&folder, &other).ok();
+    refused(&folder, &format!("checkpoint convert {source} --like @/other.dcc --save-dir @/other"), 5, &["DCC0511", "(m)"]);
+    assert!(!Path::new(&folder.at("other")).join("step-00000002").exists());
+    assert!(std::fs::read_dir(folder.at("other")).map_or(true, |mut entries| entries.next().is_none()), "nothing is left");
+}
