@@ -6,6 +6,7 @@
 mod checkpoint;
 mod compile;
 mod complete;
+mod config;
 mod data;
 #[cfg(target_os = "linux")]
 mod eval;
@@ -38,6 +39,9 @@ struct Cli {
     /// Say more on stderr; twice for everything (RUST_LOG selects more finely)
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     verbose: u8,
+    /// Take options from this file (default: the nearest dcc.toml, here or in a folder above), or none
+    #[arg(long, global = true, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    config: Option<std::path::PathBuf>,
 }
 
 #[derive(Subcommand)]
@@ -58,6 +62,8 @@ enum Command {
     Export(export::Args),
     /// List, show, check and convert checkpoints
     Checkpoint(checkpoint::Args),
+    /// Show what dcc.toml and the environment set
+    Config(config::Args),
     /// Explain an error code
     Explain(explain::Args),
 }
@@ -79,11 +85,12 @@ pub fn main() -> i32 {
 
 /// Runs a command line, the name of the program included. Never panics.
 fn run(arguments: Vec<OsString>) -> i32 {
-    let result = catch_unwind(AssertUnwindSafe(|| execute(arguments)));
+    let mut used = config::Used::default();
+    let result = catch_unwind(AssertUnwindSafe(|| execute(arguments.clone(), &mut used)));
     match result {
         Ok(Ok(code)) => code,
         Ok(Err(failure)) => {
-            output::talk(&failure.text());
+            output::talk(&used.explain(failure.text(), refused, &arguments));
             failure.exit()
         }
         // The hook has said why.
@@ -91,8 +98,11 @@ fn run(arguments: Vec<OsString>) -> i32 {
     }
 }
 
-fn execute(arguments: Vec<OsString>) -> Outcome<i32> {
-    let (cli, matches) = match parse(&arguments) {
+/// `used`: what the command line takes of the configuration.
+fn execute(arguments: Vec<OsString>, used: &mut config::Used) -> Outcome<i32> {
+    let applied = config::configured(&Cli::command(), arguments.clone(), left_out)?;
+    *used = applied.used;
+    let (cli, matches) = match parse(&applied.arguments) {
         Ok(parsed) => parsed,
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             output::data(&error.render().to_string())?;
@@ -101,6 +111,12 @@ fn execute(arguments: Vec<OsString>) -> Outcome<i32> {
         Err(error) => return Err(Failure::Arguments(error)),
     };
     trace(cli.verbose);
+    if let Some(summary) = used.summary() {
+        output::status("Options", &summary);
+    }
+    if let Some(unused) = used.unused() {
+        output::talk(&format!("note: options that this kind of file does not take are not used: {unused}"));
+    }
     let words: Vec<String> = arguments.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
     match cli.command {
         Command::Compile(args) => compile::run(&args, &matches, &words),
@@ -112,7 +128,34 @@ fn execute(arguments: Vec<OsString>) -> Outcome<i32> {
         Command::Verify(args) => verify::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Checkpoint(args) => checkpoint::run(&args),
+        Command::Config(args) => config::run(&args, &Cli::command(), cli.config.as_deref()),
         Command::Explain(args) => explain::run(&args),
+    }
+}
+
+/// Why clap refuses arguments, without the usage that it repeats them in.
+fn refused(arguments: &[OsString]) -> Option<String> {
+    let text = Cli::command().try_get_matches_from(arguments).err()?.to_string();
+    text.split("Usage:").next().map(str::to_owned)
+}
+
+/// The flags that a command cannot take for the file that it is about; given on the command line, they are errors.
+fn left_out(path: &[String], matches: &ArgMatches) -> Vec<String> {
+    let path: Vec<&str> = path.iter().map(String::as_str).collect();
+    let kind = |argument: &str| model::kind(matches.get_one::<std::path::PathBuf>(argument)?).ok();
+    let ids = |command: clap::Command| command.get_arguments().map(|arg| arg.get_id().to_string()).collect::<Vec<String>>();
+    let flags = || clap::Command::new("flags");
+    match path[..] {
+        #[cfg(target_os = "linux")]
+        ["run"] if kind("source") == Some(model::Kind::Artifact) => {
+            ids(<flags::CompileFlags as clap::Args>::augment_args(flags()))
+        }
+        #[cfg(target_os = "linux")]
+        ["verify"] if kind("subject") == Some(model::Kind::Artifact) => {
+            ids(<verify::ModelFlags as clap::Args>::augment_args(flags()))
+        }
+        ["verify"] => vec!["model".to_owned()],
+        _ => Vec::new(),
     }
 }
 

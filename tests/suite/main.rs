@@ -13,6 +13,8 @@ mod checkpoints;
 mod cli;
 mod command;
 mod compile;
+#[cfg(target_os = "linux")]
+mod config;
 mod damage;
 mod eval;
 #[cfg(target_os = "linux")]

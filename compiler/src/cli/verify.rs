@@ -26,6 +26,8 @@ use dcc_program::program::Program;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
+#[cfg(target_os = "linux")]
+pub use opinion::ModelFlags;
 pub use tract::TRACT;
 
 #[derive(clap::Args)]

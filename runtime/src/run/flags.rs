@@ -81,7 +81,7 @@ pub struct Flags {
     #[arg(long, value_name = "N", requires = "save_dir", help_heading = "Checkpoints")]
     pub keep_last: Option<usize>,
     /// auto (the newest of --save-dir), none, or a checkpoint
-    #[arg(long, default_value = "none", value_name = "WHAT", help_heading = "Checkpoints")]
+    #[arg(long, default_value = "none", value_name = "WHAT", value_hint = clap::ValueHint::AnyPath, help_heading = "Checkpoints")]
     pub resume: String,
 
     /// One JSON object per step
