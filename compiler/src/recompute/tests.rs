@@ -91,7 +91,7 @@ proptest! {
 /// A chain whose values are all alike is divided in about as many segments as each is long; with more microbatches in flight, in fewer.
 #[test]
 fn a_long_chain_has_about_the_square_root_of_its_length_of_segments() {
-    let (graph, mesh) = (graph(&vec![(1, 0, 0), (2, 0, 0)].repeat(200)), mesh());
+    let (graph, mesh) = (graph(&[(1, 0, 0), (2, 0, 0)].repeat(200)), mesh());
     let needed = vec![true; 401];
     let segments = |in_flight| {
         let stage = stage(&graph, &mesh, &needed, in_flight);
