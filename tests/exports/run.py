@@ -258,14 +258,30 @@ class AsFile(TorchFunctionMode):
         super().__init__()
         self.spells_gelu = any(node.op_type == "Erf" for node in graph.node)
         constants = [a.t for node in graph.node if node.op_type == "Constant" for a in node.attribute if a.name == "value"]
-        doubles = [one for one in [*constants, *graph.initializer] if one.data_type == onnx.TensorProto.DOUBLE and math.prod(one.dims) == 1]
-        self.doubles = {float(onnx.numpy_helper.to_array(one).item()) for one in doubles}
+        numbers = [onnx.numpy_helper.to_array(one) for one in [*constants, *graph.initializer] if math.prod(one.dims) == 1]
+        self.doubles = {float(one.item()) for one in numbers if one.dtype == np.float64}
+        self.singles = {float(one.item()) for one in numbers if one.dtype == np.float32}
+        self.attention = F.scaled_dot_product_attention
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         function = torch.Tensor.double if function is torch.Tensor.float else function
         if function is F.gelu and self.spells_gelu and (kwargs or {}).get("approximate", "none") == "none":
             return 0.5 * args[0] * (1.0 + torch.erf(args[0] / float(np.float32(math.sqrt(2.0)))))
         return function(*(self.of(value) for value in args), **{key: self.of(value) for key, value in (kwargs or {}).items()})
+
+    def __enter__(self):
+        F.scaled_dot_product_attention = self.scaled  # for the functions of F that call it, which no mode sees inside
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        F.scaled_dot_product_attention = self.attention
+        return super().__exit__(*error)
+
+    def scaled(self, query, *args, scale=None, **kwargs):
+        """Attention whose scale, where the exporter has folded it, is the square of a number of the file."""
+        exact = query.shape[-1] ** -0.5 if scale is None else scale
+        folded = [one * one for one in self.singles if abs(one * one / exact - 1) < 1e-6]
+        return self.attention(query, *args, scale=folded[0] if folded else scale, **kwargs)
 
     def of(self, value):
         if isinstance(value, float) and value not in self.doubles:
