@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::graph::{Graph, NodeId, Phase};
 use crate::ops::Op;
 use crate::plan::Plan;
-use crate::schedule;
+use crate::schedule::{self, Turns};
 use dcc_program::Mesh;
 use dcc_program::program::SectionKind;
 use segments::Line;
@@ -73,9 +73,10 @@ pub fn apply(placed: Graph, plan: &Plan) -> Result<Graph> {
         return Ok(placed);
     }
     let live = placed.live();
+    let turns = schedule::turns(plan, &schedule::order(plan));
     let mut again = vec![false; placed.nodes.len()];
     for part in 0..plan.parts() {
-        for id in Stage::of(&placed, plan, part, &live).again(plan.repeats) {
+        for id in Stage::of(&placed, plan, &turns, part, &live).again(plan.repeats) {
             again[id.0 as usize] = true;
         }
     }
@@ -97,7 +98,7 @@ struct Stage<'a> {
 }
 
 impl<'a> Stage<'a> {
-    fn of(graph: &'a Graph, plan: &'a Plan, part: u32, live: &[bool]) -> Stage<'a> {
+    fn of(graph: &'a Graph, plan: &'a Plan, turns: &[Turns], part: u32, live: &[bool]) -> Stage<'a> {
         let all = || graph.ids().filter(|id| live[id.0 as usize]);
         let is_here = |id: NodeId| graph[id].stage == Some(part);
         let nodes = all().filter(|&id| is_here(id) && graph[id].phase == Phase::Forward).collect();
@@ -107,7 +108,7 @@ impl<'a> Stage<'a> {
             nodes,
             needed: BTreeSet::new(),
             shared: BTreeSet::new(),
-            in_flight: in_flight(plan, part),
+            in_flight: in_flight(plan, turns, part),
         };
         for id in all() {
             let read = graph[id].operands.iter().copied().filter(|&o| is_here(o) && graph[o].phase == Phase::Forward);
@@ -132,7 +133,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Whether computing it a second time gives the same, changes nothing and moves nothing that backward would not: not what is
-    /// received, what is added up over microbatches, nor what reads such a sum before it is whole.
+    /// received or read by another chunk, what is added up over microbatches, nor what reads such a sum before it is whole.
     fn is_repeatable(&self, id: NodeId) -> bool {
         let node = &self.graph[id];
         let sums = |id: NodeId| {
@@ -170,10 +171,10 @@ impl<'a> Stage<'a> {
 }
 
 /// Most microbatches that are between forward and backward of a part of the model at once.
-fn in_flight(plan: &Plan, part: u32) -> u64 {
+fn in_flight(plan: &Plan, turns: &[Turns], part: u32) -> u64 {
     let (rank, chunk) = plan.layout().place(part);
     let (mut now, mut most) = (0_u64, 1);
-    for (section, _) in &schedule::turns(plan, &schedule::order(plan))[rank as usize].list {
+    for (section, _) in &turns[rank as usize].list {
         match section.kind {
             SectionKind::Forward if section.chunk == chunk => now += 1,
             // A half still reads what the other has.

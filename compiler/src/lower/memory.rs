@@ -1,7 +1,8 @@
 //! Gives every buffer its place: persistent, scratch of a section, or an area for values that cross sections.
 //!
 //! Areas are keyed by (defining section, last reading section); an area has as many slots as microbatches are alive between
-//! the two in this stage's order, and at least as many as messages of its values may be under way. Scratch is packed by lifetime, first fit over intervals of instruction numbers.
+//! the two in this stage's order, and at least as many as messages of its values may be under way. Scratch is packed by lifetime,
+//! first fit over intervals of instruction numbers.
 
 mod inplace;
 
