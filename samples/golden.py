@@ -45,6 +45,7 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 import export
 import init
+import optimizers
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "tests/golden/numbers"
@@ -68,6 +69,12 @@ CASES = {
     "mlp_nesterov": f"{MLP} --optimizer sgd --lr 0.05 --momentum 0.9 --nesterov --weight-decay 0.01 --lr-schedule step:5:0.5",
     "mlp_adamw": f"{MLP} --optimizer adamw --lr 2e-3 --weight-decay 0.1",
     "mlp_adam": f"{MLP} {ADAM} --weight-decay 0.01 --lr-schedule linear --warmup 4 --min-lr 1e-4 --grad-clip 1",
+    "mlp_adagrad": f"{MLP} --optimizer adagrad --lr 0.02 --eps 1e-4 --weight-decay 0.01",
+    "mlp_rmsprop": f"{MLP} --optimizer rmsprop --lr 1e-3 --alpha 0.95 --eps 1e-4 --momentum 0.5 --centered",
+    "mlp_lion": f"{MLP} --optimizer lion --lr 5e-4 --weight-decay 0.1",
+    "mlp_lamb": f"{MLP} --optimizer lamb --lr 0.02 --eps 1e-4 --weight-decay 0.1 --grad-clip 1",
+    "mlp_adafactor": f"{MLP} --optimizer adafactor --lr 0.1 --eps 0.02 --weight-decay 0.1",
+    "mlp_muon": f"{MLP} --optimizer muon --lr 0.01 --momentum 0.9 --eps 1e-4 --weight-decay 0.1",
     "mlp_legacy": f"{MLP.replace('mlp.onnx', 'mlp_legacy.onnx')} --optimizer adamw --lr 2e-3 --weight-decay 0.1",
     "mlp_legacy_dropout": f"{MLP.replace('mlp.onnx', 'mlp_legacy_dropout.onnx')} --optimizer sgd --lr 0.05 --momentum 0.9",
     "mlp_smoothing": f"tests/models/mlp.onnx {IGNORE} --optimizer adamw --lr 2e-3 --label-smoothing 0.1",
@@ -122,6 +129,7 @@ CASES = {
     "t5": f"tests/models/families/t5.onnx --data tests/models/data/t5.npz {FAMILY} {SGD}",
     "t5_legacy": f"tests/models/families/t5_legacy.onnx --data tests/models/data/t5.npz {FAMILY} {ADAMW}",
     "gpt2_tiny": f"tests/models/gpt2_tiny.onnx {TINY}",
+    "gpt2_tiny_muon": f"tests/models/gpt2_tiny.onnx {TINY} --optimizer muon --lr 2e-3 --muon-scale match-rms-adamw --eps 1e-6",
     "gpt2_tiny_opset20": f"tests/models/gpt2_tiny_opset20.onnx {TINY}",
     "gpt2_tiny_mask": f"tests/models/gpt2_tiny_mask.onnx --input attention_mask=ones {TINY}",
     "gpt2_tiny_legacy": f"tests/models/gpt2_tiny_legacy.onnx --input attention_mask=ones {TINY}",
@@ -155,10 +163,10 @@ def parse(flags):
     p = argparse.ArgumentParser()
     p.add_argument("model")
     p.add_argument("--data", required=True)
-    for name, default in (("--optimizer", "adamw"), ("--betas", "0.9,0.999"), ("--lr-schedule", "constant"), ("--loss", "auto"),
-                          ("--layout", "samples"), ("--order", "shuffled"), ("--batch-norm", "batch"), ("--decay", "all")):
+    for name, default in (("--optimizer", "adamw"), ("--betas", None), ("--lr-schedule", "constant"), ("--loss", "auto"),
+                          ("--layout", "samples"), ("--order", "shuffled"), ("--batch-norm", "batch"), ("--decay", "all"), ("--muon-scale", None)):
         p.add_argument(name, default=default)
-    for name, default in (("--lr", 1e-3), ("--momentum", 0.0), ("--eps", 1e-8), ("--weight-decay", 0.0), ("--grad-clip", None), ("--dropout", None),
+    for name, default in (("--lr", 1e-3), ("--momentum", None), ("--eps", None), ("--alpha", None), ("--weight-decay", 0.0), ("--grad-clip", None), ("--dropout", None),
                           ("--min-lr", 0.0), ("--label-smoothing", 0.0)):
         p.add_argument(name, type=float, default=default)
     for name, default in (("--steps", 20), ("--warmup", 0), ("--init", None), ("--global-batch-size", None), ("--grad-accum", 1),
@@ -167,8 +175,10 @@ def parse(flags):
     for name in ("--init-rule", "--input", "--no-decay", "--freeze"):
         p.add_argument(name, action="append", default=[])
     p.add_argument("--nesterov", action="store_true")
+    p.add_argument("--centered", action="store_true")
     o = p.parse_args(flags)
-    o.betas = tuple(float(b) for b in o.betas.split(","))
+    o.betas = o.betas and tuple(float(b) for b in o.betas.split(","))
+    vars(o).update(optimizers.settings(o.optimizer, vars(o)))
     assert o.order == "sequential"
     return o
 
@@ -330,15 +340,14 @@ def dropouts(module):
     return [child for child in module.modules() if isinstance(child, FileDropout)]
 
 
-def optimizer_of(o, parameters):
+def optimizer_of(o, parameters, module):
     """torch.optim with the groups that the decay flags ask for."""
     decays = lambda n, p: (o.decay == "all" or p.ndim >= 2) and not any(fnmatchcase(n, g) for g in o.no_decay)
     groups = [{"params": [p for n, p in parameters.items() if decays(n, p) == on], "weight_decay": o.weight_decay * on}
               for on in (True, False)]
     groups = [g for g in groups if g["params"]]
-    if o.optimizer == "sgd":
-        return torch.optim.SGD(groups, o.lr, momentum=o.momentum, nesterov=o.nesterov)
-    return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[o.optimizer](groups, o.lr, betas=o.betas, eps=o.eps)
+    tables = [m.weight for m in module.modules() if isinstance(m, torch.nn.Embedding)]
+    return optimizers.of(o.optimizer, groups, o.lr, vars(o), tables)
 
 
 def train(o, dtype, change=(), steps=None):
@@ -365,7 +374,7 @@ def train(o, dtype, change=(), steps=None):
             loss += part_loss.detach()
         if step == 0:
             trained = {n: p for n, p in trained.items() if p.grad is not None}
-            optimizer = optimizer_of(o, trained)
+            optimizer = optimizer_of(o, trained, module)
             first = {n: p.grad.numpy().copy() for n, p in trained.items()}
         clip = o.grad_clip or math.inf
         norm = torch.nn.utils.clip_grad_norm_(trained.values(), clip)
@@ -476,10 +485,13 @@ def summary(name, f32, f64, gradient, whole):
 
 def controls(o, module):
     """(what, changed flags, changes of the module): one setting off by 1 %."""
-    if o.optimizer == "sgd":
-        yield "momentum x 0.99", {"momentum": o.momentum * 0.99}, {}
-    else:
+    of = optimizers.settings(o.optimizer, vars(o))
+    for name in ("momentum", "alpha"):
+        if of.get(name):
+            yield f"{name} x 0.99", {name: of[name] * 0.99}, {}
+    if "eps" in of:
         yield "eps x 1.01", {"eps": o.eps * 1.01}, {}
+    if "betas" in of:
         yield "beta2 x 0.99", {"betas": (o.betas[0], o.betas[1] * 0.99)}, {}
     for child in dropouts(module):
         yield "share of dropout x 1.01", {"dropout": child.share * 1.01}, {}

@@ -9,6 +9,7 @@ sin(1.3 i + k + 0.37 t). Writes tests/golden/steps.json.
 import json
 from pathlib import Path
 
+import optimizers
 import torch
 from torch.nn import functional as F
 
@@ -21,9 +22,19 @@ CASES = {
     "adam_l2_clip": dict(loss="bce", optimizer="adam", lr=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.05, grad_clip=0.1),
     "adamw": dict(loss="cross-entropy", optimizer="adamw", lr=0.02, weight_decay=0.1, label_smoothing=0.1),
     "adamw_matrices": dict(loss="mse", optimizer="adamw", lr=0.02, weight_decay=0.3, decay="matrices", grad_clip=0.3),
+    "adagrad": dict(loss="mse", optimizer="adagrad", lr=0.05, eps=1e-3, weight_decay=0.02),
+    "rmsprop": dict(loss="cross-entropy", optimizer="rmsprop", lr=0.01, alpha=0.9, eps=1e-5, weight_decay=0.02),
+    "rmsprop_centered": dict(loss="mse", optimizer="rmsprop", lr=0.005, momentum=0.8, centered=True, eps=1e-4, grad_clip=0.3),
+    "lion": dict(loss="cross-entropy", optimizer="lion", lr=0.003, betas=(0.8, 0.95), weight_decay=0.3),
+    "lamb": dict(loss="mse", optimizer="lamb", lr=0.02, betas=(0.8, 0.95), eps=1e-4, weight_decay=0.1, grad_clip=0.3),
+    "lamb_tied": dict(loss="next-token", optimizer="lamb", lr=0.02, weight_decay=0.1),
+    "adafactor": dict(loss="cross-entropy", optimizer="adafactor", lr=0.3, eps=0.2, weight_decay=0.1),
+    "adafactor_tied": dict(loss="next-token", optimizer="adafactor", lr=0.02),
+    "muon": dict(loss="mse", optimizer="muon", lr=0.02, momentum=0.9, weight_decay=0.1),
+    "muon_tied": dict(loss="next-token", optimizer="muon", lr=0.01, muon_scale="match-rms-adamw", eps=1e-4, grad_clip=0.02),
     "next_token_tied": dict(loss="next-token", optimizer="adamw", lr=0.01, betas=(0.9, 0.98), weight_decay=0.1, grad_clip=0.02),
 }
-SETTINGS = ("lr", "momentum", "eps", "weight_decay", "grad_clip", "label_smoothing")
+SETTINGS = ("lr", "momentum", "alpha", "eps", "weight_decay", "grad_clip", "label_smoothing")
 
 
 def wave(shape, scale, rate, start):
@@ -64,10 +75,7 @@ def loss_of(case, w, t):
 def optimizer(case, w):
     decay = case.get("weight_decay", 0.0)
     groups = [{"params": [p], "weight_decay": 0.0 if case.get("decay") == "matrices" and p.ndim < 2 else decay} for p in w]
-    adam = dict(lr=case["lr"], betas=case.get("betas", (0.9, 0.999)), eps=case.get("eps", 1e-8))
-    if case["optimizer"] == "sgd":
-        return torch.optim.SGD(groups, case["lr"], case.get("momentum", 0.0), nesterov=case.get("nesterov", False))
-    return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[case["optimizer"]](groups, **adam)
+    return optimizers.of(case["optimizer"], groups, case["lr"], case, w[:1] if case["loss"] == "next-token" else ())
 
 
 def run(case):

@@ -1,14 +1,23 @@
-//! Optimizer updates as graph: PyTorch's formulas (`torch.optim.{SGD, Adam, AdamW}`, `clip_grad_norm_`), in phase update.
+//! Optimizer updates as graph, in phase update: PyTorch's formulas where it has them (`torch.optim`, `clip_grad_norm_`), else the papers'.
 //!
 //! Numbers that PyTorch computes on the host (bias corrections, step size) are f64 scalars here, cast where they meet a tensor.
-//! Every node with a parameter's dims has `grad_of = Value(parameter)`.
+//! Every node with a parameter's dims has `grad_of = Value(parameter)`. Pieces of one tensor are one tensor to those optimizers that see
+//! more than the element.
+
+mod adafactor;
+mod block;
+mod elementwise;
+mod lamb;
+mod muon;
 
 use crate::error::{Error, Result};
-use crate::graph::{GradOf, Graph, NodeId, Phase};
-use crate::ops::{Cast, Const, GradSum, Op, Param, Scalar};
+use crate::graph::{Graph, NodeId, Phase};
+use crate::ops::{GradSum, Op, Param};
+use block::{Block, sum_of_squares};
 use dcc_program::kernel::{BinaryOp, UnaryOp};
-use dcc_program::program::{ParamKind, ScalarKind};
 use dcc_program::{DType, Glob};
+
+pub use block::TENSOR_SUM;
 
 /// `of` of the `GradSum` that adds the squares of all gradients: no value's gradient. `place` gives each term to the stage that
 /// owns its parameter and sums over ranks and stages once.
@@ -20,8 +29,44 @@ pub const NORM_TERM: u32 = u32::MAX - 1;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Optimizer {
-    Sgd { momentum: f64, nesterov: bool },
-    Adam { betas: (f64, f64), eps: f64, decay: AdamDecay },
+    Sgd {
+        momentum: f64,
+        nesterov: bool,
+    },
+    Adam {
+        betas: (f64, f64),
+        eps: f64,
+        decay: AdamDecay,
+    },
+    Adagrad {
+        eps: f64,
+    },
+    RmsProp {
+        /// Of the average of squares.
+        alpha: f64,
+        eps: f64,
+        momentum: f64,
+        centered: bool,
+    },
+    Lion {
+        betas: (f64, f64),
+    },
+    Lamb {
+        betas: (f64, f64),
+        eps: f64,
+    },
+    Adafactor {
+        /// The least root mean square of a tensor that its rate is in proportion to.
+        eps: f64,
+    },
+    /// Of matrices; AdamW of everything else: vectors, kernels, tables that rows are looked up in.
+    Muon {
+        momentum: f64,
+        scale: MuonScale,
+        /// Of AdamW.
+        betas: (f64, f64),
+        eps: f64,
+    },
 }
 
 /// How weight decay enters Adam.
@@ -31,6 +76,16 @@ pub enum AdamDecay {
     L2,
     /// Taken off the weight: `adamw`. Loshchilov and Hutter 2019, arXiv 1711.05101.
     Decoupled,
+}
+
+/// What Muon multiplies the learning rate of a matrix by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MuonScale {
+    /// `√max(1, rows / columns)`.
+    #[default]
+    Original,
+    /// `0.2 √max(rows, columns)`, at which AdamW's rates do. Liu et al. 2025, arXiv 2502.16982.
+    MatchRmsAdamw,
 }
 
 /// Which trained parameters decay.
@@ -86,6 +141,9 @@ impl OptimizerOptions {
     pub fn check(&self) -> Result<()> {
         let unit = |x: f64| (0.0..1.0).contains(&x);
         let wrong = |what: String| Err(Error::usage(what));
+        let momentum_is = |x: f64| if unit(x) { Ok(()) } else { wrong(format!("--momentum {x} is not in [0, 1)")) };
+        let betas_are = |(a, b)| if unit(a) && unit(b) { Ok(()) } else { wrong(format!("--betas {a},{b} are not in [0, 1)")) };
+        let eps_is = |x: f64| if x >= 0.0 && x.is_finite() { Ok(()) } else { wrong(format!("--eps {x} is negative")) };
         if !(self.weight_decay >= 0.0 && self.weight_decay.is_finite()) {
             return wrong(format!("--weight-decay {} is negative or not finite", self.weight_decay));
         }
@@ -93,14 +151,20 @@ impl OptimizerOptions {
             return wrong(format!("--grad-clip {clip} is not a positive number"));
         }
         match self.optimizer {
-            Optimizer::Sgd { momentum, .. } if !unit(momentum) => wrong(format!("--momentum {momentum} is not in [0, 1)")),
             Optimizer::Sgd { momentum: 0.0, nesterov: true } => wrong("--nesterov needs a --momentum above 0".to_owned()),
-            Optimizer::Adam { betas: (a, b), .. } if !unit(a) || !unit(b) => {
-                wrong(format!("--betas {a},{b} are not in [0, 1)"))
-            }
-            Optimizer::Adam { eps, .. } if !(eps >= 0.0 && eps.is_finite()) => wrong(format!("--eps {eps} is negative")),
-            _ => Ok(()),
+            Optimizer::Sgd { momentum, .. } => momentum_is(momentum),
+            Optimizer::Adam { betas, eps, .. } | Optimizer::Lamb { betas, eps } => betas_are(betas).and(eps_is(eps)),
+            Optimizer::Adagrad { eps } | Optimizer::Adafactor { eps } => eps_is(eps),
+            Optimizer::RmsProp { alpha, .. } if !unit(alpha) => wrong(format!("--alpha {alpha} is not in [0, 1)")),
+            Optimizer::RmsProp { eps, momentum, .. } => eps_is(eps).and(momentum_is(momentum)),
+            Optimizer::Lion { betas } => betas_are(betas),
+            Optimizer::Muon { momentum, betas, eps, .. } => momentum_is(momentum).and(betas_are(betas)).and(eps_is(eps)),
         }
+    }
+
+    /// Whether a tensor's step depends on more than the element that it moves.
+    fn sees_tensors(&self) -> bool {
+        matches!(self.optimizer, Optimizer::Lamb { .. } | Optimizer::Adafactor { .. } | Optimizer::Muon { .. })
     }
 
     /// The decay of a parameter of that name and rank (of the whole tensor).
@@ -121,40 +185,63 @@ pub fn update(graph: &mut Graph, options: &OptimizerOptions, params: &[NodeId], 
     let clip = options.grad_clip.map(|bound| clip_factor(graph, norm, bound)).transpose()?;
     let norm_dtype = params.iter().map(|&p| graph.ty(p).dtype).max().map_or(DType::F32, |d| d.max(DType::F32));
     let grad_norm = graph.cast(norm, norm_dtype)?;
-    let mut updates = Vec::new();
+    let mut tensors: Vec<Vec<Block>> = Vec::new();
     for (&param, &gradient) in params.iter().zip(gradients) {
         let Op::Param(leaf) = graph[param].op.clone() else {
             return Err(graph.broken(param, "only parameters are updated"));
         };
-        graph.set_origin(&format!("optimizer: {}", leaf.name));
-        graph.set_grad_of(Some(GradOf::Value(param)));
         let decay = options.decay_of(&leaf);
-        let mut tensor = Tensor { graph, leaf, param, decay, updates: &mut updates };
-        let gradient = match clip {
-            Some(factor) => tensor.times(gradient, factor)?,
-            None => gradient,
-        };
-        match options.optimizer {
-            Optimizer::Sgd { momentum, nesterov } => tensor.sgd(gradient, momentum, nesterov)?,
-            Optimizer::Adam { betas, eps, decay } => tensor.adam(gradient, betas, eps, decay)?,
+        let mut block = Block::new(leaf, param, gradient, decay);
+        if let Some(factor) = clip {
+            block.enter(graph);
+            block.gradient = block.times(graph, gradient, factor)?;
         }
+        let same = |tensor: &&mut Vec<Block>| options.sees_tensors() && tensor[0].leaf.name == block.leaf.name;
+        match tensors.iter_mut().find(same) {
+            Some(tensor) => tensor.push(block),
+            None => tensors.push(vec![block]),
+        }
+    }
+    let mut updates = Vec::new();
+    for mut tensor in tensors {
+        tensor.sort_by_key(|block| block.leaf.piece.map(|piece| piece.start));
+        options.optimizer.step(graph, &mut tensor)?;
+        updates.extend(tensor.into_iter().flat_map(Block::updates));
     }
     graph.set_cursor(before);
     Ok(Step { grad_norm, updates })
 }
 
-/// `√Σ g²` over all gradients, in f64: squares of f32 neither lose digits in long sums nor overflow.
-fn global_norm(graph: &mut Graph, params: &[NodeId], gradients: &[NodeId]) -> Result<NodeId> {
-    let mut sums = Vec::with_capacity(gradients.len());
-    for (&param, &gradient) in params.iter().zip(gradients) {
-        graph.set_grad_of(Some(GradOf::Value(param)));
-        let term = graph.add(GradSum { of: NORM_TERM }, &[gradient])?;
-        graph.set_grad_of(None);
-        let wide = graph.cast(term, DType::F64)?;
-        let square = graph.binary(BinaryOp::Mul, wide, wide)?;
-        let dims: Vec<usize> = (0..graph.ty(gradient).rank()).collect();
-        sums.push(graph.sum(square, &dims)?);
+impl Optimizer {
+    /// Moves one tensor, which lies in `blocks`.
+    fn step(self, graph: &mut Graph, blocks: &mut [Block]) -> Result<()> {
+        match self {
+            Optimizer::Lamb { betas, eps } => return lamb::lamb(graph, blocks, betas, eps),
+            Optimizer::Adafactor { eps } => return adafactor::adafactor(graph, blocks, eps),
+            Optimizer::Muon { momentum, scale, .. } if muon::suits(graph, blocks) => {
+                return muon::muon(graph, blocks, momentum, scale);
+            }
+            _ => {}
+        }
+        blocks.iter_mut().try_for_each(|block| {
+            block.enter(graph);
+            match self {
+                Optimizer::Sgd { momentum, nesterov } => block.sgd(graph, momentum, nesterov),
+                Optimizer::Adam { betas, eps, decay } => block.adam(graph, betas, eps, decay),
+                Optimizer::Muon { betas, eps, .. } => block.adam(graph, betas, eps, AdamDecay::Decoupled),
+                Optimizer::Adagrad { eps } => block.adagrad(graph, eps),
+                Optimizer::RmsProp { alpha, eps, momentum, centered } => block.rms_prop(graph, alpha, eps, momentum, centered),
+                Optimizer::Lion { betas } => block.lion(graph, betas),
+                Optimizer::Lamb { .. } | Optimizer::Adafactor { .. } => unreachable!("they move whole tensors"),
+            }
+        })
     }
+}
+
+/// `√Σ g²` over all gradients, f64.
+fn global_norm(graph: &mut Graph, params: &[NodeId], gradients: &[NodeId]) -> Result<NodeId> {
+    let sums = params.iter().zip(gradients).map(|(&param, &gradient)| sum_of_squares(graph, param, gradient));
+    let sums: Vec<NodeId> = sums.collect::<Result<_>>()?;
     let total = graph.add(GradSum { of: NORM_SUM }, &sums)?;
     graph.unary(UnaryOp::Sqrt, total)
 }
@@ -165,140 +252,4 @@ fn clip_factor(graph: &mut Graph, norm: NodeId, bound: f64) -> Result<NodeId> {
     let bound = graph.splat_like(bound, norm)?;
     let ratio = graph.binary(BinaryOp::Div, bound, safe)?;
     graph.binary_scalar(BinaryOp::Min, ratio, 1.0)
-}
-
-/// One parameter being updated.
-struct Tensor<'a> {
-    graph: &'a mut Graph,
-    leaf: Param,
-    param: NodeId,
-    decay: f64,
-    updates: &'a mut Vec<Update>,
-}
-
-impl Tensor<'_> {
-    /// `buf = momentum buf + g` from zero; the step is `g + momentum buf` with Nesterov, else `buf`.
-    fn sgd(&mut self, gradient: NodeId, momentum: f64, nesterov: bool) -> Result<()> {
-        let at = self.updates.len();
-        let gradient = self.with_l2(gradient)?;
-        let mut step = gradient;
-        if momentum != 0.0 {
-            let buffer = self.state("momentum")?;
-            let old = self.graph.scale(buffer, momentum)?;
-            let new = self.graph.binary(BinaryOp::Add, old, gradient)?;
-            self.updates.push(Update { param: buffer, new });
-            step = new;
-            if nesterov {
-                let ahead = self.graph.scale(new, momentum)?;
-                step = self.graph.binary(BinaryOp::Add, gradient, ahead)?;
-            }
-        }
-        let rate = self.host(learning_rate)?;
-        let step = self.times(step, rate)?;
-        let new = self.graph.binary(BinaryOp::Sub, self.param, step)?;
-        self.updates.insert(at, Update { param: self.param, new });
-        Ok(())
-    }
-
-    /// `m = β₁m + (1-β₁)g`, `v = β₂v + (1-β₂)g²`, `w -= lr/(1-β₁ᵗ) · m / (√v/√(1-β₂ᵗ) + ε)`.
-    fn adam(&mut self, gradient: NodeId, betas: (f64, f64), eps: f64, decay: AdamDecay) -> Result<()> {
-        let at = self.updates.len();
-        let mut weight = self.param;
-        let mut gradient = gradient;
-        match decay {
-            AdamDecay::L2 => gradient = self.with_l2(gradient)?,
-            AdamDecay::Decoupled if self.decay != 0.0 => {
-                let decay = self.decay;
-                let kept = self.host(|graph| {
-                    let rate = learning_rate(graph)?;
-                    let lost = graph.scale(rate, -decay)?;
-                    graph.binary_scalar(BinaryOp::Add, lost, 1.0)
-                })?;
-                weight = self.times(weight, kept)?;
-            }
-            AdamDecay::Decoupled => {}
-        }
-        let first = self.average("m", betas.0, gradient)?;
-        let square = self.graph.binary(BinaryOp::Mul, gradient, gradient)?;
-        let second = self.average("v", betas.1, square)?;
-        let root = self.graph.unary(UnaryOp::Sqrt, second)?;
-        let correction = self.host(|graph| {
-            let bias = bias_correction(graph, betas.1)?;
-            graph.unary(UnaryOp::Sqrt, bias)
-        })?;
-        let correction = self.spread(correction)?;
-        let root = self.graph.binary(BinaryOp::Div, root, correction)?;
-        let root = self.graph.binary_scalar(BinaryOp::Add, root, eps)?;
-        let rate = self.host(|graph| {
-            let rate = learning_rate(graph)?;
-            let bias = bias_correction(graph, betas.0)?;
-            graph.binary(BinaryOp::Div, rate, bias)
-        })?;
-        let ratio = self.graph.binary(BinaryOp::Div, first, root)?;
-        let step = self.times(ratio, rate)?;
-        let new = self.graph.binary(BinaryOp::Sub, weight, step)?;
-        self.updates.insert(at, Update { param: self.param, new });
-        Ok(())
-    }
-
-    /// The new value of the state `kind`, a running average of `x`.
-    fn average(&mut self, kind: &str, beta: f64, x: NodeId) -> Result<NodeId> {
-        let state = self.state(kind)?;
-        let old = self.graph.scale(state, beta)?;
-        let part = self.graph.scale(x, 1.0 - beta)?;
-        let new = self.graph.binary(BinaryOp::Add, old, part)?;
-        self.updates.push(Update { param: state, new });
-        Ok(new)
-    }
-
-    fn state(&mut self, kind: &str) -> Result<NodeId> {
-        self.graph.add(Param { kind: ParamKind::State(kind.to_owned()), ..self.leaf.clone() }, &[])
-    }
-
-    fn with_l2(&mut self, gradient: NodeId) -> Result<NodeId> {
-        if self.decay == 0.0 {
-            return Ok(gradient);
-        }
-        let pull = self.graph.scale(self.param, self.decay)?;
-        self.graph.binary(BinaryOp::Add, gradient, pull)
-    }
-
-    /// `x` times a host scalar.
-    fn times(&mut self, x: NodeId, scalar: NodeId) -> Result<NodeId> {
-        let scalar = self.spread(scalar)?;
-        self.graph.binary(BinaryOp::Mul, x, scalar)
-    }
-
-    /// A host scalar in the parameter's dtype and shape.
-    fn spread(&mut self, scalar: NodeId) -> Result<NodeId> {
-        let ty = self.graph.ty(self.param).clone();
-        let scalar = match self.graph.ty(scalar).dtype == ty.dtype {
-            true => scalar,
-            false => self.host(|graph| graph.add(Cast { dtype: ty.dtype }, &[scalar]))?,
-        };
-        self.graph.broadcast(scalar, &ty.shape, &[])
-    }
-
-    /// Builds scalars, which are no parameter's.
-    fn host(&mut self, build: impl FnOnce(&mut Graph) -> Result<NodeId>) -> Result<NodeId> {
-        let of = self.graph.cursor().grad_of;
-        self.graph.set_grad_of(None);
-        let scalar = build(self.graph);
-        self.graph.set_grad_of(of);
-        scalar
-    }
-}
-
-fn learning_rate(graph: &mut Graph) -> Result<NodeId> {
-    graph.add(Scalar { kind: ScalarKind::LearningRate, dtype: DType::F64 }, &[])
-}
-
-/// `1 - βᵗ`, t from 1.
-fn bias_correction(graph: &mut Graph, beta: f64) -> Result<NodeId> {
-    let step = graph.add(Scalar { kind: ScalarKind::Step, dtype: DType::I64 }, &[])?;
-    let step = graph.cast(step, DType::F64)?;
-    let beta = graph.add(Const::float(DType::F64, beta), &[])?;
-    let power = graph.binary(BinaryOp::Pow, beta, step)?;
-    let one = graph.add(Const::float(DType::F64, 1.0), &[])?;
-    graph.binary(BinaryOp::Sub, one, power)
 }

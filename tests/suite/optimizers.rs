@@ -1,5 +1,5 @@
-//! Node cases of ONNX's optimizers (`onnx.backend.test.case.node` of onnx 1.23: Momentum, Adam) against ours, whose formulas are these: the
-//! momentum without dampening, and Adam without its corrections, as it is far from the first step. dcc has no Adagrad.
+//! Node cases of ONNX's optimizers (`onnx.backend.test.case.node` of onnx 1.23: Momentum, Adam, Adagrad) against ours, whose formulas are
+//! these: the momentum without dampening, Adam without its corrections, as it is far from the first step, Adagrad before its rate decays.
 
 use crate::tolerance::{Row, units};
 use dcc::graph::Graph;
@@ -77,4 +77,14 @@ fn adam_is_onnx_s() {
     assert!(distance(adam(0.85, 1e-2), 1e-3, [-1.0, -3.0], &second) < 1.0);
     assert!(distance(adam(0.85, 1.1e-2), 1e-3, [-1.0, -3.0], &second) > 1.0);
     assert!(distance(adam(0.101, 1e-7), 1e-3, [-0.94, -2.5], &first) > 1.0);
+}
+
+#[test]
+fn adagrad_is_onnx_s() {
+    let adagrad = |eps| Optimizer::Adagrad { eps };
+    // The second tensor of test_adagrad_multiple.
+    let values = [("x", [1.0, 2.0], [1.044_685_36, 2.094_861_75]), ("sum", [4.0, 1.0], [4.998_001_1, 9.988_003_73])];
+    assert!(distance(adagrad(1e-5), 1e-3, [-1.0, -3.0], &values) < 1.0);
+    assert!(distance(adagrad(1e-2), 1e-3, [-1.0, -3.0], &values) > 1.0);
+    assert!(distance(adagrad(1e-5), 2e-3, [-1.0, -3.0], &values) > 1.0);
 }

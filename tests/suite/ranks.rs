@@ -1,5 +1,6 @@
 //! Programs of whole models on real ranks, as threads of this process: what is trained, with what, and how two runs compare.
 
+mod optimizers;
 mod pipelines;
 mod recompute;
 mod transformers;
@@ -10,13 +11,13 @@ use crate::tolerance;
 use dcc::compile::{Compiled, Options, Precision, compile};
 use dcc::import::{self, Dropout, Model};
 use dcc::loss::{Labels, LossOptions};
-use dcc::optimizer::OptimizerOptions;
+use dcc::optimizer::{AdamDecay, Optimizer, OptimizerOptions};
 use dcc::plan::{Parallel, batch};
-use dcc::train::TrainingOptions;
+use dcc::train::{Names, Selection, TrainingOptions};
 use dcc_program::artifact::{Artifact, Data};
 use dcc_program::manifest::Manifest;
 use dcc_program::program::{ParamKind, Program};
-use dcc_program::{DType, Shape, TensorType};
+use dcc_program::{DType, Glob, Shape, TensorType};
 use dcc_runtime::exec::whole::{Outcome, Parameters, Run, Tensor};
 use dcc_runtime::exec::{Fresh, Scalars};
 use std::collections::BTreeMap;
@@ -31,6 +32,9 @@ struct Case {
     /// Positions of the labels beside the tokens, many of them ignored; none: the model's own loss.
     labels: Option<u64>,
     clip: Option<f64>,
+    optimizer: Optimizer,
+    /// Parameters that do not train.
+    freeze: &'static [&'static str],
     dropout: Dropout,
     /// Of dropout.
     seed: i64,
@@ -43,6 +47,8 @@ const CASE: Case = Case {
     batch: 8,
     labels: None,
     clip: None,
+    optimizer: Optimizer::Adam { betas: (0.9, 0.999), eps: 1e-8, decay: AdamDecay::Decoupled },
+    freeze: &[],
     dropout: Dropout::AsExported,
     seed: 7,
 };
@@ -74,8 +80,12 @@ impl Case {
     fn compile(&self, parallel: &Parallel, microbatches: u32, memory_limit: Option<u64>) -> dcc::Result<Compiled> {
         let path = format!("{}/models/{}", env!("CARGO_MANIFEST_DIR"), self.model);
         let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
+        compile(&Model::decode(bytes.into()).unwrap(), &self.options(parallel, microbatches, memory_limit))
+    }
+
+    fn options(&self, parallel: &Parallel, microbatches: u32, memory_limit: Option<u64>) -> Options {
         let labels = self.labels.map(|positions| Labels::Given(Shape::from_slice(&[self.batch, positions])));
-        let options = Options {
+        Options {
             name: self.model.to_owned(),
             batch: batch::Given { global: Some(self.batch), accumulate: Some(microbatches), ..Default::default() },
             parallel: parallel.clone(),
@@ -84,20 +94,32 @@ impl Case {
             import: import::Options { dropout: self.dropout, ..Default::default() },
             training: TrainingOptions {
                 loss: LossOptions { labels: labels.unwrap_or_default(), ..LossOptions::default() },
-                optimizer: OptimizerOptions { grad_clip: self.clip, weight_decay: 0.1, ..OptimizerOptions::default() },
+                optimizer: OptimizerOptions {
+                    optimizer: self.optimizer,
+                    grad_clip: self.clip,
+                    weight_decay: 0.1,
+                    ..OptimizerOptions::default()
+                },
+                selection: Selection {
+                    freeze: self.freeze.iter().map(|glob| Names::Glob(Glob::new(glob))).collect(),
+                    ..Selection::default()
+                },
                 ..TrainingOptions::default()
             },
             ..Options::default()
-        };
-        compile(&Model::decode(bytes.into()).unwrap(), &options)
+        }
     }
 
     fn trained(&self, artifact: &Artifact, threads: usize, rate: f64) -> Outcome {
+        self.trained_on(artifact, &inputs(artifact, self.steps), threads, rate)
+    }
+
+    fn trained_on(&self, artifact: &Artifact, inputs: &[BTreeMap<String, Tensor>], threads: usize, rate: f64) -> Outcome {
         let scalars = |step| Scalars { learning_rate: rate, step, seed: self.seed };
         let steps: Vec<Scalars> = (1..=self.steps as i64).map(scalars).collect();
-        let (parameters, inputs) = (parameters(artifact), inputs(artifact, self.steps));
+        let parameters = parameters(artifact);
         let programs = &artifact.train[..];
-        let run = Run { programs, threads, fresh: Fresh::Poisoned, parameters: &parameters, inputs: &inputs, steps: &steps };
+        let run = Run { programs, threads, fresh: Fresh::Poisoned, parameters: &parameters, inputs, steps: &steps };
         run.run().unwrap()
     }
 

@@ -379,3 +379,13 @@ fn running_statistics_continue_on_any_plan() {
     let (off, name) = tensors_off(&subject.run(1, "resumed", Some(&path)), &subject.whole[0]);
     assert!(off > tolerance::F64 && name.contains("running_mean"), "statistics of zeros: {off:e} in {name}");
 }
+
+/// States that are smaller than their weights, some of them of whole tensors whose weights lie in pieces.
+#[test]
+fn states_of_rows_and_columns_continue_on_any_plan() {
+    let zero = |zero, parallel: Parallel| Parallel { zero, ..parallel };
+    let plans = [(mesh(1, 1, 1), 1), (mesh(1, 2, 1), 1), (mesh(1, 2, 2), 2), (zero(Zero::Parameters, mesh(2, 2, 1)), 1)];
+    let subject = Subject::new("gpt2_tiny.onnx", Optimizer::Adafactor { eps: 1e-3 }, &[16], &["*wpe*", "*c_attn.bias"], &plans);
+    check_all("GPT by Adafactor", &subject, 1);
+    check_controls(&subject, 1, 3, "row");
+}

@@ -4,7 +4,7 @@ use crate::compile::{BatchNorm, Options, Precision};
 use crate::error::{Error, Result};
 use crate::import::{self, Dropout};
 use crate::loss::{LossKind, LossOptions};
-use crate::optimizer::{AdamDecay, Decay, Optimizer, OptimizerOptions};
+use crate::optimizer::{AdamDecay, Decay, MuonScale, Optimizer, OptimizerOptions};
 use crate::plan::{Parallel, Pin, Schedule, Zero, batch};
 use crate::recompute::{Recompute, Repeats};
 use crate::train::{Names, Selection, TrainingOptions};
@@ -100,22 +100,32 @@ pub struct CompileFlags {
     #[arg(long, value_name = "S", default_value_t = 0.0, help_heading = "Loss")]
     pub label_smoothing: f64,
 
-    /// With PyTorch's formulas
-    #[arg(long, default_value = "adamw", value_parser = ["sgd", "adam", "adamw"], help_heading = "Optimizer")]
+    /// With PyTorch's formulas, those of the paper for lion and lamb
+    #[arg(long, default_value = "adamw", help_heading = "Optimizer",
+          value_parser = ["sgd", "adam", "adamw", "adagrad", "rmsprop", "lion", "lamb", "adafactor", "muon"])]
     pub optimizer: String,
-    /// Of sgd (default 0)
+    /// Of sgd and rmsprop (default 0) and muon (default 0.95)
     #[arg(long, value_name = "MU", help_heading = "Optimizer")]
     pub momentum: Option<f64>,
     /// Of sgd
     #[arg(long, help_heading = "Optimizer")]
     pub nesterov: bool,
-    /// Of adam and adamw (default 0.9,0.999)
+    /// Of adam, adamw, lamb and muon's adamw (default 0.9,0.999), of lion (default 0.9,0.99)
     #[arg(long, value_name = "B1,B2", help_heading = "Optimizer")]
     pub betas: Option<String>,
-    /// Of adam and adamw (default 1e-8)
+    /// Of all but sgd and lion (default 1e-8; adagrad 1e-10, lamb 1e-6, adafactor 1e-3)
     #[arg(long, help_heading = "Optimizer")]
     pub eps: Option<f64>,
-    /// L2 of sgd and adam, decoupled in adamw
+    /// Of rmsprop's average of squares (default 0.99)
+    #[arg(long, value_name = "A", help_heading = "Optimizer")]
+    pub alpha: Option<f64>,
+    /// Rmsprop by the variance of gradients, not their mean square
+    #[arg(long, help_heading = "Optimizer")]
+    pub centered: bool,
+    /// What muon multiplies a matrix's rate by: sqrt(max(1, rows/columns)), or 0.2 sqrt(max(rows, columns)) (default original)
+    #[arg(long, value_name = "SCALE", help_heading = "Optimizer", value_parser = ["original", "match-rms-adamw"])]
+    pub muon_scale: Option<String>,
+    /// L2 of sgd, adam, adagrad and rmsprop, part of lamb's direction, decoupled in the others
     #[arg(long, value_name = "W", default_value_t = 0.0, help_heading = "Optimizer")]
     pub weight_decay: f64,
     /// Which parameters decay: all, or those with two dims or more
@@ -264,25 +274,50 @@ impl CompileFlags {
     }
 
     fn optimizer(&self) -> Result<OptimizerOptions> {
-        let given = [
-            ("--momentum", self.momentum.is_some(), "sgd"),
-            ("--nesterov", self.nesterov, "sgd"),
-            ("--betas", self.betas.is_some(), "adam"),
-            ("--eps", self.eps.is_some(), "adam"),
+        let kind = self.optimizer.as_str();
+        let given: [(&str, bool, &[&str]); 7] = [
+            ("--momentum", self.momentum.is_some(), &["sgd", "rmsprop", "muon"]),
+            ("--nesterov", self.nesterov, &["sgd"]),
+            ("--betas", self.betas.is_some(), &["adam", "adamw", "lion", "lamb", "muon"]),
+            ("--eps", self.eps.is_some(), &["adam", "adamw", "adagrad", "rmsprop", "lamb", "adafactor", "muon"]),
+            ("--alpha", self.alpha.is_some(), &["rmsprop"]),
+            ("--centered", self.centered, &["rmsprop"]),
+            ("--muon-scale", self.muon_scale.is_some(), &["muon"]),
         ];
-        for (flag, given, of) in given {
-            if given && !self.optimizer.starts_with(of) {
-                let help = if of == "sgd" { "use --optimizer sgd" } else { "use --optimizer adam or adamw" };
-                return Err(Error::usage(format!("{flag} does not belong to --optimizer {}", self.optimizer)).help(help));
-            }
+        for (flag, _, of) in given.into_iter().filter(|(_, given, of)| *given && !of.contains(&kind)) {
+            let help = match of {
+                [one] => format!("use --optimizer {one}"),
+                [some @ .., last] => format!("use --optimizer {} or {last}", some.join(", ")),
+                [] => unreachable!("each flag is of some optimizer"),
+            };
+            return Err(Error::usage(format!("{flag} does not belong to --optimizer {kind}")).help(help));
         }
-        let adam = |decay| -> Result<Optimizer> {
-            let betas = self.betas.as_deref().map_or(Ok((0.9, 0.999)), betas)?;
-            Ok(Optimizer::Adam { betas, eps: self.eps.unwrap_or(1e-8), decay })
-        };
-        let optimizer = match self.optimizer.as_str() {
-            "sgd" => Optimizer::Sgd { momentum: self.momentum.unwrap_or(0.0), nesterov: self.nesterov },
+        let pair = |default| self.betas.as_deref().map_or(Ok(default), betas);
+        let eps = |default| self.eps.unwrap_or(default);
+        let momentum = |default| self.momentum.unwrap_or(default);
+        let adam = |decay| Ok(Optimizer::Adam { betas: pair((0.9, 0.999))?, eps: eps(1e-8), decay });
+        let optimizer = match kind {
+            "sgd" => Optimizer::Sgd { momentum: momentum(0.0), nesterov: self.nesterov },
             "adam" => adam(AdamDecay::L2)?,
+            "adagrad" => Optimizer::Adagrad { eps: eps(1e-10) },
+            "rmsprop" => Optimizer::RmsProp {
+                alpha: self.alpha.unwrap_or(0.99),
+                eps: eps(1e-8),
+                momentum: momentum(0.0),
+                centered: self.centered,
+            },
+            "lion" => Optimizer::Lion { betas: pair((0.9, 0.99))? },
+            "lamb" => Optimizer::Lamb { betas: pair((0.9, 0.999))?, eps: eps(1e-6) },
+            "adafactor" => Optimizer::Adafactor { eps: eps(1e-3) },
+            "muon" => Optimizer::Muon {
+                momentum: momentum(0.95),
+                scale: match self.muon_scale.as_deref() {
+                    Some("match-rms-adamw") => MuonScale::MatchRmsAdamw,
+                    _ => MuonScale::Original,
+                },
+                betas: pair((0.9, 0.999))?,
+                eps: eps(1e-8),
+            },
             _ => adam(AdamDecay::Decoupled)?,
         };
         let options = OptimizerOptions {

@@ -4,7 +4,7 @@ use super::{Pending, Placer};
 use crate::error::Result;
 use crate::graph::{GradOf, Graph, NodeId, Phase};
 use crate::ops::{Const, GradSum, Op, StageSum};
-use crate::optimizer::NORM_SUM;
+use crate::optimizer::{NORM_SUM, NORM_TERM, TENSOR_SUM};
 use dcc_program::{AxisId, AxisList, Reduce, Sharding};
 use std::collections::BTreeMap;
 
@@ -184,9 +184,9 @@ impl Placer<'_> {
         all.iter().map(|&stage| (stage, make(self, stage))).collect()
     }
 
-    /// Whether an update node is the sum of scalars of all parameters: the squared norm.
+    /// Whether an update node is a sum of scalars of several parameters: the squared norm of all, or of the pieces of one.
     pub(super) fn is_scalar_sum(&self, id: NodeId) -> bool {
-        matches!(self.graph[id].op, Op::GradSum(GradSum { of: NORM_SUM }))
+        matches!(self.graph[id].op, Op::GradSum(GradSum { of: NORM_SUM | TENSOR_SUM }))
     }
 
     /// A gradient as the norm reads it: a rank's shard, even where the gradient is whole.
@@ -201,24 +201,32 @@ impl Placer<'_> {
     }
 
     /// The sum of scalars: terms on the stage that owns their parameter, pending over the axes these are sharded on, one
-    /// all_reduce per stage, one sum over stages.
+    /// all_reduce per stage, one sum over stages. What is of one tensor is summed by each stage that holds all of it, for itself.
     pub(super) fn scalar_sum(&mut self, id: NodeId, stage: u32) -> Result<NodeId> {
         if let Some(&found) = self.sums.get(&id).and_then(|sums| sums.get(&stage)) {
             return Ok(found);
         }
-        let mut terms: BTreeMap<u32, Vec<NodeId>> = BTreeMap::new();
-        for &term in &self.graph[id].operands {
-            let home = self.owners(term).first().copied().unwrap_or(0);
-            let value = self.value(term, home, Phase::Update, None)?;
-            terms.entry(home).or_default().push(value);
+        let terms = self.graph[id].operands.clone();
+        let holders: Vec<Vec<u32>> = terms.iter().map(|&term| self.holders(term)).collect::<Result<_>>()?;
+        let of_all = matches!(self.graph[id].op, Op::GradSum(GradSum { of: NORM_SUM }));
+        let alone = !of_all && holders.iter().all(|stages| *stages == holders[0]);
+        let mut homes: BTreeMap<u32, Vec<NodeId>> = BTreeMap::new();
+        for (&term, stages) in terms.iter().zip(&holders) {
+            for &home in &stages[..if alone { stages.len() } else { 1 }] {
+                let value = self.value(term, home, Phase::Update, None)?;
+                homes.entry(home).or_default().push(value);
+            }
         }
         let mut parts = PlacedSum::new();
-        for (home, values) in terms {
+        for (home, values) in homes {
             let sum = self.scalar_sum_on(id, values, home)?;
             parts.insert(home, sum);
         }
-        let everywhere: Vec<u32> = (0..self.plan.stages()).collect();
-        let sums = if everywhere.len() == 1 { parts } else { self.stage_sum(parts, id, &everywhere) };
+        let everywhere: Vec<u32> = match of_all {
+            true => (0..self.plan.stages()).collect(),
+            false => holders.into_iter().flatten().collect::<std::collections::BTreeSet<_>>().into_iter().collect(),
+        };
+        let sums = if alone || everywhere.len() == 1 { parts } else { self.stage_sum(parts, id, &everywhere) };
         self.sums.insert(id, sums);
         Ok(self.sums[&id][&stage])
     }
@@ -234,26 +242,20 @@ impl Placer<'_> {
         self.reshard(sum, &Sharding::default(), Phase::Update)
     }
 
-    /// First stage of each parameter whose gradient an update node depends on, smallest first.
-    fn owners(&self, id: NodeId) -> Vec<u32> {
-        let mut found = Vec::new();
-        let mut open = vec![id];
-        let mut seen = std::collections::HashSet::new();
-        while let Some(next) = open.pop() {
-            if !seen.insert(next) {
-                continue;
-            }
-            let node = &self.graph[next];
-            match (&node.op, self.graph.grad_of(next)) {
-                (Op::GradSum(_), Some(GradOf::Value(param))) if node.phase == Phase::Backward => {
-                    found.push(self.param_stages(param)[0]);
+    /// The stages that hold the parameter that a scalar is of, smallest first.
+    fn holders(&self, scalar: NodeId) -> Result<Vec<u32>> {
+        let mut id = scalar;
+        loop {
+            let node = &self.graph[id];
+            match (&node.op, self.graph.grad_of(id)) {
+                (Op::GradSum(GradSum { of: NORM_TERM }), Some(GradOf::Value(param))) => return Ok(self.param_stages(param)),
+                _ => {
+                    id = *node
+                        .operands
+                        .first()
+                        .ok_or_else(|| self.graph.broken(scalar, "a sum over parameters of what is of none"))?
                 }
-                _ if node.phase == Phase::Update => open.extend(&node.operands),
-                _ => {}
             }
         }
-        found.sort_unstable();
-        found.dedup();
-        found
     }
 }

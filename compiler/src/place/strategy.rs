@@ -82,9 +82,16 @@ impl Placer<'_> {
         let keep = |axes: &AxisList| axes.iter().copied().filter(|&a| self.matters(a)).collect();
         let weight = self.weight_of(id);
         match self.plan.strategies.get(&weight) {
-            Some(planned) => planned.factors.iter().map(keep).collect(),
+            Some(planned) => self.shared_dims(id, planned.factors.iter().map(keep).collect()),
             None => vec![AxisList::new(); self.graph.ty(id).rank()],
         }
+    }
+
+    /// Of a weight's `dims` those that its state `id` has as well: a mean over a dim lies whole there.
+    pub(super) fn shared_dims(&self, id: NodeId, mut dims: Vec<AxisList>) -> Vec<AxisList> {
+        let (whole, own) = (&self.graph.ty(self.weight_of(id)).shape, &self.graph.ty(id).shape);
+        dims.iter_mut().enumerate().filter(|(dim, _)| whole.get(*dim) != own.get(*dim)).for_each(|(_, axes)| axes.clear());
+        dims
     }
 
     /// The parameter whose state `id` is; itself for a weight.

@@ -70,8 +70,10 @@ impl Placer<'_> {
     /// The dims of a data-parallel rank's shard of a weight, or of its state.
     pub(super) fn shard_dims(&self, id: NodeId) -> Vec<AxisList> {
         let weight = self.weight_of(id);
-        let same = self.graph.ty(weight).shape == self.graph.ty(id).shape;
-        self.plan.shards.get(&weight).filter(|_| same).cloned().unwrap_or_else(|| self.param_dims(id))
+        match self.plan.shards.get(&weight) {
+            Some(shard) => self.shared_dims(id, shard.clone()),
+            None => self.param_dims(id),
+        }
     }
 
     /// The dims in which a weight's update is computed.

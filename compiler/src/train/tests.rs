@@ -5,7 +5,7 @@ use crate::graph::verify;
 use crate::interp::{Bindings, Precision, Tensor, outputs};
 use crate::loss::LossKind;
 use crate::ops::{Gather, Input, Scalar, Uniform};
-use crate::optimizer::{AdamDecay, Decay, Optimizer};
+use crate::optimizer::{AdamDecay, Decay, MuonScale, Optimizer};
 use crate::precision::widen;
 use dcc_program::kernel::UnaryOp;
 use dcc_program::program::ScalarKind;
@@ -90,12 +90,31 @@ fn options(case: &Value, setting: &str, factor: f64) -> (f64, TrainingOptions) {
         if key == setting { value * factor } else { value }
     };
     let text = |key: &str| case[key].as_str().unwrap_or_default();
-    let betas = (case["betas"][0].as_f64().unwrap_or(0.9), case["betas"][1].as_f64().unwrap_or(0.999));
-    let adam = |decay| Optimizer::Adam { betas, eps: number("eps", 1e-8), decay };
+    let betas = |second: f64| (case["betas"][0].as_f64().unwrap_or(0.9), case["betas"][1].as_f64().unwrap_or(second));
+    let eps = |default| number("eps", default);
+    let adam = |decay| Optimizer::Adam { betas: betas(0.999), eps: eps(1e-8), decay };
     let optimizer = match text("optimizer") {
         "sgd" => Optimizer::Sgd { momentum: number("momentum", 0.0), nesterov: case["nesterov"] == true },
         "adam" => adam(AdamDecay::L2),
-        _ => adam(AdamDecay::Decoupled),
+        "adamw" => adam(AdamDecay::Decoupled),
+        "adagrad" => Optimizer::Adagrad { eps: eps(1e-10) },
+        "rmsprop" => Optimizer::RmsProp {
+            alpha: number("alpha", 0.99),
+            eps: eps(1e-8),
+            momentum: number("momentum", 0.0),
+            centered: case["centered"] == true,
+        },
+        "lion" => Optimizer::Lion { betas: betas(0.99) },
+        "lamb" => Optimizer::Lamb { betas: betas(0.999), eps: eps(1e-6) },
+        "adafactor" => Optimizer::Adafactor { eps: eps(1e-3) },
+        "muon" => {
+            let scale = match text("muon_scale") {
+                "match-rms-adamw" => MuonScale::MatchRmsAdamw,
+                _ => MuonScale::Original,
+            };
+            Optimizer::Muon { momentum: number("momentum", 0.95), scale, betas: betas(0.999), eps: eps(1e-8) }
+        }
+        other => panic!("no optimizer {other}"),
     };
     let mut options = TrainingOptions::default();
     options.loss.kind = LossKind::parse(text("loss")).unwrap();
@@ -212,6 +231,40 @@ fn adamw_with_smoothed_labels() {
 #[test]
 fn adamw_that_decays_matrices() {
     check("adamw_matrices");
+}
+
+#[test]
+fn adagrad() {
+    check("adagrad");
+}
+
+#[test]
+fn rms_prop() {
+    check("rmsprop");
+    check("rmsprop_centered");
+}
+
+#[test]
+fn lion() {
+    check("lion");
+}
+
+#[test]
+fn lamb() {
+    check("lamb");
+    check("lamb_tied");
+}
+
+#[test]
+fn adafactor() {
+    check("adafactor");
+    check("adafactor_tied");
+}
+
+#[test]
+fn muon() {
+    check("muon");
+    check("muon_tied");
 }
 
 #[test]

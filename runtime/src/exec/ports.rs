@@ -86,6 +86,18 @@ impl Port {
 }
 
 impl Parameter {
+    /// Shape of the tensor that this is, or is a piece of, by the size of the model's tensor on the dim that pieces divide. A state's
+    /// other dims are its own.
+    pub fn whole_shape(&self, tensor: &[u64]) -> Vec<u64> {
+        let mut shape = self.shape.to_vec();
+        if let Some(piece) = self.piece
+            && let (Some(own), Some(&whole)) = (shape.get_mut(usize::from(piece.dim)), tensor.get(usize::from(piece.dim)))
+        {
+            *own = whole;
+        }
+        shape
+    }
+
     /// The box that this rank holds of the whole tensor, of which the parameter may be a piece.
     pub fn slice(&self, whole: &[u64]) -> Slice {
         let shift = |dim: usize| self.piece.filter(|piece| usize::from(piece.dim) == dim).map_or(0, |piece| piece.start);

@@ -152,9 +152,9 @@ impl Run<'_> {
         }
         for parameter in executor.parameters() {
             let whole = self.parameters.get(&(parameter.name.clone(), ParamKind::Weight));
-            let shape = whole.map_or(&parameter.shape, |whole| &whole.shape);
+            let shape = parameter.whole_shape(whole.map_or(&[], |whole| &whole.shape));
             let key = (0, parameter.name.clone(), Some(parameter.kind.clone()));
-            let slice = parameter.slice(shape);
+            let slice = parameter.slice(&shape);
             rank.cpu.memory_mut().with(parameter.range.clone(), |local| lock().add(key, parameter.dtype, &slice, local))?;
         }
         Ok(*executor.tally())

@@ -74,11 +74,8 @@ impl Job {
     }
 
     /// Shape of the tensor that a parameter is, or is a piece of.
-    pub(super) fn whole_shape<'a>(&'a self, parameter: &'a Parameter) -> &'a [u64] {
-        match self.artifact.tensor(&parameter.name) {
-            Some(tensor) if parameter.piece.is_some() => &tensor.shape,
-            _ => &parameter.shape,
-        }
+    pub(super) fn whole_shape(&self, parameter: &Parameter) -> Vec<u64> {
+        parameter.whole_shape(self.artifact.tensor(&parameter.name).map_or(&[], |tensor| &tensor.shape))
     }
 
     /// Axes with their sizes.

@@ -163,7 +163,7 @@ impl<'a, 'w> Trainer<'a, 'w> {
         if let Some((path, state)) = &self.settings.resumed {
             let mut checkpoint = Checkpoint::open(path)?;
             for parameter in parameters.iter().chain(only_eval) {
-                let slice = parameter.slice(self.job.whole_shape(parameter));
+                let slice = parameter.slice(&self.job.whole_shape(parameter));
                 let start = parameter.range.start;
                 checkpoint.read(&key(parameter), parameter.dtype, &slice, &mut |at, bytes| {
                     memory.write(start + at as usize, bytes);
@@ -305,7 +305,7 @@ impl<'a, 'w> Trainer<'a, 'w> {
             .collect();
         let shard = |(parameter, read)| {
             let parameter: &Parameter = parameter;
-            let slice = parameter.slice(self.job.whole_shape(parameter));
+            let slice = parameter.slice(&self.job.whole_shape(parameter));
             Shard { key: key(parameter), dtype: parameter.dtype, slice, read }
         };
         let shards: Vec<Shard<'_>> = mine.iter().copied().zip(reads.iter().map(|r| r as _)).map(shard).collect();

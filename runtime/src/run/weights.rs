@@ -95,7 +95,7 @@ impl<'a> Weights<'a> {
             memory.zero(parameter.range.clone());
             return Ok(());
         }
-        let slice = parameter.slice(self.job.whole_shape(parameter));
+        let slice = parameter.slice(&self.job.whole_shape(parameter));
         memory.with(parameter.range.clone(), |local| self.fill(&parameter.name, &slice, parameter.dtype, local))
     }
 

@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 
 const MODELS: [&str; 3] = ["mlp.onnx", "gpt2_tiny.onnx", "families/resnet.onnx"];
 
-fn sharded(zero: Zero, parallel: &Parallel) -> Parallel {
+pub(super) fn sharded(zero: Zero, parallel: &Parallel) -> Parallel {
     Parallel { zero, ..parallel.clone() }
 }
 
@@ -27,7 +27,7 @@ fn clipped(model: &'static str) -> Case {
 
 /// Losses, norms, weights and states, bit by bit.
 #[track_caller]
-fn same(found: &Outcome, expected: &Outcome, what: &str) {
+pub(super) fn same(found: &Outcome, expected: &Outcome, what: &str) {
     for (step, (found, expected)) in found.outputs.iter().zip(&expected.outputs).enumerate() {
         for (name, value) in expected {
             assert!(
