@@ -8,6 +8,7 @@ use crate::graph::{NodeId, Phase};
 use crate::ops::Op;
 use crate::schedule::Turns;
 use crate::train::Output as GraphOutput;
+use dcc_program::factors::DimFactors;
 use dcc_program::kernel::Kernel;
 use dcc_program::program::{
     Action, Buffer, BufferId, Input, Instr, Library, Mode, Output, Param, Place, Program, Scalar, Section, SectionId,
@@ -309,14 +310,18 @@ impl<'a, 'b> Selection<'a, 'b> {
             other => unreachable!("{} has one result", other.name()),
         };
         let mut ty = op.infer(&types).expect("its siblings were inferred");
-        let spec = op.rule(&types, &ty).spec;
-        for (dim, factors) in spec.result.iter().enumerate() {
-            let found = spec.operands.iter().zip(&types).find_map(|(dims, t)| {
+        let rule = op.rule(&types, &ty);
+        let axes_of = |factors: &DimFactors| {
+            let found = rule.spec.operands.iter().zip(&types).find_map(|(dims, t)| {
                 let at = dims.iter().position(|d| d == factors)?;
                 Some(t.sharding.dims[at].clone())
             });
-            ty.sharding.dims[dim] = found.unwrap_or_default();
-        }
+            found.unwrap_or_default()
+        };
+        ty.sharding.dims = rule.spec.result.iter().map(axes_of).collect();
+        // What the result has not is summed over.
+        let summed = rule.reduced().flat_map(|factor| axes_of(&[factor].into_iter().collect()));
+        ty.sharding = ty.sharding.with_pending(summed.map(|axis| (axis, rule.reduce)));
         let buffer = self.new_buffer(id);
         self.out.program.buffers[buffer.0 as usize].ty = ty;
         buffer
