@@ -41,7 +41,8 @@ pub(super) fn place(mut selected: Selected, turns: &Turns) -> Result<Program> {
     let sizes = sizes(&selected);
     let mut places: BTreeMap<BufferId, (Place, u64)> = BTreeMap::new();
     let mut program_bytes = (0, 0);
-    let mut areas: BTreeMap<(SectionId, SectionId), u64> = BTreeMap::new();
+    // Bytes, and the sections that touch something of them.
+    let mut areas: BTreeMap<(SectionId, SectionId), (u64, BTreeSet<SectionId>)> = BTreeMap::new();
     let mut scratch: BTreeMap<SectionId, Vec<(BufferId, usize, usize)>> = BTreeMap::new();
     for (&root, &class) in &classes {
         let bytes = sizes[&root];
@@ -51,9 +52,10 @@ pub(super) fn place(mut selected: Selected, turns: &Turns) -> Result<Program> {
                 program_bytes.0 += bytes;
             }
             Class::Area(from, to) => {
-                let end = areas.entry((from, to)).or_default();
+                let (end, touching) = areas.entry((from, to)).or_default();
                 places.insert(root, (Place::Area(0), *end));
                 *end += bytes;
+                touching.extend(lives[&root].touched.iter().map(|(section, _)| *section));
             }
             Class::Scratch(section, first, last) => scratch.entry(section).or_default().push((root, first, last)),
         }
@@ -72,8 +74,8 @@ pub(super) fn place(mut selected: Selected, turns: &Turns) -> Result<Program> {
     let Selected { mut program, storage, in_flight, .. } = selected;
     program.persistent_bytes = program_bytes.0;
     program.scratch_bytes = program_bytes.1;
-    let area = |(&(from, to), &bytes): (&(SectionId, SectionId), &u64)| {
-        let slots = slots(from, to, order).max(messages.get(&(from, to)).copied().unwrap_or(1));
+    let area = |(&(from, to), &(bytes, ref touching)): (&(SectionId, SectionId), &(u64, BTreeSet<SectionId>))| {
+        let slots = slots(from, to, touching, order).max(messages.get(&(from, to)).copied().unwrap_or(1));
         Area { from, to, bytes, slots }
     };
     program.areas = areas.iter().map(area).collect();
@@ -207,20 +209,25 @@ fn messages(selected: &Selected, classes: &BTreeMap<BufferId, Class>) -> BTreeMa
     most
 }
 
-/// Most microbatches alive at once between section `from` and section `to`. Slot of a microbatch: its number modulo this.
-pub(super) fn slots(from: SectionId, to: SectionId, order: &[Turn]) -> u32 {
+/// Most microbatches alive at once from section `from` to the last of those `touching`, which `to` need not be: the weight half of one
+/// chunk may run before the input half of another. Slot of a microbatch: its number modulo this.
+pub(super) fn slots(from: SectionId, to: SectionId, touching: &BTreeSet<SectionId>, order: &[Turn]) -> u32 {
     if from == to || !from.kind.is_per_microbatch() || !to.kind.is_per_microbatch() {
         return 1;
     }
-    let (mut alive, mut most) = (BTreeSet::new(), 1);
+    let mut left: BTreeMap<u32, BTreeSet<SectionId>> = BTreeMap::new();
+    let mut most = 1;
     for &(section, microbatch) in order {
         if section == from {
-            alive.insert(microbatch);
-            let spread = alive.last().zip(alive.first()).map_or(1, |(last, first)| last - first + 1);
+            left.insert(microbatch, touching.clone());
+            let spread = left.last_key_value().zip(left.first_key_value()).map_or(1, |(last, first)| last.0 - first.0 + 1);
             most = most.max(spread);
         }
-        if section == to {
-            alive.remove(&microbatch);
+        if let Some(waiting) = left.get_mut(&microbatch) {
+            waiting.remove(&section);
+            if waiting.is_empty() {
+                left.remove(&microbatch);
+            }
         }
     }
     most
