@@ -344,8 +344,9 @@ impl Kernel {
         repack.extend(sources.iter().map(|&at| u32::try_from(at).expect("a kernel of less than 2^32 elements")));
         let (mut strides, mut taps, mut dense) = (vec![None; plain.len()], vec![0; spatial.len()], 1);
         let mut take = |size: usize| {
+            let stride = dense;
             dense *= size;
-            dense / size
+            stride
         };
         has(false).iter().rev().for_each(|&f| strides[f] = Some(take(plain[f].size)));
         (0..spatial.len()).rev().for_each(|d| taps[d] = take(view.dims[d].tap.size));
