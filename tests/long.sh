@@ -108,6 +108,11 @@ section_hostile() {
         grep -E 'mutations|^case|takes|panicked|test result' | tail -n 60 || miss hostile
 }
 
+# 2500 random graphs, each on four random meshes and schedules, against one device, and that against what the graph means.
+section_fuzz() {
+    DCC_LONG=1 cargo test --release --locked -q -p dcc-tests --test suite ranks::fuzz:: -- --nocapture --test-threads 1 || miss fuzz
+}
+
 # Whole steps beside PyTorch, which PYTHON has: fails where dcc's median is above eager's. 20 minutes, on a machine that does nothing else.
 section_speed() {
     "${PYTHON:-python3}" samples/speed.py --dcc "$DCC" || miss speed

@@ -28,6 +28,17 @@ pub fn with_int(mut node: NodeProto, name: &str, value: i64) -> NodeProto {
     node
 }
 
+pub fn with_ints(mut node: NodeProto, name: &str, values: &[i64]) -> NodeProto {
+    let attribute = AttributeProto {
+        name: Some(name.to_owned()),
+        r#type: Some(AttributeType::Ints.into()),
+        ints: values.to_vec(),
+        ..Default::default()
+    };
+    node.attribute.push(attribute);
+    node
+}
+
 pub fn value(name: &str, dims: &[dimension::Value]) -> ValueInfoProto {
     let dim = dims.iter().map(|dim| Dimension { value: Some(dim.clone()), denotation: None }).collect();
     let tensor = Tensor { elem_type: Some(DataType::Float.into()), shape: Some(TensorShapeProto { dim }) };
@@ -51,6 +62,11 @@ pub fn tensor(name: &str, dims: &[i64], raw: &[u8]) -> TensorProto {
         raw_data: Some(Bytes::copy_from_slice(raw)),
         ..Default::default()
     }
+}
+
+pub fn int_tensor(name: &str, dims: &[i64], values: &[i64]) -> TensorProto {
+    let raw: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    TensorProto { data_type: Some(DataType::Int64.into()), ..tensor(name, dims, &raw) }
 }
 
 pub fn external(name: &str, dims: &[i64], location: &str) -> TensorProto {
@@ -83,10 +99,23 @@ pub fn with_tensor(mut model: ModelProto, tensor: TensorProto) -> ModelProto {
 }
 
 /// Small numbers that look random.
-struct Dice(u64);
+pub struct Dice(u64);
 
 impl Dice {
-    fn below(&mut self, n: usize) -> usize {
+    pub fn new(seed: u64) -> Dice {
+        Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    pub fn of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())]
+    }
+
+    /// True once in `n` times.
+    pub fn once_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -97,7 +126,7 @@ impl Dice {
 /// The same model under other names in another order: nodes in a random topological order, every node, value and parameter renamed,
 /// parameters listed in another order. Inputs and outputs keep their names.
 pub fn shuffled(mut model: ModelProto, seed: u64) -> ModelProto {
-    let mut dice = Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    let mut dice = Dice::new(seed);
     let graph = model.graph.as_mut().expect("a graph");
     let fixed: BTreeSet<String> = graph.input.iter().chain(&graph.output).filter_map(|v| v.name.clone()).collect();
     let tensors = graph.initializer.iter().filter_map(|t| t.name.clone());
