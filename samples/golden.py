@@ -283,13 +283,14 @@ def rotary(self, x, position_ids):
 def as_file(module, model, dtype, change, dropout):
     """Makes the module compute as the ONNX file says, in `dtype`. change: factor for `norm_eps` or `scale`; dropout: the share, None for
     that of the file."""
+    scales = [a.f for node in model.graph.node if node.op_type == "Attention" for a in node.attribute if a.name == "scale"]
     calls = any("torch.ops.aten.embedding" in entry.value for node in model.graph.node for entry in node.metadata_props)
     for child in module.modules():
         for name in ("eps", "variance_epsilon"):
             if hasattr(child, name):
                 setattr(child, name, float(np.float32(getattr(child, name))) * change.get("norm_eps", 1))
         if hasattr(child, "scaling"):
-            child.scaling *= change.get("scale", 1)
+            child.scaling = (scales[0] if scales else child.scaling) * change.get("scale", 1)
         if isinstance(child, torch.nn.modules.batchnorm._BatchNorm):
             child.momentum = 1 - float(np.float32(1 - child.momentum))
         if isinstance(child, torch.nn.Embedding) and not calls:
