@@ -3,6 +3,7 @@
 //! stdout is data and stays empty on failure; stderr is talk. Exit codes: 0 done, 1 bug, 2 usage, 3 model, 4 no such plan,
 //! 5 damaged file, 6 a rank failed, 7 hang, 8 environment, 9 numerical, 75 stopped on request.
 
+mod again;
 mod checkpoint;
 mod compile;
 mod complete;
@@ -21,7 +22,9 @@ mod output;
 mod run;
 mod tables;
 mod timeline;
+mod typo;
 pub mod verify;
+mod why;
 
 use clap::error::ErrorKind;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};

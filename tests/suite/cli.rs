@@ -326,6 +326,8 @@ fn wrong_flags() {
     refused(&folder, "inspect @/linear.onnx --stage 0", 2, "DCC0001", &["only artifacts have programs"]);
     refused(&folder, "inspect @/linear.onnx --timeline", 2, "DCC0001", &["only artifacts have programs"]);
     refused(&folder, "inspect @/linear.dcc --svg @/step.svg", 2, "DCC0001", &["--timeline"]);
+    refused(&folder, "inspect @/linear.onnx --why w --model @/linear.onnx", 2, "DCC0001", &["only artifacts have a plan"]);
+    refused(&folder, "inspect @/linear.dcc --why w", 2, "DCC0001", &["--model"]);
     refused(&folder, "inspect @/linear.dcc --stage 5", 2, "DCC0001", &["the artifact has 1 stages"]);
 }
 

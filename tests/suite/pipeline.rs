@@ -185,6 +185,31 @@ fn a_step_is_shown_as_it_is_simulated() {
     assert!(words.iter().all(|word| text.contains(word)), "{text}");
 }
 
+/// The planner's choice beside the others, each compiled: Megatron's column of the first weight of an MLP, which costs least.
+#[test]
+fn a_sharding_is_told_with_what_others_would_cost() {
+    let folder = Folder::new();
+    let (artifact, model, name) = (folder.at("model.dcc"), "tests/models/gpt2_tiny.onnx", "transformer.h.0.mlp.c_fc.weight");
+    dcc(["compile", model, "-o", &artifact, "--global-batch-size", "8", "--tp", "2"]).ok();
+    let shown = dcc(["inspect", &artifact, "--why", name, "--model", model, "--json"]).ok().json();
+    let ways = shown["shardings"].as_array().expect("shardings");
+    let names: Vec<&str> = ways.iter().map(|way| way["sharding"].as_str().expect("a name")).collect();
+    assert_eq!(names, ["Replicate", "Shard(0)@tp", "Shard(1)@tp"]);
+    let chosen: Vec<bool> = ways.iter().map(|way| way["chosen"] == true).collect();
+    assert_eq!(chosen, [false, false, true]);
+    let number = |way: &Value, key: &str| way[key].as_f64().expect("a number");
+    for other in &ways[..2] {
+        assert!(number(other, "memory") > number(&ways[2], "memory"), "{other}");
+        assert!(number(other, "busy") > number(&ways[2], "busy"), "{other}");
+        assert!(number(other, "traffic") > number(&ways[2], "traffic"), "{other}");
+    }
+    let text = dcc(["inspect", &artifact, "--why", name, "--model", model]).ok().stdout;
+    let words = ["stage 0: f32[", "/tp]", "forward: ", "backward: ", "update: ", "as it is", "Replicate", "+"];
+    assert!(words.iter().all(|word| text.contains(word)), "{text}");
+    let typo = dcc(["inspect", &artifact, "--why", "transformer.h.0.mlp.c_fc.wieght", "--model", model]);
+    assert!(typo.code == Some(2) && typo.stderr.contains(&format!("did you mean `{name}`?")), "{}", typo.stderr);
+}
+
 /// The mission's command: no flag but the mesh, then eight processes train.
 #[test]
 fn other_models_train_on_eight_ranks() {

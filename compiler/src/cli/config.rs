@@ -10,7 +10,6 @@ mod resolve;
 mod show;
 #[cfg(test)]
 mod tests;
-mod typo;
 mod value;
 
 use super::failure::{self, Outcome};

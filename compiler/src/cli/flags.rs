@@ -284,7 +284,7 @@ impl CompileFlags {
             ("--centered", self.centered, &["rmsprop"]),
             ("--muon-scale", self.muon_scale.is_some(), &["muon"]),
         ];
-        for (flag, _, of) in given.into_iter().filter(|(_, given, of)| *given && !of.contains(&kind)) {
+        if let Some((flag, _, of)) = given.into_iter().find(|(_, given, of)| *given && !of.contains(&kind)) {
             let help = match of {
                 [one] => format!("use --optimizer {one}"),
                 [some @ .., last] => format!("use --optimizer {} or {last}", some.join(", ")),

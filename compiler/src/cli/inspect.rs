@@ -3,6 +3,7 @@
 use super::failure::Outcome;
 use super::model::{self, Kind};
 use super::timeline::Step;
+use super::why::Why;
 use super::{output, tables, verify};
 use crate::error::Error;
 use crate::import::proto::tensor_shape_proto::dimension::Value as Dim;
@@ -34,6 +35,12 @@ pub struct Args {
     /// Draw that too
     #[arg(long, requires = "timeline", value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Tell how this parameter of an artifact lies, what reads it, and what its other shardings would cost; needs --model
+    #[arg(long, value_name = "NAME", requires = "model", conflicts_with_all = ["stage", "timeline"])]
+    why: Option<String>,
+    /// The model that the artifact was compiled from
+    #[arg(long, value_name = "MODEL.onnx", requires = "why")]
+    model: Option<PathBuf>,
     /// Print as JSON
     #[arg(long)]
     json: bool,
@@ -47,9 +54,20 @@ pub fn run(args: &Args) -> Outcome<i32> {
     if args.timeline && kind != Kind::Artifact {
         return Err(Error::usage("--timeline: only artifacts have programs").at(args.file.display()).into());
     }
+    if args.why.is_some() && kind != Kind::Artifact {
+        return Err(Error::usage("--why: only artifacts have a plan").at(args.file.display()).into());
+    }
     let value = match kind {
         Kind::Artifact => {
             let artifact = verify::load(&args.file)?;
+            if let (Some(name), Some(model)) = (&args.why, &args.model) {
+                let why = Why::of(&artifact, model, name)?;
+                match args.json {
+                    true => output::json(&why.json())?,
+                    false => output::data(&why.text())?,
+                }
+                return Ok(0);
+            }
             if args.timeline {
                 timeline(&Step::of(&artifact)?, args)?;
                 return Ok(0);

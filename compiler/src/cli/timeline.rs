@@ -40,6 +40,21 @@ impl Step {
         Ok(Step { timeline, planned: programs.iter().map(planned_bytes).collect(), microbatches: order.microbatches })
     }
 
+    /// From the first start to the last end.
+    pub fn seconds(&self) -> f64 {
+        self.timeline.length()
+    }
+
+    /// What the passes of all stages take, added up.
+    pub fn busy(&self) -> f64 {
+        self.timeline.events.iter().map(|events| busy(events)).sum()
+    }
+
+    /// Bytes that are planned for the fullest rank.
+    pub fn fullest(&self) -> u64 {
+        self.planned.iter().copied().max().unwrap_or(0)
+    }
+
     pub fn text(&self) -> String {
         let Timeline { events, .. } = &self.timeline;
         let mut lines = vec![format!(
@@ -109,6 +124,6 @@ fn busy(events: &[schedule::Event]) -> f64 {
     events.iter().map(|e| e.end - e.start).sum()
 }
 
-fn milliseconds(seconds: f64) -> String {
+pub fn milliseconds(seconds: f64) -> String {
     format!("{:.3} ms", seconds * 1e3)
 }

@@ -135,7 +135,7 @@ fn mean(graph: &mut Graph, blocks: &[Block], values: &Parts, dim: usize) -> Resu
         block.enter(graph);
         sums.push((sum(graph, value)?, graph.ty(value).shape[dim]));
     }
-    if !blocks[0].leaf.piece.is_some_and(|piece| usize::from(piece.dim) == dim) {
+    if blocks[0].leaf.piece.is_none_or(|piece| usize::from(piece.dim) != dim) {
         let means = sums.into_iter().map(|(sum, count)| graph.scale(sum, 1.0 / count as f64));
         return Ok(Parts::Each(means.collect::<Result<_>>()?));
     }

@@ -1,9 +1,9 @@
 //! Variables: `DCC_LR` for all commands with that flag, `DCC_RUN_LR` for one.
 
 use super::catalog::Catalog;
-use super::typo::nearest;
 use super::value::Value;
 use super::{Config, FILE, Origin, Setting};
+use crate::cli::typo::nearest;
 use crate::error::Error;
 use std::collections::BTreeMap;
 use std::ffi::OsString;

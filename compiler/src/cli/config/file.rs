@@ -1,9 +1,9 @@
 //! `dcc.toml`: keys that hold for all commands, and a table per command.
 
 use super::catalog::Catalog;
-use super::typo::nearest;
 use super::value::Value;
 use super::{Origin, Setting};
+use crate::cli::typo::nearest;
 use crate::error::Error;
 use toml::de::{DeTable, DeValue};
 

@@ -2,8 +2,7 @@
 //! are made up.
 
 use super::made_up::made_up;
-use crate::cli::compile;
-use crate::cli::data::Shapes;
+use crate::cli::again;
 use crate::cli::failure::Outcome;
 use crate::cli::flags::CompileFlags;
 use crate::error::Error;
@@ -12,7 +11,6 @@ use dcc_program::artifact::Artifact;
 use dcc_program::manifest::Manifest;
 use dcc_program::program::Program;
 use dcc_runtime::data::Convert;
-use dcc_runtime::error::Error as RuntimeError;
 use dcc_runtime::exec::whole::{Parameters, Run, Tensor};
 use dcc_runtime::exec::{Fresh, Scalars};
 use dcc_runtime::run::{Flags, Job, Source, initial_weights};
@@ -57,15 +55,7 @@ pub fn check(artifact: &Artifact, path: &Path, model: &Path) -> Outcome<Agreemen
 
 /// The model compiled with the artifact's own flags, but for one device and one microbatch.
 fn unpartitioned(artifact: &Artifact, model: &Path) -> Outcome<Artifact> {
-    let manifest = manifest(artifact)?;
-    let bytes = crate::cli::model::map(model)?;
-    if blake3::hash(&bytes).to_hex().as_str() != manifest.model_hash {
-        let what = format!("the artifact was compiled from another {}", manifest.model);
-        return Err(Error::usage(what).at(model.display()).help("give --model the file that was compiled").into());
-    }
-    let parsed = CompileFlags::parse(manifest.flags.iter().map(String::as_str));
-    let flags = parsed.map_err(|error| RuntimeError::artifact(format!("the artifact's flags are not read: {error}")))?;
-    let one = CompileFlags {
+    again::compiled(artifact, model, |flags, manifest| CompileFlags {
         dp: 1,
         tp: 1,
         pp: 1,
@@ -75,14 +65,7 @@ fn unpartitioned(artifact: &Artifact, model: &Path) -> Outcome<Artifact> {
         micro_batch_size: None,
         grad_accum: Some(1),
         ..flags
-    };
-    let shapes = Shapes::of_programs(&artifact.train);
-    Ok(compile::build(model, &one, &shapes, Vec::new(), &[])?.compiled.artifact)
-}
-
-fn manifest(artifact: &Artifact) -> Outcome<Manifest> {
-    let malformed = |what| RuntimeError::artifact(format!("the artifact's options are malformed: {what}"));
-    Ok(Manifest::from_options(&artifact.options).map_err(malformed)?)
+    })
 }
 
 /// Scalar results of a few training steps.
