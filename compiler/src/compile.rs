@@ -131,9 +131,7 @@ pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
     let (wishes, notes) = annotated::resolve(&training.graph, &annotations, &imported.shapes)?;
     imported.warnings.extend(notes);
     let parallel = Parallel { microbatches: batch.accumulate, wishes, ..options.parallel.clone() };
-    let mut plan = plan::choose(&training.graph, &parallel)?;
-    let placed = place::place(&training.graph, &plan)?;
-    let Fitting { placed, order, programs: train, .. } = memory::fit(placed, &mut plan, options)?;
+    let Fitting { plan, placed, order, programs: train, .. } = memory::fit(&training.graph, &parallel, options)?;
     let eval_plan = plan::follow(&training.eval, &plan, &training.graph);
     let eval_placed = place::place(&training.eval, &eval_plan)?;
     let eval = programs(&eval_placed, &eval_plan, &schedule::order(&eval_plan), options, Mode::Eval, &train)?;

@@ -131,7 +131,7 @@ pub(crate) fn repeats(forward: &Forward, id: NodeId) -> f64 {
 }
 
 /// Bytes on one rank of a tensor whose dims are indexed by these factors.
-fn bytes(ty: &TensorType, dims: &[DimFactors], strategy: &Strategy, mesh: &Mesh) -> f64 {
+pub(crate) fn bytes(ty: &TensorType, dims: &[DimFactors], strategy: &Strategy, mesh: &Mesh) -> f64 {
     let local = ty.shape.iter().zip(dims).map(|(&size, factors)| {
         let axes: Vec<_> = factors.iter().flat_map(|f| &strategy.factors[usize::from(f.0)]).copied().collect();
         mesh.block(size, &axes) as f64

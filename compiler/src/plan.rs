@@ -52,6 +52,8 @@ pub struct Plan {
     pub schedule: Schedule,
     /// Chunks of the model on each rank, if the schedule does not say.
     pub virtual_stages: u32,
+    /// Whether the tensor axes shard dims that weights do not have.
+    pub sequence_parallel: bool,
     pub zero: Zero,
     pub repeats: Repeats,
     /// Dims of the shard of each weight that `dp` can divide.
@@ -91,6 +93,8 @@ pub struct Parallel {
     pub schedule: Schedule,
     /// Chunks of the model on each rank, by 1F1B.
     pub virtual_stages: u32,
+    /// What lies between the products that `tp` splits is sharded along dims that weights do not have: the sequence.
+    pub sequence_parallel: bool,
     pub zero: Zero,
     /// Data-parallel ranks that share one copy of what `zero` shards: a divisor of `dp`; all of them where `None`.
     pub shard_group: Option<u32>,
@@ -112,6 +116,7 @@ impl Default for Parallel {
             microbatches: 1,
             schedule: Schedule::default(),
             virtual_stages: 1,
+            sequence_parallel: false,
             zero: Zero::default(),
             shard_group: None,
             recompute: Recompute::default(),

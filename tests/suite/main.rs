@@ -1,5 +1,6 @@
 //! The tests of the whole: compiler, programs, ranks and tree.
 
+mod activations;
 // Counts what the global allocator does.
 #[allow(unsafe_code)]
 mod alloc;

@@ -104,6 +104,35 @@ fn a_layer_needs_two_all_reduces_in_each_direction() {
     }
 }
 
+/// Korthikanti et al. 2022 (arXiv 2205.05198), section 4.2.2: in place of an all_reduce an all_gather and a reduce_scatter. What is
+/// gathered for a product that is split by columns is kept as a part, so that backward gathers it once more for the weight's gradient.
+/// Words are summed by reduce_scatter where the vocabulary is split; where the width is, it is exchanged for the sequence.
+#[test]
+fn along_the_sequence_a_layer_needs_two_gathers_and_two_scatters_in_each_direction() {
+    let models = [
+        ("gpt2_tiny.onnx", 2, 4, true),
+        ("gpt2_tiny_shuffled.onnx", 2, 4, true),
+        ("gpt2_50257.onnx", 2, 4, true),
+        ("gpt2_50257.onnx", 4, 4, true),
+        ("llama_tiny.onnx", 2, 2, false),
+    ];
+    for (model, tp, layers, by_words) in models {
+        let along = Parallel { sequence_parallel: true, ..parallel(1, tp, 1) };
+        let program = compile(model, along, 1).artifact.train.remove(0);
+        let summed = usize::from(by_words);
+        let mut expected = BTreeMap::from([
+            ((SectionKind::Forward, "all_gather"), 2 * layers + 1),
+            ((SectionKind::Forward, "reduce_scatter"), 2 * layers + summed),
+            ((SectionKind::Backward, "all_gather"), (2 * layers + summed) + (2 * layers + 1)),
+            ((SectionKind::Backward, "reduce_scatter"), 2 * layers + 1),
+        ]);
+        if !by_words {
+            expected.extend([((SectionKind::Forward, "all_to_all"), 1), ((SectionKind::Backward, "all_to_all"), 2)]);
+        }
+        assert_eq!(activation_transfers(&program), expected, "{model} tp {tp}");
+    }
+}
+
 /// The same names in another order, other names: the plan is found by what the graph computes.
 #[test]
 fn names_and_order_do_not_matter() {

@@ -4,6 +4,7 @@ mod fuzz;
 mod optimizers;
 mod pipelines;
 mod recompute;
+mod sequence;
 mod transformers;
 mod whole_sweep;
 mod zero;

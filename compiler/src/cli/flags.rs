@@ -26,6 +26,9 @@ pub struct CompileFlags {
     /// Pipeline stages
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Parallelism")]
     pub pp: u32,
+    /// Shard what lies between the products that --tp splits along the sequence; by itself where --memory-limit demands it
+    #[arg(long, help_heading = "Parallelism")]
+    pub sequence_parallel: bool,
     /// What data-parallel ranks share instead of each holding all of it: nothing, optimizer state (1), gradients too (2), parameters
     /// too (3)
     #[arg(long, value_name = "0..3", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3),
@@ -213,6 +216,10 @@ impl CompileFlags {
             let what = format!("--dp {} × --tp {} × --pp {} is more than 16777216 ranks", self.dp, self.tp, self.pp);
             return Err(Error::usage(what));
         }
+        if self.sequence_parallel && self.tp == 1 {
+            let what = "--sequence-parallel without ranks that share a layer";
+            return Err(Error::usage(what).help("add --tp 2 or more"));
+        }
         let zero = if self.fsdp { Zero::Parameters } else { Zero::ALL[usize::from(self.zero)] };
         if let Some(group) = self.shard_group {
             if zero == Zero::Nothing {
@@ -227,6 +234,7 @@ impl CompileFlags {
             dp: self.dp,
             tp: self.tp,
             pp: self.pp,
+            sequence_parallel: self.sequence_parallel,
             zero,
             shard_group: self.shard_group,
             schedule,

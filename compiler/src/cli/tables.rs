@@ -70,6 +70,9 @@ impl<'a> Report<'a> {
         if plan.repeats != Repeats::NONE {
             lines.push(format!("  recompute {}", plan.repeats.text()));
         }
+        if plan.sequence_parallel {
+            lines.push(format!("  shards    what lies between split products, along the sequence over tp {tensor}"));
+        }
         lines.push(format!("  loss      {}", training.loss));
         lines.push(format!("  trains    {}", selected(imported.parameters.iter(), &training.trained)));
         if !training.frozen.is_empty() {
@@ -134,6 +137,7 @@ impl<'a> Report<'a> {
             "schedule": plan.schedule.name(),
             "virtual_stages": plan.layout().chunks,
             "recompute": plan.repeats.text(),
+            "sequence_parallel": plan.sequence_parallel,
             "bubble": self.plan.bubble,
             "stages": self.stages,
             "balance": self.plan.stages.iter().map(|stage| stage.balance).collect::<Vec<_>>(),

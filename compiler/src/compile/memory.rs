@@ -1,17 +1,20 @@
-//! The training programs within a limit of memory: as little computed again as that allows.
+//! The training programs within a limit of memory: as little computed again, and gathered again, as that allows.
 
 use super::{Options, order, programs};
+use crate::cost::{Machine, sections};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
-use crate::plan::Plan;
+use crate::place;
+use crate::plan::{self, Parallel, Plan};
 use crate::recompute::{self, Recompute, Repeats};
-use crate::schedule::Order;
+use crate::schedule::{self, Order};
 use dcc_program::program::{Mode, Program};
 
-/// A placed graph with what is computed again, its order and its programs.
+/// A plan with what is computed again, the placed graph, its order and its programs.
 pub(super) struct Fitting {
     /// How far up the ladder.
     rung: usize,
+    pub plan: Plan,
     pub placed: Graph,
     pub order: Order,
     pub programs: Vec<Program>,
@@ -19,21 +22,51 @@ pub(super) struct Fitting {
     peak: u64,
 }
 
-/// The programs of `placed` under the limit of memory. Sets `plan.repeats`.
-/// Errors: DCC0401 where no way to compute more again fits.
-pub(super) fn fit(placed: Graph, plan: &mut Plan, options: &Options) -> Result<Fitting> {
-    let ladder = match (options.parallel.recompute, options.memory_limit) {
+/// The programs of a training graph under the limit of memory. Where that demands something, all of the recomputation that it takes
+/// is compared with sequence parallelism and what it then takes: the one whose step is estimated to take less time is taken.
+/// Errors: those of the planner; DCC0401 where no way to keep less fits.
+pub(super) fn fit(graph: &Graph, parallel: &Parallel, options: &Options) -> Result<Fitting> {
+    let limit = options.memory_limit.unwrap_or(u64::MAX);
+    let plain = climb(graph, parallel, options)?;
+    let enough = plain.rung == 0 && plain.peak <= limit;
+    let other = match !enough && parallel.tp > 1 && !parallel.sequence_parallel {
+        // Errors: nothing to shard so. Then there is no other way.
+        true => climb(graph, &Parallel { sequence_parallel: true, ..parallel.clone() }, options).ok(),
+        false => None,
+    };
+    let best = match other {
+        Some(other) => better(plain, other, limit, &parallel.machine),
+        None => plain,
+    };
+    if best.peak > limit { Err(Error::memory(best.peak, limit)) } else { Ok(best) }
+}
+
+/// Of two, the one that fits, or takes less time if both do, or less memory if neither does; the first if they are equal.
+fn better(first: Fitting, second: Fitting, limit: u64, machine: &Machine) -> Fitting {
+    let takes_second = match [&first, &second].map(|fitting| fitting.peak <= limit) {
+        [true, true] => second.seconds(machine) < first.seconds(machine),
+        [false, false] => second.peak < first.peak,
+        [_, fits] => fits,
+    };
+    if takes_second { second } else { first }
+}
+
+/// The lowest rung of the ladder that fits the limit, else the one that needs least.
+fn climb(graph: &Graph, parallel: &Parallel, options: &Options) -> Result<Fitting> {
+    let plan = plan::choose(graph, parallel)?;
+    let placed = place::place(graph, &plan)?;
+    let ladder = match (parallel.recompute, options.memory_limit) {
         (Recompute::Budget, Some(_)) => Repeats::ladder(),
         _ => vec![plan.repeats],
     };
     let limit = options.memory_limit.unwrap_or(u64::MAX);
-    let mut attempt = |rung: usize| -> Result<Fitting> {
-        plan.repeats = ladder[rung];
-        let placed = recompute::apply(placed.clone(), plan)?;
-        let order = order(&placed, plan, options)?;
-        let programs = programs(&placed, plan, &order, options, Mode::Train, &[])?;
+    let attempt = |rung: usize| -> Result<Fitting> {
+        let plan = Plan { repeats: ladder[rung], ..plan.clone() };
+        let placed = recompute::apply(placed.clone(), &plan)?;
+        let order = order(&placed, &plan, options)?;
+        let programs = programs(&placed, &plan, &order, options, Mode::Train, &[])?;
         let peak = programs.iter().map(planned_bytes).max().unwrap_or(0);
-        Ok(Fitting { rung, placed, order, programs, peak })
+        Ok(Fitting { rung, plan, placed, order, programs, peak })
     };
     let (first, last) = (attempt(0)?, ladder.len() - 1);
     let mut best = if first.peak <= limit || last == 0 { first } else { attempt(last)? };
@@ -54,11 +87,15 @@ pub(super) fn fit(placed: Graph, plan: &mut Plan, options: &Options) -> Result<F
             }
         }
     }
-    if best.peak > limit {
-        return Err(Error::memory(best.peak, limit));
-    }
-    plan.repeats = ladder[best.rung];
     Ok(best)
+}
+
+impl Fitting {
+    /// Estimated time of a step's passes.
+    fn seconds(&self, machine: &Machine) -> f64 {
+        let costs = sections::costs(&self.programs, self.order.layout, machine);
+        schedule::simulate(&self.order, &costs).map_or(f64::INFINITY, |timeline| timeline.cost)
+    }
 }
 
 /// Bytes that a rank of `program` needs: planned memory, all slots.

@@ -156,7 +156,9 @@ pub const PAGES: &[Page] = &[
         "Attention is split by whole heads: --tp has to divide the number of heads, or, where several query heads share one \
          key head, to divide into a divisor of the key heads and a divisor of the query heads for each. Where there are \
          fewer heads than ranks, some or all ranks compute the same ones, and only the rest is split. Other dims may be \
-         split unevenly. A model without any matrix product, attention or lookup has nothing to split.",
+         split unevenly. A model without any matrix product, attention or lookup has nothing to split. --sequence-parallel splits \
+         what lies between these along a dim that is neither of samples nor of weights, such as a sequence: where values have only \
+         samples and features, there is none, and --tp alone does all it can.",
     ),
     entry(
         401,

@@ -1,6 +1,8 @@
 //! Shards the forward graph over the tensor axes: the cheapest strategies by exact dynamic programming over the frontier.
 //!
-//! Nothing is recognised: Megatron's column and row split, the vocabulary-parallel embedding and loss are what costs least.
+//! Nothing is recognised: Megatron's column and row split, the vocabulary-parallel embedding and loss are what costs least. So is
+//! sequence parallelism (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2) where dims that no weight has may be sharded, and what
+//! is kept for the backward pass costs.
 //! Errors: a number of heads that `--tp` neither divides nor, by splitting the axis, reaches; nothing to shard.
 
 #[cfg(test)]
@@ -13,14 +15,16 @@ mod model;
 mod tests;
 
 use super::annotated::Wish;
-use super::forward::Forward;
+use super::forward::{Forward, Kind};
 use super::pins::{self, Pins};
 use super::samples::{self, Samples};
 use super::{Parallel, Plan};
+use crate::cost::Machine;
 use crate::error::{Error, Result};
 use crate::graph::NodeId;
 use crate::ops::Op;
 use classes::Classes;
+use dcc_program::FactorId;
 use layout::TensorAxes;
 use model::{Builder, Cost, Problem};
 use std::collections::BTreeSet;
@@ -45,6 +49,15 @@ struct Solution {
 }
 
 impl Solution {
+    /// Whether a tensor axis shards something computed per microbatch along a dim that no weight has.
+    fn shards_a_sequence(&self, forward: &Forward, classes: &Classes) -> bool {
+        self.problem.items.iter().zip(&self.choices).any(|(item, &choice)| {
+            let factors = &self.problem.classes[item.class].choices[choice].factors;
+            let along = |f: FactorId| !factors[usize::from(f.0)].is_empty() && !classes.is_feature(forward, item.id, f);
+            forward.kind(item.id) == Kind::Batched && forward.rule(item.id).spec.ids().any(along)
+        })
+    }
+
     fn into_plan(self) -> Plan {
         let Solution { mut plan, problem, choices, .. } = self;
         for (item, &choice) in problem.items.iter().zip(&choices) {
@@ -89,15 +102,32 @@ fn solve(forward: &Forward, options: &Parallel, pins: &Pins) -> Result<Solution>
         let (plan, samples) = whole(forward, options, &named)?;
         check_whole(pins, |id| matches!(forward.graph[id].op, Op::Input(_)), &plan, &samples)?;
         let axes: TensorAxes = named.iter().filter_map(|(name, _)| plan.mesh.axis(name)).collect();
-        let problem =
-            Builder { forward, samples: &samples, classes: &classes, pins }.build(&plan.mesh, axes, options.machine)?;
-        refuse_unshardable(forward, &problem, options.tp)?;
+        let along_sequence = options.sequence_parallel;
+        let builder = Builder { forward, samples: &samples, classes: &classes, pins, along_sequence };
+        let problem = builder.build(&plan.mesh, axes, rates(options))?;
+        refuse_unshardable(forward, &classes, &problem, options.tp)?;
         let (choices, cost) = frontier::solve(&problem).expect("every node can be computed whole");
         if best.as_ref().is_none_or(|least| cost < least.cost) {
             best = Some(Solution { plan, problem, choices, cost });
         }
     }
-    Ok(best.expect("there is a way to name the axes"))
+    let best = best.expect("there is a way to name the axes");
+    if options.sequence_parallel && !best.shards_a_sequence(forward, &classes) {
+        let what = format!(
+            "--sequence-parallel has nothing to split: no value has a dim, of at least {} elements, that is neither of \
+             samples nor of weights, where no product or attention needs it whole",
+            options.tp
+        );
+        return Err(Error::tensor_parallel(what).help("leave out --sequence-parallel"));
+    }
+    Ok(best)
+}
+
+/// The rates that plans are compared by. Under sequence parallelism bytes that are kept are weighed against bytes that are moved, in small
+/// models as in large ones: latency does not count.
+fn rates(options: &Parallel) -> Machine {
+    let latency = if options.sequence_parallel { 0.0 } else { options.machine.latency };
+    Machine { latency, ..options.machine }
 }
 
 /// Everything whole over the tensor axes.
@@ -106,9 +136,10 @@ fn whole(forward: &Forward, options: &Parallel, tensor: &[(&str, u32)]) -> Resul
     let batch = ["mb", "rep", "dp"].iter().filter_map(|a| mesh.axis(a)).collect();
     let samples = samples::spread(forward, &mesh, &batch)?;
     let strategies = samples.strategies.clone();
-    let Parallel { schedule, virtual_stages, zero, .. } = *options;
+    let Parallel { schedule, virtual_stages, sequence_parallel, zero, .. } = *options;
     let (stages, shards, repeats) = Default::default();
-    Ok((Plan { mesh, batch, strategies, stages, schedule, virtual_stages, zero, repeats, shards }, samples))
+    let plan = Plan { mesh, batch, strategies, stages, schedule, virtual_stages, sequence_parallel, zero, repeats, shards };
+    Ok((plan, samples))
 }
 
 /// Key heads and query heads per key head of an attention.
@@ -157,9 +188,13 @@ fn listed(numbers: &[u64]) -> String {
     }
 }
 
-fn refuse_unshardable(forward: &Forward, problem: &Problem, tp: u32) -> Result<()> {
-    let sharded =
-        |item: &model::Item| problem.classes[item.class].choices.iter().any(|c| c.factors.iter().any(|f| !f.is_empty()));
+fn refuse_unshardable(forward: &Forward, classes: &Classes, problem: &Problem, tp: u32) -> Result<()> {
+    let sharded = |item: &model::Item| {
+        let features: Vec<FactorId> =
+            forward.rule(item.id).spec.ids().filter(|&f| classes.is_feature(forward, item.id, f)).collect();
+        let choices = &problem.classes[item.class].choices;
+        choices.iter().any(|c| features.iter().any(|f| !c.factors[usize::from(f.0)].is_empty()))
+    };
     let heavy = |item: &model::Item| {
         matches!(forward.graph[item.id].op, Op::DotGeneral(_) | Op::Convolution(_) | Op::Gather(_) | Op::Attention(_))
             && sharded(item)

@@ -187,6 +187,97 @@ fn the_column_and_row_split_of_gpt_2_is_found() {
     }
 }
 
+/// The collectives under sequence parallelism.
+fn along_the_sequence(graph: &Graph, tp: u32) -> String {
+    let summary = summary(graph, &Parallel { sequence_parallel: true, ..options(1, tp, 1, 1) });
+    let lines = summary.lines().filter(|line| line.contains('×') || line.contains("error"));
+    lines.map(|line| format!("{line}\n")).collect()
+}
+
+/// Between products a layer's values lie along the sequence, and what is gathered for a product is gathered again for its gradient.
+#[test]
+fn sequence_parallelism_is_found_between_products() {
+    let sizes = Sizes { layers: 1, vocabulary: 50257, ..SMALL };
+    expect![[r#"
+        6 × Backward all_gather [8, 16, 64]
+        2 × Backward all_gather [8, 16]
+        3 × Backward reduce_scatter [8, 16, 64]
+        3 × Forward all_gather [8, 16, 64]
+        1 × Forward all_reduce [8, 16]
+        1 × Forward all_reduce []
+        3 × Forward reduce_scatter [8, 16, 64]
+        2 × Forward reduce_scatter [8, 16]
+        8 × Update all_reduce [64]
+        1 × Update all_reduce []
+    "#]]
+    .assert_eq(&along_the_sequence(&gpt(&sizes), 2));
+    expect![[r#"
+        6 × Backward all_gather [8, 16, 64]
+        2 × Backward all_gather [8, 16]
+        1 × Backward all_to_all [16, 64]
+        3 × Backward reduce_scatter [8, 16, 64]
+        1 × Begin all_to_all [16, 64]
+        3 × Forward all_gather [8, 16, 64]
+        1 × Forward all_reduce [8, 16]
+        1 × Forward all_reduce []
+        3 × Forward reduce_scatter [8, 16, 64]
+        2 × Forward reduce_scatter [8, 16]
+        1 × Update all_reduce [2, 64]
+        8 × Update all_reduce [64]
+        1 × Update all_reduce []
+    "#]]
+    .assert_eq(&along_the_sequence(&bert(&sizes), 2));
+    let plan = choose(&gpt(&sizes), &Parallel { sequence_parallel: true, ..options(1, 2, 1, 1) }).unwrap();
+    let lies = |name: &str| plan.text(&gpt(&sizes)).lines().find(|line| line.contains(name)).map(str::to_owned);
+    expect![[r#"
+        %2 param wte(-> d0 d1) {d0: tp}
+        %3 param wpe(-> d0 d1) {d0: tp}
+        %22 param h.0.ln_1.weight(-> d0)
+        %76 param h.0.mlp.fc.weight(-> d0 d1) {d1: tp}  # h.0.attn/Attention"#]]
+    .assert_eq(&["wte", "wpe", "ln_1.weight", "fc.weight"].map(|name| lies(name).unwrap()).join("\n"));
+}
+
+/// Two key heads and four ranks make two axes.
+#[test]
+fn sequence_parallelism_is_found_with_shared_key_heads() {
+    let shared = Sizes { layers: 1, kv_heads: 2, heads: 8, ..SMALL };
+    expect![[r#"
+        5 × Backward all_gather [8, 16, 64]
+        2 × Backward all_gather [8, 16]
+        2 × Backward all_to_all [8, 16, 64]
+        3 × Backward reduce_scatter [8, 16, 64]
+        3 × Forward all_gather [8, 16, 64]
+        1 × Forward all_reduce [8, 16]
+        1 × Forward all_reduce []
+        1 × Forward all_to_all [8, 16, 64]
+        2 × Forward reduce_scatter [8, 16, 64]
+        2 × Forward reduce_scatter [8, 16]
+        3 × Update all_reduce [64]
+        1 × Update all_reduce []
+    "#]]
+    .assert_eq(&along_the_sequence(&llama(&shared), 2));
+    expect![[r#"
+        10 × Backward all_gather [8, 16, 64]
+        4 × Backward all_gather [8, 16]
+        2 × Backward all_gather [8, 2, 16, 8]
+        6 × Backward reduce_scatter [8, 16, 64]
+        2 × Backward reduce_scatter [8, 2, 16, 8]
+        6 × Forward all_gather [8, 16, 64]
+        2 × Forward all_gather [8, 2, 16, 8]
+        1 × Forward all_reduce [8, 16]
+        1 × Forward all_reduce []
+        4 × Forward reduce_scatter [8, 16, 64]
+        4 × Forward reduce_scatter [8, 16]
+        1 × Update all_reduce [101, 64]
+        3 × Update all_reduce [64]
+        1 × Update all_reduce []
+    "#]]
+    .assert_eq(&along_the_sequence(&llama(&shared), 4));
+    expect![[r#"
+        error[DCC0312]: --sequence-parallel has nothing to split: no value has a dim, of at least 2 elements, that is neither of samples nor of weights, where no product or attention needs it whole
+    "#]].assert_eq(&along_the_sequence(&mlp(64, &[256, 1024, 256]), 2));
+}
+
 #[test]
 fn the_split_of_llama_is_found_with_shared_key_heads() {
     let sizes = Sizes { layers: 1, kv_heads: 2, heads: 8, ..SMALL };
@@ -386,6 +477,8 @@ fn ninety_six_layers_are_planned() {
     let sizes =
         Sizes { batch: 64, tokens: 2048, width, heads, kv_heads: heads, hidden: 4 * width, vocabulary: 51200, layers: 96 };
     let graph = gpt(&sizes);
-    let plan = choose(&graph, &options(2, 8, 16, 16)).unwrap();
-    assert_eq!(plan.stages.values().max(), Some(&15));
+    for sequence_parallel in [false, true] {
+        let plan = choose(&graph, &Parallel { sequence_parallel, ..options(2, 8, 16, 16) }).unwrap();
+        assert_eq!(plan.stages.values().max(), Some(&15));
+    }
 }

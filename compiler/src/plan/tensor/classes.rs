@@ -1,8 +1,8 @@
 //! Which dims tensor parallelism may split: those that weights of products and lookups have.
 //!
 //! Dims that correspond through the ops' rules are one class. A class is a feature if a dim of a parameter (or of what is made
-//! from parameters alone) that a product, a lookup or attention computes on belongs to it: widths, heads, vocabularies. The others,
-//! samples and sequences, are for `dp` and for context and sequence parallelism.
+//! from parameters alone) that a product, a lookup or attention computes on belongs to it: widths, heads, vocabularies. The others are
+//! samples, for `dp`, and sequences, for sequence parallelism.
 
 use super::super::forward::{Forward, Kind};
 use crate::graph::NodeId;
@@ -15,12 +15,17 @@ pub(super) struct Classes {
     first: Vec<usize>,
     parent: Vec<usize>,
     feature: Vec<bool>,
+    /// Features that products with weights sum over.
+    contracted: Vec<bool>,
+    /// Dims that something sums over that is no product.
+    reduced: Vec<bool>,
 }
 
 impl Classes {
     pub fn of(forward: &Forward) -> Classes {
         let graph = forward.graph;
-        let mut classes = Classes { first: vec![0; graph.nodes.len()], parent: Vec::new(), feature: Vec::new() };
+        let [feature, contracted, reduced] = [const { Vec::new() }; 3];
+        let mut classes = Classes { first: vec![0; graph.nodes.len()], parent: Vec::new(), feature, contracted, reduced };
         for &id in &forward.order {
             classes.first[id.0 as usize] = classes.parent.len();
             let count = graph.ty(id).rank() + forward.rule(id).spec.names.len();
@@ -34,6 +39,8 @@ impl Classes {
             classes.join_dims(forward, id, id, &spec.result);
         }
         classes.feature = vec![false; classes.parent.len()];
+        classes.contracted = classes.feature.clone();
+        classes.reduced = classes.feature.clone();
         for &id in &forward.order {
             classes.mark_features(forward, id);
         }
@@ -42,6 +49,12 @@ impl Classes {
 
     pub fn is_feature(&self, forward: &Forward, id: NodeId, factor: FactorId) -> bool {
         self.feature[self.root(self.factor(forward, id, factor))]
+    }
+
+    /// Whether it is the width of a model: the feature that products with weights sum over, and norms too.
+    pub fn is_width(&self, forward: &Forward, id: NodeId, factor: FactorId) -> bool {
+        let root = self.root(self.factor(forward, id, factor));
+        self.contracted[root] && self.reduced[root]
     }
 
     /// Whether two factors of `id` are of one class.
@@ -66,14 +79,22 @@ impl Classes {
 
     fn mark_features(&mut self, forward: &Forward, id: NodeId) {
         let node = &forward.graph[id];
+        if let Op::Reduce(_) = node.op {
+            for factor in forward.rule(id).reduced() {
+                let root = self.root(self.factor(forward, id, factor));
+                self.reduced[root] = true;
+            }
+        }
         if !matches!(node.op, Op::DotGeneral(_) | Op::Convolution(_) | Op::Gather(_) | Op::Attention(_)) {
             return;
         }
-        for (&operand, dims) in node.operands.iter().zip(&forward.rule(id).spec.operands) {
+        let spec = &forward.rule(id).spec;
+        for (&operand, dims) in node.operands.iter().zip(&spec.operands) {
             if matches!(forward.kind(operand), Kind::Param | Kind::Begin) {
                 for &factor in dims.iter().flatten() {
                     let root = self.root(self.factor(forward, id, factor));
                     self.feature[root] = true;
+                    self.contracted[root] |= !spec.in_result(factor) && !matches!(node.op, Op::Gather(_));
                 }
             }
         }

@@ -158,12 +158,18 @@ impl Problem {
     }
 }
 
+/// Under sequence parallelism, what it costs to keep a whole value for the backward pass, in times of gathering it: more than to gather it
+/// again, and to add up the gradients of what is added to it or scales it.
+const KEPT: f64 = 8.0;
+
 /// Builds the problem of the forward graph on a mesh whose tensor axes are `axes`.
 pub(super) struct Builder<'a> {
     pub forward: &'a Forward<'a>,
     pub samples: &'a Samples,
     pub classes: &'a Classes,
     pub pins: &'a Pins,
+    /// Sequence parallelism.
+    pub along_sequence: bool,
 }
 
 /// A use of a value through sources: the value, and for each of its dims the dim of the operand it stands on.
@@ -342,7 +348,37 @@ impl Builder<'_> {
 
     fn may_shard(&self, id: NodeId, rule: &Rule, factor: FactorId) -> bool {
         let batch = &self.samples.strategies[&id].factors[usize::from(factor.0)];
-        !rule.is_whole(factor) && batch.is_empty() && self.classes.is_feature(self.forward, id, factor)
+        let feature = self.classes.is_feature(self.forward, id, factor);
+        let allowed = if self.along_sequence { self.may_shard_along(id, rule, factor) } else { feature };
+        allowed && !rule.is_whole(factor) && batch.is_empty()
+    }
+
+    /// The same under sequence parallelism: products and attention have their features split, lookups too, and what lies between the
+    /// layers' products the sequence instead of the width.
+    fn may_shard_along(&self, id: NodeId, rule: &Rule, factor: FactorId) -> bool {
+        let feature = self.classes.is_feature(self.forward, id, factor);
+        match &self.forward.graph[id].op {
+            Op::DotGeneral(_) | Op::Convolution(_) | Op::Attention(_) => feature,
+            Op::Gather(_) => feature || !rule.masked.contains(&factor),
+            _ if self.forward.kind(id) != Kind::Batched => true,
+            _ => !feature || !self.classes.is_width(self.forward, id, factor),
+        }
+    }
+
+    /// Seconds that stand for the memory of a value until a gradient reads it: under sequence parallelism, of values with features.
+    fn keeping(&self, problem: &Problem, id: NodeId, strategy: &Strategy) -> f64 {
+        let (forward, mesh) = (self.forward, &problem.mesh);
+        let dims = &forward.rule(id).spec.result;
+        let reads = |&reader: &NodeId| forward.differentiable(reader) && reads_again(&forward.graph[reader].op);
+        let has_features = || dims.iter().flatten().any(|&f| self.classes.is_feature(forward, id, f));
+        let kept = self.along_sequence && forward.kind(id) == Kind::Batched && has_features();
+        if !kept || !forward.readers[id.0 as usize].iter().any(reads) {
+            return 0.0;
+        }
+        let [whole, local] =
+            [&self.samples.strategies[&id], strategy].map(|strategy| cost::bytes(forward.graph.ty(id), dims, strategy, mesh));
+        let gather = reshard::Step { kind: reshard::Move::AllGather, axes: problem.axes.clone(), bytes: whole as u64 };
+        KEPT * problem.machine.collective(&gather, mesh) * local / whole.max(1.0)
     }
 
     /// Every rank gets a part, heads are whole, compound dims are filled exactly from the major factor on.
@@ -374,7 +410,8 @@ impl Builder<'_> {
         let seconds = cost::op(self.forward, id, &strategy, &problem.mesh, &problem.machine).total();
         // The update of a parameter counts for every microbatch: its time stands for the memory it takes.
         let per_step = matches!(self.forward.kind(id), Kind::Begin | Kind::Constant);
-        let cost = problem.units(if per_step { seconds / problem.microbatches() } else { seconds });
+        let keeping = self.keeping(problem, id, &strategy);
+        let cost = problem.units(keeping + if per_step { seconds / problem.microbatches() } else { seconds });
         Choice { factors, keep, cost, wants, gives, makes }
     }
 }

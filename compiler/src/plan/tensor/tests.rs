@@ -20,20 +20,24 @@ impl Random {
     }
 }
 
-/// A chain with skips of products, pointwise ops and norms on `[8, width]`, small enough to try everything.
-fn random_graph(random: &mut Random) -> Graph {
+/// A chain with skips of products, pointwise ops and norms on `[8, width]`, or `[8, 6, width]` with a sequence; small enough to try
+/// everything.
+fn random_graph(random: &mut Random, sequence: bool) -> Graph {
     let widths = [4, 6, 16];
     let mut g = Graph::new();
-    let mut values = vec![input(&mut g, "x", DType::F32, &[8, 4], Some(0))];
+    let shape = |width: u64| if sequence { vec![8, 6, width] } else { vec![8, width] };
+    let spec = |of: &str| if sequence { of.replace('m', "b t") } else { of.to_owned() };
+    let rows: Vec<usize> = (0..shape(4).len() - 1).collect();
+    let mut values = vec![input(&mut g, "x", DType::F32, &shape(4), Some(0))];
     let shared = param(&mut g, "shared", &[4, 16]);
     let ops = 2 + random.below(4);
     for index in 0..ops {
         let x = values[values.len() - 1 - random.below(values.len().min(2))];
-        let width = g.ty(x).shape[1];
+        let width = *g.ty(x).shape.last().unwrap();
         let other = values.iter().rev().copied().find(|&v| v != x && g.ty(v).shape == g.ty(x).shape);
         let y = match random.below(7) {
-            0 if width == 4 => g.dot("m k, k n -> m n", x, shared),
-            1 if width == 16 => g.dot("m k, n k -> m n", x, shared),
+            0 if width == 4 => g.dot(&spec("m k, k n -> m n"), x, shared),
+            1 if width == 16 => g.dot(&spec("m k, n k -> m n"), x, shared),
             2 => g.unary(UnaryOp::Tanh, x),
             3 => g.unary(UnaryOp::Neg, x),
             4 if other.is_some() => {
@@ -42,32 +46,33 @@ fn random_graph(random: &mut Random) -> Graph {
             }
             5 => {
                 let op = if random.below(2) == 0 { Reduce::Sum } else { Reduce::Max };
-                let sum = g.reduce(op, x, &[1]).unwrap();
-                let sum = g.broadcast(sum, &[8, width], &[0]).unwrap();
+                let sum = g.reduce(op, x, &[rows.len()]).unwrap();
+                let sum = g.broadcast(sum, &shape(width), &rows).unwrap();
                 g.binary(BinaryOp::Sub, x, sum)
             }
             _ => {
                 let to = widths[random.below(widths.len())];
                 let weight = param(&mut g, &format!("w{index}"), &[width, to]);
-                g.dot("m k, k n -> m n", x, weight)
+                g.dot(&spec("m k, k n -> m n"), x, weight)
             }
         };
         values.push(y.unwrap());
     }
     let last = *values.last().unwrap();
-    let loss = g.sum(last, &[0, 1]).unwrap();
+    let all: Vec<usize> = (0..=rows.len()).collect();
+    let loss = g.sum(last, &all).unwrap();
     g.outputs = vec![("loss".into(), loss)];
     g
 }
 
-fn problem_of(graph: &Graph, tensor: &[(&str, u32)], machine: &Machine) -> Problem {
+fn problem_of(graph: &Graph, tensor: &[(&str, u32)], machine: &Machine, along_sequence: bool) -> Problem {
     let forward = Forward::of(graph);
     let options = Parallel { microbatches: 2, tp: 2, ..Parallel::default() };
     let (plan, samples) = whole(&forward, &options, tensor).unwrap();
     let axes = tensor.iter().filter_map(|(name, _)| plan.mesh.axis(name)).collect();
     let classes = Classes::of(&forward);
     let pins = Pins::default();
-    Builder { forward: &forward, samples: &samples, classes: &classes, pins: &pins }
+    Builder { forward: &forward, samples: &samples, classes: &classes, pins: &pins, along_sequence }
         .build(&plan.mesh, axes, *machine)
         .expect("nothing is pinned")
 }
@@ -91,11 +96,12 @@ fn the_solver_finds_what_brute_force_finds() {
     let mut random = Random(0x9E3779B97F4A7C15);
     let (mut tried, mut sharded, mut kept) = (0, 0, 0);
     while tried < 250 {
-        let graph = random_graph(&mut random);
+        let sequence = tried % 2 == 1;
+        let graph = random_graph(&mut random, sequence);
         // Between "never shard" and "always shard".
         let link = [2e7, 1e8, 1e9, 1e10][random.below(4)];
         let machine = Machine { flops: 1e9, memory: 1e9, link, latency: 1e-9 };
-        let problem = problem_of(&graph, &[("tp", 2)], &machine);
+        let problem = problem_of(&graph, &[("tp", 2)], &machine, sequence);
         let combinations: f64 = (0..problem.items.len()).map(|i| problem.class(i).choices.len() as f64).product();
         if combinations > 30_000.0 {
             continue;
@@ -116,9 +122,10 @@ fn two_axes_too() {
     let mut random = Random(0xD1B54A32D192ED03);
     let mut tried = 0;
     while tried < 30 {
-        let graph = random_graph(&mut random);
+        let sequence = tried % 2 == 1;
+        let graph = random_graph(&mut random, sequence);
         let machine = Machine { flops: 1e9, memory: 1e9, link: 1e9, latency: 1e-9 };
-        let problem = problem_of(&graph, &[("tp0", 2), ("tp1", 2)], &machine);
+        let problem = problem_of(&graph, &[("tp0", 2), ("tp1", 2)], &machine, sequence);
         let combinations: f64 = (0..problem.items.len()).map(|i| problem.class(i).choices.len() as f64).product();
         if combinations <= 30_000.0 {
             let (_, cost) = frontier::solve(&problem).unwrap();
