@@ -62,6 +62,7 @@ long() {
 
 section_meshes() {
     long ranks::whole_sweep
+    long ranks::sequence
 }
 
 # 12 plans: every checkpoint of each continued on every other, and on its own to the same bits.
