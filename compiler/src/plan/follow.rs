@@ -20,8 +20,10 @@ pub fn follow(graph: &Graph, plan: &Plan, of: &Graph) -> Plan {
     let mut held: Vec<Option<BTreeSet<u32>>> = Vec::with_capacity(graph.nodes.len());
     // What training makes of the data alone, evaluation may make of parameters too (a norm of an input).
     let mut batched: Vec<bool> = Vec::with_capacity(graph.nodes.len());
+    let mut of_weights: Vec<bool> = Vec::with_capacity(graph.nodes.len());
     for id in graph.ids() {
         let node = &graph[id];
+        of_weights.push(matches!(node.op, Op::Param(_)) || node.operands.iter().any(|o| of_weights[o.0 as usize]));
         held.push(match &node.op {
             Op::Param(param) => holders.get(param.name.as_str()).cloned(),
             _ => common(node.operands.iter().filter_map(|o| held[o.0 as usize].as_ref())),
@@ -40,7 +42,8 @@ pub fn follow(graph: &Graph, plan: &Plan, of: &Graph) -> Plan {
         let own = found.and_then(|f| plan.stages.get(&f).copied());
         if batched[id.0 as usize] && !counts_samples {
             let reports = reports.filter(|_| graph.outputs.iter().any(|&(_, output)| output == id));
-            let before = node.operands.iter().filter_map(|o| stages.get(o).copied());
+            // What is made of data alone is made wherever it is read.
+            let before = node.operands.iter().filter(|o| of_weights[o.0 as usize]).filter_map(|o| stages.get(o).copied());
             let earliest = before.chain(own).chain(reports).max().unwrap_or(0);
             let weights = node.operands.iter().filter(|o| !batched[o.0 as usize]).filter_map(|o| held[o.0 as usize].as_ref());
             let next = common(weights).and_then(|stages| stages.range(earliest..).next().copied());
