@@ -239,7 +239,10 @@ fn programs(
     if !beside.is_empty() {
         programs.iter_mut().enumerate().try_for_each(|(stage, program)| lower::share(beside, stage, program))?;
     }
-    check::programs(&programs).map_err(Error::gate)?;
+    check::programs(&programs).map_err(|fault| {
+        programs.iter().for_each(|program| tracing::debug!("refused:\n{}", dcc_program::text::print(program)));
+        Error::gate(fault)
+    })?;
     Ok(programs)
 }
 
