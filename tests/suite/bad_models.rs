@@ -473,3 +473,26 @@ fn hostile_functions() {
           at   node 0 `/f0//f1//f2//f3//f4//f5//f6//f7//f8//f9//f10//f11//f12//f13//f14//f15//f16//f17//f18//f19//f20//f21//f22//f23//f24//f25//f26//f27//f28//f29//f30//f31` (f.f31, opset 20)"#]],
     );
 }
+
+/// Found by changed models: what constants are folded with, and what is put together of a sequence, is checked first.
+#[test]
+fn constants_and_sequences_of_the_wrong_type() {
+    let no = model(&[node("Not", &["c"], &["b"]), node("Add", &["x", "b"], &["y"])]);
+    check(
+        &with_tensor(no, tensor("c", &[1], &1.5_f32.to_le_bytes())),
+        expect![[r#"
+        error[DCC0105]: not of f32
+          at   node 0 `/not` (Not, opset 20)"#]],
+    );
+    let flat = model(&[
+        node("ReduceSum", &["x"], &["s"]),
+        node("SequenceConstruct", &["x", "s"], &["l"]),
+        with_int(with_int(node("ConcatFromSequence", &["l"], &["y"]), "axis", 2), "new_axis", 1),
+    ]);
+    check(
+        &flat,
+        expect![[r#"
+        error[DCC0104]: cannot concatenate [2, 3, 1] and [1, 1, 1] along 2
+          at   node 2 `/concatfromsequence` (ConcatFromSequence, opset 20): a sequence"#]],
+    );
+}

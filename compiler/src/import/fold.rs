@@ -23,6 +23,10 @@ impl Known {
             return self.map(DType::Bool, |bits| u64::from(test(number(self.dtype, bits))));
         }
         if self.dtype.is_float() {
+            // Of a number there is no `not`: the graph refuses the node.
+            if op == UnaryOp::Not {
+                return None;
+            }
             return self.map(self.dtype, |bits| encode(self.dtype, unary(op, f64::from_bits(bits))));
         }
         let apply: fn(i64) -> i64 = match op {
@@ -300,7 +304,7 @@ fn unary(op: UnaryOp, x: f64) -> f64 {
         UnaryOp::Floor => x.floor(),
         UnaryOp::Ceil => x.ceil(),
         UnaryOp::RoundEven => x.round_ties_even(),
-        _ => unreachable!("`FOLDED` lists what is above"),
+        _ => unreachable!("`FOLDED` lists what is above and what `Known::unary` treats itself"),
     }
 }
 

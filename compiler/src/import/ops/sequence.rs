@@ -94,6 +94,9 @@ fn concat_from_sequence(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let mut parts = Vec::with_capacity(list.len());
     for part in list {
         let mut shape = part.shape(build)?;
+        if shape.len() != rank {
+            return Err(Error::shape(format!("a sequence of values of {rank} and of {} dims", shape.len())));
+        }
         shape.insert(dim, 1);
         parts.push(build.reshape(part, &shape)?);
     }
