@@ -63,6 +63,7 @@ long() {
 section_meshes() {
     long ranks::whole_sweep
     long ranks::sequence
+    long ranks::context
 }
 
 # 12 plans: every checkpoint of each continued on every other, and on its own to the same bits.

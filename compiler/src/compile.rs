@@ -107,7 +107,8 @@ fn like_buffers(buffers: &[String], trained: &[String]) -> Option<String> {
 
 /// ONNX to everything the ranks need. Pure: no files, no clock, no environment.
 pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
-    let devices = options.parallel.dp.saturating_mul(options.parallel.tp).saturating_mul(options.parallel.pp);
+    let Parallel { dp, cp, tp, pp, .. } = options.parallel;
+    let devices = [dp, cp, tp, pp].iter().fold(1_u32, |product, &ranks| product.saturating_mul(ranks));
     let (annotations, notes) = annotations::read(model, devices)?;
     let (mut imported, batch) = import(model, options)?;
     imported.warnings.extend(notes);

@@ -205,6 +205,11 @@ impl Error {
         Error::new(312, what)
     }
 
+    /// Context parallelism that the model does not allow.
+    pub fn context_parallel(what: impl Into<String>) -> Error {
+        Error::new(313, what)
+    }
+
     /// No rank has `limit` bytes enough for a plan of `peak`.
     pub fn memory(peak: u64, limit: u64) -> Error {
         Error::new(401, format!("the plan needs {} on a rank, {} are allowed", size(peak), size(limit)))

@@ -38,7 +38,7 @@ pub use zero::Zero;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Axes `mb, pp, dp, tp` (each present even at size 1; split axes in the place of their parent; `rep` before `dp` where
-    /// parameters are sharded within groups of the data-parallel ranks).
+    /// parameters are sharded within groups of the data-parallel ranks; `cp` behind it where ranks share sequences).
     pub mesh: Mesh,
     /// Axes of every batch dim: `mb` first, then `rep` and `dp`.
     pub batch: AxisList,
@@ -86,6 +86,8 @@ pub enum Schedule {
 #[derive(Clone, Debug)]
 pub struct Parallel {
     pub dp: u32,
+    /// Ranks that share each sample's sequence.
+    pub cp: u32,
     pub tp: u32,
     pub pp: u32,
     /// Microbatches of a step, from `batch::resolve`.
@@ -111,6 +113,7 @@ impl Default for Parallel {
     fn default() -> Parallel {
         Parallel {
             dp: 1,
+            cp: 1,
             tp: 1,
             pp: 1,
             microbatches: 1,
@@ -140,6 +143,11 @@ impl Plan {
     /// Which ranks have which parts of the model.
     pub fn layout(&self) -> Layout {
         schedule::rule(self.schedule, self.virtual_stages).layout(self.stages())
+    }
+
+    /// Whether the axis splits what is computed per sample: the batch, or sequences.
+    pub(crate) fn splits_samples(&self, axis: AxisId) -> bool {
+        self.batch.contains(&axis) || self.mesh.name(axis) == CONTEXT
     }
 
     pub fn parts(&self) -> u32 {
@@ -174,13 +182,17 @@ impl Strategy {
     }
 }
 
-/// The mesh `mb, pp, dp` (or `rep, dp`) and the tensor axes, major first.
+/// The axis that context parallelism splits sequences over.
+const CONTEXT: &str = "cp";
+
+/// The mesh `mb, pp, dp` (or `rep, dp`), `cp` and the tensor axes, major first.
 fn mesh(options: &Parallel, tensor: &[(&str, u32)]) -> Mesh {
     let mut axes = vec![("mb", options.microbatches), ("pp", options.pp)];
     match options.shard_group.filter(|&group| group < options.dp) {
         Some(group) => axes.extend([("rep", options.dp / group), ("dp", group)]),
         None => axes.push(("dp", options.dp)),
     }
+    axes.extend((options.cp > 1).then_some((CONTEXT, options.cp)));
     axes.extend_from_slice(tensor);
     Mesh::new(&axes)
 }

@@ -37,8 +37,20 @@ impl Case {
     /// Errors: the line that is wrong.
     fn parse(text: &str) -> Result<Case, String> {
         let (options, graph) = text.split_once('\n').ok_or("a case begins with its options")?;
-        let known =
-            ["input", "dp", "tp", "pp", "grad-accum", "schedule", "sequence-parallel", "loss", "optimizer", "stage", "show"];
+        let known = [
+            "input",
+            "dp",
+            "cp",
+            "tp",
+            "pp",
+            "grad-accum",
+            "schedule",
+            "sequence-parallel",
+            "loss",
+            "optimizer",
+            "stage",
+            "show",
+        ];
         let mut found = BTreeMap::new();
         for option in options.split_whitespace() {
             let (key, value) = option.split_once('=').ok_or_else(|| format!("`{option}` is no option"))?;
@@ -68,9 +80,9 @@ impl Case {
             Some("gpipe") => Schedule::GPipe,
             _ => Schedule::OneFOneB,
         };
-        let (dp, tp, pp, microbatches) = (self.number("dp"), self.number("tp"), self.number("pp"), self.number("grad-accum"));
+        let [dp, cp, tp, pp, microbatches] = ["dp", "cp", "tp", "pp", "grad-accum"].map(|key| self.number(key));
         let sequence_parallel = self.text("sequence-parallel") == Some("true");
-        Parallel { dp, tp, pp, microbatches, schedule, sequence_parallel, ..Parallel::default() }
+        Parallel { dp, cp, tp, pp, microbatches, schedule, sequence_parallel, ..Parallel::default() }
     }
 
     fn training(&self) -> TrainingOptions {

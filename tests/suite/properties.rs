@@ -67,8 +67,13 @@ fn tensor_parallelism_halves_work_and_weights() {
     }
 }
 
-/// How often a program starts each transfer of a tensor of rank 3 (activations), by section.
+/// How often a program starts each transfer of activations, tensors of rank 3, by section.
 fn activation_transfers(program: &Program) -> BTreeMap<(SectionKind, &'static str), usize> {
+    transfers(program, 3)
+}
+
+/// Of tensors with so many dims.
+fn transfers(program: &Program, dims: usize) -> BTreeMap<(SectionKind, &'static str), usize> {
     let mut counts = BTreeMap::new();
     for section in &program.sections {
         for instr in &section.body {
@@ -80,7 +85,7 @@ fn activation_transfers(program: &Program) -> BTreeMap<(SectionKind, &'static st
                 Transfer::AllToAll { .. } => "all_to_all",
                 Transfer::Send { .. } | Transfer::Recv { .. } | Transfer::StageSum { .. } => continue,
             };
-            if instr.operands.first().is_some_and(|&id| program.ty(id).rank() == 3) {
+            if instr.operands.first().is_some_and(|&id| program.ty(id).rank() == dims) {
                 *counts.entry((section.kind, name)).or_default() += 1;
             }
         }
@@ -213,5 +218,20 @@ fn vocabularies_split_unevenly() {
             ty.shape.first() == Some(&50257) && ty.local_shape(&program.mesh)[0] == block
         };
         assert!(program.params.iter().any(|param| shard(&param)), "tp {tp}: no embedding in blocks of {block}");
+    }
+}
+
+/// Keys and values are gathered for attention, again for its gradient, and their gradients scattered; nothing else of a layer moves.
+#[test]
+fn context_ranks_move_keys_and_values() {
+    for (model, cp, layers) in [("gpt2_tiny.onnx", 2, 4), ("gpt2_50257.onnx", 4, 4), ("llama_tiny.onnx", 2, 2)] {
+        let program = compile(model, Parallel { cp, ..Parallel::default() }, 1).artifact.train.remove(0);
+        let expected = BTreeMap::from([
+            ((SectionKind::Forward, "all_gather"), 2 * layers),
+            ((SectionKind::Backward, "all_gather"), 2 * layers),
+            ((SectionKind::Backward, "reduce_scatter"), 2 * layers),
+        ]);
+        assert_eq!(transfers(&program, 4), expected, "{model} cp {cp}");
+        assert_eq!(activation_transfers(&program), BTreeMap::new(), "{model} cp {cp}");
     }
 }

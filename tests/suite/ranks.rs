@@ -1,5 +1,6 @@
 //! Programs of whole models on real ranks, as threads of this process: what is trained, with what, and how two runs compare.
 
+mod context;
 mod fuzz;
 mod optimizers;
 mod pipelines;

@@ -20,6 +20,9 @@ pub struct CompileFlags {
     /// Data-parallel ranks
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Parallelism")]
     pub dp: u32,
+    /// Context-parallel ranks, which share each sample's sequence
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Parallelism")]
+    pub cp: u32,
     /// Tensor-parallel ranks
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Parallelism")]
     pub tp: u32,
@@ -206,14 +209,16 @@ impl CompileFlags {
     }
 
     fn parallel(&self) -> Result<Parallel> {
-        for (flag, value) in [("--dp", self.dp), ("--tp", self.tp), ("--pp", self.pp)] {
+        for (flag, value) in [("--dp", self.dp), ("--cp", self.cp), ("--tp", self.tp), ("--pp", self.pp)] {
             if value == 0 {
                 return Err(Error::usage(format!("{flag} 0: an axis has at least one rank")));
             }
         }
-        let ranks = [self.dp, self.tp, self.pp].iter().try_fold(1u32, |product, &n| product.checked_mul(n));
+        let ranks = [self.dp, self.cp, self.tp, self.pp].iter().try_fold(1u32, |product, &n| product.checked_mul(n));
         if ranks.is_none_or(|ranks| ranks > 1 << 24) {
-            let what = format!("--dp {} × --tp {} × --pp {} is more than 16777216 ranks", self.dp, self.tp, self.pp);
+            let Self { dp, cp, tp, pp, .. } = self;
+            let context = if *cp > 1 { format!(" × --cp {cp}") } else { String::new() };
+            let what = format!("--dp {dp}{context} × --tp {tp} × --pp {pp} is more than 16777216 ranks");
             return Err(Error::usage(what));
         }
         if self.sequence_parallel && self.tp == 1 {
@@ -232,6 +237,7 @@ impl CompileFlags {
         let schedule = Schedule::ALL.into_iter().find(|s| s.name() == self.schedule).expect("the parser has the same list");
         Ok(Parallel {
             dp: self.dp,
+            cp: self.cp,
             tp: self.tp,
             pp: self.pp,
             sequence_parallel: self.sequence_parallel,

@@ -60,9 +60,10 @@ impl<'a> Report<'a> {
             size(bytes)
         ));
         lines.push(format!(
-            "  Planning world {} = dp {} × tp {tensor} × pp {}, {schedule}{} of {}",
+            "  Planning world {} = dp {}{} × tp {tensor} × pp {}, {schedule}{} of {}",
             plan.mesh.world(),
             mesh("dp"),
+            if plan.mesh.axis("cp").is_some() { format!(" × cp {}", mesh("cp")) } else { String::new() },
             mesh("pp"),
             plural(u64::from(batch.accumulate), "microbatch", "es"),
             plural(batch.micro, "sample", "s"),

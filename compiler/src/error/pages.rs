@@ -161,6 +161,13 @@ pub const PAGES: &[Page] = &[
          samples and features, there is none, and --tp alone does all it can.",
     ),
     entry(
+        313,
+        "context parallelism does not fit the model",
+        "--cp splits the sequences of samples: the dim of inputs whose elements attention has queries and keys of, such as the tokens \
+         of a text. A model has none whose inputs are vectors or images, whose sequences are shorter than the ranks are many, or \
+         which computes with no two positions at once. --dp splits samples, --tp --sequence-parallel what a model makes of them.",
+    ),
+    entry(
         401,
         "the plan needs more memory than allowed",
         "All memory is planned while compiling: weights, optimizer state, gradients, activations, scratch. --memory-limit \

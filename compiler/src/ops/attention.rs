@@ -72,9 +72,9 @@ fn infer(name: &str, attributes: &Attributes, spec: &FactorSpec, operands: &[&Te
     super::dot::infer_by_spec(name, spec, operands)
 }
 
-/// Queries and keys stay whole (context parallelism expands the op), as do the dims that are summed inside.
+/// Keys stay whole, as do the dims that are summed inside. A causal query counts from its shard.
 fn rule(spec: FactorSpec) -> Rule {
-    let whole = ["t", "s", "e", "f"].iter().filter_map(|n| factor(&spec, n)).collect();
+    let whole = ["s", "e", "f"].iter().filter_map(|n| factor(&spec, n)).collect();
     Rule { whole, ..Rule::new(spec) }
 }
 

@@ -20,7 +20,7 @@ impl Placer<'_> {
     }
 
     /// What every stage clones knows nothing of the batch, but its gradient comes sample by sample (an embedding of positions or
-    /// types that an export repeats for each sample): the operands' batch axes stay where they are.
+    /// types that an export repeats for each sample): the operands' axes of batch and sequence stay where they are.
     fn by_samples(&self, id: NodeId, rule: &Rule, values: &[Option<NodeId>], mut strategy: Strategy) -> Strategy {
         if !self.is_gradient_of_stageless(id) {
             return strategy;
@@ -29,7 +29,7 @@ impl Placer<'_> {
             let Some(value) = value else { continue };
             for (dim, axes) in dims.iter().zip(&self.out.ty(*value).sharding.dims) {
                 let used = |axis: &AxisId| strategy.factors.iter().flatten().any(|a| a == axis);
-                let new: AxisList = axes.iter().copied().filter(|a| self.plan.batch.contains(a) && !used(a)).collect();
+                let new: AxisList = axes.iter().copied().filter(|a| self.plan.splits_samples(*a) && !used(a)).collect();
                 let split = FactorSpec::split_axes(dim, &rule.sizes, &new, &self.plan.mesh).unwrap_or_default();
                 for (factor, axes) in split.into_iter().filter(|(factor, _)| !rule.is_whole(*factor)) {
                     strategy.factors[usize::from(factor.0)].insert_from_slice(0, &axes);

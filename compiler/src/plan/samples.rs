@@ -1,10 +1,13 @@
-//! Follows the batch dim through the forward graph: which factor of each op carries the axes `mb` and `dp`.
+//! Follows the batch dim through the forward graph, and sequences: which factor of each op carries the axes `mb`, `dp` and `cp`.
+//!
+//! Context parallelism is no more than that, as in Grattafiori et al. 2024 (Llama 3, arXiv 2407.21783, section 3.3.2): keys and values
+//! meet every query, so that attention gathers them, and scatters their gradients.
 //!
 //! Before: inputs name their batch dim. After: every forward node that has a strategy at all has one over those axes, and only
 //! those; what is summed over the batch is pending and stays so through linear ops.
 
-use super::Strategy;
 use super::forward::{Forward, Kind};
+use super::{CONTEXT, Strategy};
 use crate::error::{Error, Result};
 use crate::graph::NodeId;
 use crate::ops::{Op, Rule};
@@ -19,15 +22,25 @@ pub(super) struct Samples {
     pub shardings: Vec<Sharding>,
 }
 
+/// The dim of inputs that counts the positions of a sequence.
+pub(super) type Sequences = BTreeMap<NodeId, usize>;
+
+/// Inputs are there whole on all ranks of `cp`, and read as if they were sharded.
 /// Errors: a batch dim that the axes do not divide; an op that needs samples of several microbatches at once.
-pub(super) fn spread(forward: &Forward, mesh: &Mesh, batch: &AxisList) -> Result<Samples> {
+pub(super) fn spread(forward: &Forward, mesh: &Mesh, batch: &AxisList, sequences: &Sequences) -> Result<Samples> {
     let graph = forward.graph;
     let shardings = graph.ids().map(|id| Sharding::replicated(graph.ty(id).rank())).collect();
-    let mut spread = Spread { forward, mesh, batch, shardings };
+    let context = mesh.axis(CONTEXT);
+    let axes = batch.iter().copied().chain(context).collect();
+    let mut spread = Spread { forward, mesh, batch, axes, shardings };
     let mut strategies = BTreeMap::new();
     for &id in &forward.order {
         let strategy = spread.strategy(id).map_err(|e| e.at(graph.origin(id)))?;
-        spread.shardings[id.0 as usize] = spread.result(id, &strategy);
+        let mut sharding = spread.result(id, &strategy);
+        if let Some(&dim) = sequences.get(&id) {
+            sharding.dims[dim].extend(context);
+        }
+        spread.shardings[id.0 as usize] = sharding;
         if !matches!(forward.kind(id), Kind::Source | Kind::Alias) {
             strategies.insert(id, strategy);
         }
@@ -39,6 +52,8 @@ struct Spread<'a> {
     forward: &'a Forward<'a>,
     mesh: &'a Mesh,
     batch: &'a AxisList,
+    /// Those of the batch and of sequences.
+    axes: AxisList,
     shardings: Vec<Sharding>,
 }
 
@@ -119,8 +134,9 @@ impl Spread<'_> {
         }
         for (i, (&operand, dims)) in self.forward.graph[id].operands.iter().zip(&rule.spec.operands).enumerate() {
             for (d, axes) in self.shardings[operand.0 as usize].dims.iter().enumerate() {
-                let kept: AxisList = dims[d].iter().flat_map(|f| &strategy.factors[usize::from(f.0)]).copied().collect();
-                if !kept.starts_with(axes) {
+                let mut kept = dims[d].iter().flat_map(|f| &strategy.factors[usize::from(f.0)]);
+                let mixes = axes.first().is_some_and(|&axis| self.mesh.is_microbatch(axis));
+                if mixes && kept.next() != axes.first() {
                     return Err(self.mixed(id, i, d));
                 }
             }
@@ -141,7 +157,7 @@ impl Spread<'_> {
     /// through those that do not grow them.
     fn keep(&self, id: NodeId, strategy: &mut Strategy) {
         let node = &self.forward.graph[id];
-        for &axis in self.batch {
+        for &axis in &self.axes {
             let pending = |o: &NodeId| self.shardings[o.0 as usize].pending.contains(&(axis, Reduce::Sum));
             if strategy.factors.iter().flatten().any(|&a| a == axis) {
                 continue;

@@ -8,6 +8,7 @@
 #[cfg(test)]
 pub(super) mod account;
 mod classes;
+mod context;
 mod frontier;
 mod layout;
 mod model;
@@ -134,7 +135,8 @@ fn rates(options: &Parallel) -> Machine {
 fn whole(forward: &Forward, options: &Parallel, tensor: &[(&str, u32)]) -> Result<(Plan, Samples)> {
     let mesh = super::mesh(options, tensor);
     let batch = ["mb", "rep", "dp"].iter().filter_map(|a| mesh.axis(a)).collect();
-    let samples = samples::spread(forward, &mesh, &batch)?;
+    let sequences = context::sequences(forward, options.cp)?;
+    let samples = samples::spread(forward, &mesh, &batch, &sequences)?;
     let strategies = samples.strategies.clone();
     let Parallel { schedule, virtual_stages, sequence_parallel, zero, .. } = *options;
     let (stages, shards, repeats) = Default::default();
@@ -170,7 +172,7 @@ fn check_heads(forward: &Forward, options: &Parallel) -> Result<()> {
     let most = all.iter().map(|(keys, queries)| keys * queries).min().unwrap_or(1);
     let good: Vec<u64> = (1..=most.min(4096)).filter(|&t| fits(t)).collect();
     let instead = good.iter().rev().find(|&&t| tp.is_multiple_of(t)).copied().unwrap_or(1);
-    let devices = tp * u64::from(options.dp) * u64::from(options.pp);
+    let devices = tp * u64::from(options.dp) * u64::from(options.cp) * u64::from(options.pp);
     let dp = u64::from(options.dp) * (tp / instead);
     Err(Error::tensor_parallel(format!("tp {tp} cannot split attention with {counts}"))
         .at(forward.graph.origin(id))

@@ -4,6 +4,7 @@
 use super::*;
 use dcc::ops::Rule;
 use dcc_program::factors::DimFactors;
+use dcc_program::program::MaskKind;
 use dcc_program::{Coordinates, DType, Extent, FactorId, Mesh};
 
 /// One rank's extents, by factor, under a set of sharded factors.
@@ -138,8 +139,9 @@ fn check(example: &Example, rule: &Rule, shards: &[(FactorId, u32)]) -> Result<(
         let mut operands: Vec<Tensor> =
             rule.spec.operands.iter().zip(&example.operands).map(|(dims, x)| shard.local(dims, x)).collect();
         shift_indices(&example.op, &shard, &mut operands);
+        let op = mask_causal(&example.op, &shard, &mut operands);
         let local_type = shard.local_type(&rule.spec.result, &result);
-        let local = values(&example.op.eval(&operands.iter().collect::<Vec<_>>(), &local_type));
+        let local = values(&op.eval(&operands.iter().collect::<Vec<_>>(), &local_type));
         for (index, value) in indices(&local_type.shape).iter().zip(local) {
             let Ok(global) = shard.global(&rule.spec.result, index) else { continue };
             let slot = &mut combined[flat(&result.shape, &global)];
@@ -168,6 +170,38 @@ fn shift_indices(op: &Op, shard: &Shard, operands: &mut [Tensor]) {
     {
         values.iter_mut().for_each(|i| *i -= shard.extent(factor).offset as i64);
     }
+}
+
+/// A rank's queries count from its shard of them: the causal mask is written out, and added to what mask there is.
+fn mask_causal(op: &Op, shard: &Shard, operands: &mut Vec<Tensor>) -> Op {
+    let mut op = op.clone();
+    let attributes = match &mut op {
+        Op::Attention(op) if op.attributes.causal => &mut op.attributes,
+        Op::AttentionGrad(op) if op.attributes.causal => &mut op.attributes,
+        _ => return op,
+    };
+    let factor = |name: &str| FactorId(attributes.spec.names.iter().position(|n| n == name).expect("attention has it") as u8);
+    let (t, s) = (factor("t"), factor("s"));
+    if attributes.mask == MaskKind::None {
+        let dims: Vec<DimFactors> = [t, s].iter().map(|&f| DimFactors::from_slice(&[f])).collect();
+        let shape = [t, s].map(|f| shard.extent(f).block);
+        operands.push(Tensor::floats(operands[0].dtype, &shape, vec![0.0; shape.iter().product::<u64>() as usize]));
+        attributes.spec.operands.push(dims);
+        attributes.mask = MaskKind::Additive;
+    }
+    attributes.causal = false;
+    let dims = attributes.spec.operands.last().expect("a mask");
+    let place = |factor: FactorId| dims.iter().position(|dim| dim.contains(&factor)).expect("a mask of queries and keys");
+    let (query, key) = (place(t), place(s));
+    let mask = operands.last_mut().expect("a mask");
+    let positions = indices(&mask.shape);
+    let Data::Float(values) = &mut mask.data else { panic!("a causal mask beside one of another kind") };
+    for (value, at) in values.iter_mut().zip(positions) {
+        if shard.extent(s).offset + at[key] > shard.extent(t).offset + at[query] {
+            *value = f64::NEG_INFINITY;
+        }
+    }
+    op
 }
 
 fn rule_of(example: &Example) -> Rule {

@@ -62,6 +62,11 @@ impl Classes {
         self.root(self.factor(forward, id, a)) == self.root(self.factor(forward, id, b))
     }
 
+    /// Whether dim `dim` of `value` is of the class of a factor of `id`.
+    pub fn is_dim(&self, value: (NodeId, usize), forward: &Forward, id: NodeId, factor: FactorId) -> bool {
+        self.root(self.first[value.0.0 as usize] + value.1) == self.root(self.factor(forward, id, factor))
+    }
+
     fn factor(&self, forward: &Forward, id: NodeId, factor: FactorId) -> usize {
         self.first[id.0 as usize] + forward.graph.ty(id).rank() + usize::from(factor.0)
     }

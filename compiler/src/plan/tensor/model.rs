@@ -4,11 +4,11 @@
 //! A value has one layout. Each distinct layout that its readers want is made once; each distinct layout of the contributions to
 //! its gradient is added up first and turned into the value's own once: that is how `place` interns and adds.
 
-use super::super::Strategy;
 use super::super::annotated::Wish;
 use super::super::forward::{Forward, Kind};
 use super::super::pins::{Pins, shards};
 use super::super::samples::{self, Samples};
+use super::super::{CONTEXT, Strategy};
 use super::classes::Classes;
 use super::layout::{At, Layout, MAX_AXES, TensorAxes};
 use super::unmet;
@@ -310,7 +310,7 @@ impl Builder<'_> {
         let count = rule.spec.names.len();
         // A pinned parameter may be sharded where the planner would not.
         let pinned = self.forward.kind(id) == Kind::Param && self.pins.values.contains_key(&id);
-        let allowed: Vec<FactorId> = rule.spec.ids().filter(|&f| pinned || self.may_shard(id, rule, f)).collect();
+        let allowed: Vec<FactorId> = rule.spec.ids().filter(|&f| pinned || self.may_shard(problem, id, rule, f)).collect();
         let mut choices = Vec::new();
         for factors in self.assignments(&problem.axes, id, count, &allowed) {
             if !self.is_legal(problem, id, rule, &factors) {
@@ -346,11 +346,12 @@ impl Builder<'_> {
         all
     }
 
-    fn may_shard(&self, id: NodeId, rule: &Rule, factor: FactorId) -> bool {
-        let batch = &self.samples.strategies[&id].factors[usize::from(factor.0)];
+    fn may_shard(&self, problem: &Problem, id: NodeId, rule: &Rule, factor: FactorId) -> bool {
+        let axes = &self.samples.strategies[&id].factors[usize::from(factor.0)];
+        let of_batch = axes.iter().any(|&axis| problem.mesh.name(axis) != CONTEXT);
         let feature = self.classes.is_feature(self.forward, id, factor);
         let allowed = if self.along_sequence { self.may_shard_along(id, rule, factor) } else { feature };
-        allowed && !rule.is_whole(factor) && batch.is_empty()
+        allowed && !rule.is_whole(factor) && !of_batch
     }
 
     /// The same under sequence parallelism: products and attention have their features split, lookups too, and what lies between the

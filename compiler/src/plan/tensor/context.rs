@@ -1,0 +1,55 @@
+//! Which dims of inputs context parallelism splits: those that count positions of a sequence.
+//!
+//! Positions are what attention has queries and keys of, and what products of two batched operands compute on where attention is written
+//! out, samples and features aside.
+
+use super::super::forward::{Forward, Kind};
+use super::super::samples::Sequences;
+use super::classes::Classes;
+use crate::error::{Error, Result};
+use crate::graph::NodeId;
+use crate::ops::Op;
+use dcc_program::FactorId;
+
+/// The dims that `cp` ranks share; none for a single rank.
+/// Errors: no input has such a dim, of a position for each rank.
+pub(super) fn sequences(forward: &Forward, cp: u32) -> Result<Sequences> {
+    if cp == 1 {
+        return Ok(Sequences::new());
+    }
+    let classes = Classes::of(forward);
+    let positions: Vec<(NodeId, FactorId)> = forward.order.iter().flat_map(|&id| positions(forward, &classes, id)).collect();
+    let mut sequences = Sequences::new();
+    for &id in &forward.order {
+        let Op::Input(input) = &forward.graph[id].op else { continue };
+        let is_position = |dim: usize| positions.iter().any(|&(of, factor)| classes.is_dim((id, dim), forward, of, factor));
+        let long = |dim: usize| forward.graph.ty(id).shape[dim] >= u64::from(cp);
+        let dims = (0..forward.graph.ty(id).rank()).filter(|&dim| input.batch_dim != Some(dim as u8));
+        // An axis stands on one dim.
+        let found = dims.filter(|&dim| input.batch_dim.is_some() && is_position(dim) && long(dim)).min();
+        if let Some(dim) = found {
+            sequences.insert(id, dim);
+        }
+    }
+    if sequences.is_empty() {
+        let what = format!(
+            "--cp {cp} has no sequence to split: no input has a dim, of at least {cp} elements, that attention computes on"
+        );
+        return Err(Error::context_parallel(what).help(format!("use --dp {cp} instead")));
+    }
+    Ok(sequences)
+}
+
+/// Factors of `id` that count positions.
+fn positions(forward: &Forward, classes: &Classes, id: NodeId) -> Vec<(NodeId, FactorId)> {
+    let node = &forward.graph[id];
+    let spec = &forward.rule(id).spec;
+    let batched = || node.operands.iter().all(|&o| forward.is_batched(o));
+    let named = |f: &FactorId| ["t", "s"].contains(&spec.names[usize::from(f.0)].as_str());
+    let found: Vec<FactorId> = match &node.op {
+        Op::Attention(_) => spec.ids().filter(named).collect(),
+        Op::DotGeneral(_) if forward.kind(id) == Kind::Batched && batched() => spec.ids().collect(),
+        _ => Vec::new(),
+    };
+    found.into_iter().filter(|&f| !classes.is_feature(forward, id, f)).map(|f| (id, f)).collect()
+}
