@@ -210,44 +210,57 @@ fn messages(selected: &Selected, classes: &BTreeMap<BufferId, Class>) -> BTreeMa
 }
 
 /// Most microbatches alive at once from section `from` to the last of those `touching`, which `to` need not be: the weight half of one
-/// chunk may run before the input half of another. Slot of a microbatch: its number modulo this.
-pub(super) fn slots(from: SectionId, to: SectionId, touching: &BTreeSet<SectionId>, order: &[Turn]) -> u32 {
+/// chunk may run before the input half of another. Slot of a microbatch: when `from` runs of it, among its runs, modulo this.
+fn slots(from: SectionId, to: SectionId, touching: &BTreeSet<SectionId>, order: &[Turn]) -> u32 {
     if from == to || !from.kind.is_per_microbatch() || !to.kind.is_per_microbatch() {
         return 1;
     }
-    let mut left: BTreeMap<u32, BTreeSet<SectionId>> = BTreeMap::new();
-    let mut most = 1;
+    // By microbatch: its run of `from`, and the sections that are still to come.
+    let mut alive: BTreeMap<u32, (u32, BTreeSet<SectionId>)> = BTreeMap::new();
+    let (mut runs, mut most) = (0, 1);
     for &(section, microbatch) in order {
         if section == from {
-            left.insert(microbatch, touching.clone());
-            let spread = left.last_key_value().zip(left.first_key_value()).map_or(1, |(last, first)| last.0 - first.0 + 1);
-            most = most.max(spread);
+            alive.insert(microbatch, (runs, touching.clone()));
+            let earliest = alive.values().map(|(run, _)| *run).min().unwrap_or(runs);
+            most = most.max(runs - earliest + 1);
+            runs += 1;
         }
-        if let Some(waiting) = left.get_mut(&microbatch) {
+        if let Some((_, waiting)) = alive.get_mut(&microbatch) {
             waiting.remove(&section);
             if waiting.is_empty() {
-                left.remove(&microbatch);
+                alive.remove(&microbatch);
             }
         }
     }
     most
 }
 
+/// When each section runs of each microbatch, among its runs: searched orders need not take microbatches by number.
+fn runs(order: &[Turn]) -> BTreeMap<Turn, u32> {
+    let mut next: BTreeMap<SectionId, u32> = BTreeMap::new();
+    let mut runs = BTreeMap::new();
+    for &(section, microbatch) in order {
+        let run = next.entry(section).or_default();
+        runs.insert((section, microbatch), *run);
+        *run += 1;
+    }
+    runs
+}
+
 /// The first executions of a section that sends, as many as messages may be under way, are of its first variant: they have none
 /// to wait for.
 fn steps(program: &Program, order: &[Turn], in_flight: &BTreeMap<SectionId, u32>) -> Result<Vec<Step>> {
-    let mut runs: BTreeMap<SectionId, u32> = BTreeMap::new();
+    let runs = runs(order);
     let mut steps = Vec::new();
     for &(id, microbatch) in order {
         let variants: Vec<usize> = (0..program.sections.len()).filter(|&i| program.sections[i].id() == id).collect();
-        let run = runs.entry(id).or_default();
         let section = match &variants[..] {
             [] => continue,
-            [first, ..] if *run < in_flight.get(&id).copied().unwrap_or(1) => *first as u32,
+            [first, ..] if runs[&(id, microbatch)] < in_flight.get(&id).copied().unwrap_or(1) => *first as u32,
             [.., last] => *last as u32,
         };
-        *run += 1;
-        let slots: SmallVec<[u32; 4]> = program.areas.iter().map(|a| microbatch % a.slots).collect();
+        let slot = |area: &Area| runs.get(&(area.from, microbatch)).copied().unwrap_or(microbatch) % area.slots;
+        let slots: SmallVec<[u32; 4]> = program.areas.iter().map(slot).collect();
         steps.push(Step { section, microbatch, slots });
     }
     match steps.is_empty() {
