@@ -5,7 +5,7 @@
 
 use super::Placer;
 use crate::error::Result;
-use crate::graph::{NodeId, Phase};
+use crate::graph::{Node, NodeId, Phase};
 use crate::ops::{
     AllGather, AllReduce, AllToAll, DropMicrobatch, KeepFirst, Op, ReduceScatter, ResolveMicrobatches, SliceAxis,
 };
@@ -52,11 +52,13 @@ impl Placer<'_> {
 
     pub(super) fn step_in(&mut self, op: impl Into<Op>, value: NodeId, sharding: Sharding, section: Phase) -> NodeId {
         let ty = self.out.ty(value).with_sharding(sharding);
-        // What all chunks share is changed for the one that reads it.
-        let stage = match self.out[value].phase.is_pass() || !section.is_pass() {
-            true => self.out[value].stage.expect("placed nodes have a stage"),
-            false => self.here,
-        };
+        let Node { phase, stage: home, .. } = self.out[value];
+        let home = home.expect("placed nodes have a stage");
+        // What all chunks share is changed for the one that reads it; so is what the backward of another chunk of the rank reads of a
+        // forward value, which runs before the backward of the value's own.
+        let shared = !phase.is_pass() && section.is_pass();
+        let again = section.is_backward() && !phase.is_backward() && self.first_chunk(home) == self.first_chunk(self.here);
+        let stage = if shared || again { self.here } else { home };
         self.make(op, &[value], ty, stage, section)
     }
 
