@@ -269,7 +269,15 @@ impl<'a> Placer<'a> {
             _ => {}
         }
         if self.is_source(id) {
-            return self.source(id, stage, phase, want);
+            // A weight is on the stages that read it by the plan, not on all that read what is made of it.
+            let elsewhere = self.stage[id.0 as usize].filter(|&home| home != stage && self.reads_weight(id));
+            return match elsewhere {
+                None => self.source(id, stage, phase, want),
+                Some(home) => {
+                    let made = self.source(id, home, node.phase, want)?;
+                    self.transfer(made, stage, node.phase)
+                }
+            };
         }
         if node.phase == Phase::Update && self.is_scalar_sum(id) {
             return self.scalar_sum(id, stage);
@@ -287,6 +295,12 @@ impl<'a> Placer<'a> {
             }
         };
         if home == stage { Ok(built) } else { self.transfer(built, stage, node.phase) }
+    }
+
+    /// Whether a source is made of a weight.
+    fn reads_weight(&self, id: NodeId) -> bool {
+        let operands = &self.graph[id].operands;
+        operands.iter().any(|&o| matches!(self.graph[o].op, Op::Param(_)) || self.is_source(o) && self.reads_weight(o))
     }
 
     /// The value on another stage: whole over space, still pending over microbatches. Of one microbatch, what the forward pass
