@@ -93,7 +93,9 @@ fn source(order: &Order, stage: usize, pass: Pass) -> Option<Place> {
     Some((from as usize, order.passes[from as usize].iter().position(is)?))
 }
 
-/// Whether `pass` needs the result of `before` on its own stage.
+/// Whether `pass` must stay behind `before` on its stage: it needs the result, or its message is read after that one's.
 fn depends(pass: Pass, before: Pass) -> bool {
-    pass.chunk == before.chunk && pass.microbatch == before.microbatch
+    let sends = pass.section != Section::BackwardWeight && before.section != Section::BackwardWeight;
+    let alike = (pass.section == Section::Forward) == (before.section == Section::Forward);
+    pass.chunk == before.chunk && (pass.microbatch == before.microbatch || sends && alike)
 }
