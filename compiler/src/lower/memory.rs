@@ -75,8 +75,9 @@ pub(super) fn place(mut selected: Selected, turns: &Turns) -> Result<Program> {
     program.persistent_bytes = program_bytes.0;
     program.scratch_bytes = program_bytes.1;
     let area = |(&(from, to), &(bytes, ref touching)): (&(SectionId, SectionId), &(u64, BTreeSet<SectionId>))| {
-        let slots = slots(from, to, touching, order).max(messages.get(&(from, to)).copied().unwrap_or(1));
-        Area { from, to, bytes, slots }
+        let none = BTreeMap::new();
+        let sent = messages.get(&(from, to)).unwrap_or(&none);
+        Area { from, to, bytes, slots: slots((from, to), touching, sent, order) }
     };
     program.areas = areas.iter().map(area).collect();
     for (i, buffer) in program.buffers.iter_mut().enumerate() {
@@ -197,40 +198,59 @@ fn pack(
     total
 }
 
-/// By area, how many messages of its values may be under way at once.
-fn messages(selected: &Selected, classes: &BTreeMap<BufferId, Class>) -> BTreeMap<(SectionId, SectionId), u32> {
-    let mut most = BTreeMap::new();
+/// By area, the sections that send its values, and how many messages of each may be under way at once.
+fn messages(
+    selected: &Selected,
+    classes: &BTreeMap<BufferId, Class>,
+) -> BTreeMap<(SectionId, SectionId), BTreeMap<SectionId, u32>> {
+    let mut found: BTreeMap<(SectionId, SectionId), BTreeMap<SectionId, u32>> = BTreeMap::new();
     for (buffer, section) in &selected.sent {
         if let Some(&Class::Area(from, to)) = classes.get(&selected.storage[buffer.0 as usize]) {
-            let slots: &mut u32 = most.entry((from, to)).or_default();
-            *slots = selected.in_flight[section].max(*slots);
+            found.entry((from, to)).or_default().insert(*section, selected.in_flight[section]);
         }
     }
-    most
+    found
+}
+
+/// What still needs the slot of a microbatch.
+struct Waits {
+    /// Its run of the section that writes it first.
+    run: u32,
+    /// Sections that are still to come.
+    sections: BTreeSet<SectionId>,
+    /// Messages under way: the section that sends them, and the run of it that begins when they have arrived.
+    messages: Vec<(SectionId, u32)>,
 }
 
 /// Most microbatches alive at once from section `from` to the last of those `touching`, which `to` need not be: the weight half of one
-/// chunk may run before the input half of another. Slot of a microbatch: when `from` runs of it, among its runs, modulo this.
-fn slots(from: SectionId, to: SectionId, touching: &BTreeSet<SectionId>, order: &[Turn]) -> u32 {
+/// chunk may run before the input half of another; what is sent lives until it has arrived, at the latest before the section that sends
+/// it has run as many times as its messages may be under way. Slot of a microbatch: when `from` runs of it, among its runs, modulo this.
+fn slots(
+    (from, to): (SectionId, SectionId),
+    touching: &BTreeSet<SectionId>,
+    sent: &BTreeMap<SectionId, u32>,
+    order: &[Turn],
+) -> u32 {
+    let mut most = sent.values().copied().max().unwrap_or(1);
     if from == to || !from.kind.is_per_microbatch() || !to.kind.is_per_microbatch() {
-        return 1;
+        return most;
     }
-    // By microbatch: its run of `from`, and the sections that are still to come.
-    let mut alive: BTreeMap<u32, (u32, BTreeSet<SectionId>)> = BTreeMap::new();
-    let (mut runs, mut most) = (0, 1);
+    let mut alive: BTreeMap<u32, Waits> = BTreeMap::new();
+    let mut runs: BTreeMap<SectionId, u32> = BTreeMap::new();
     for &(section, microbatch) in order {
+        let run = *runs.entry(section).and_modify(|run| *run += 1).or_insert(0);
+        alive.values_mut().for_each(|waits| waits.messages.retain(|&(of, due)| of != section || due > run));
+        alive.retain(|_, waits| !waits.sections.is_empty() || !waits.messages.is_empty());
         if section == from {
-            alive.insert(microbatch, (runs, touching.clone()));
-            let earliest = alive.values().map(|(run, _)| *run).min().unwrap_or(runs);
-            most = most.max(runs - earliest + 1);
-            runs += 1;
+            alive.insert(microbatch, Waits { run, sections: touching.clone(), messages: Vec::new() });
+            let earliest = alive.values().map(|waits| waits.run).min().unwrap_or(run);
+            most = most.max(run - earliest + 1);
         }
-        if let Some((_, waiting)) = alive.get_mut(&microbatch) {
-            waiting.remove(&section);
-            if waiting.is_empty() {
-                alive.remove(&microbatch);
-            }
+        if let Some(waits) = alive.get_mut(&microbatch) {
+            waits.sections.remove(&section);
+            waits.messages.extend(sent.get(&section).map(|under_way| (section, run + under_way)));
         }
+        alive.retain(|_, waits| !waits.sections.is_empty() || !waits.messages.is_empty());
     }
     most
 }
