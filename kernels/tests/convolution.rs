@@ -142,6 +142,15 @@ fn convolutions_and_their_gradients() {
 }
 
 /// More samples than one chunk of bordered copies takes.
+/// A rank's shard may be empty: of five channels over four ranks, the last has none.
+#[test]
+fn nothing_of_a_dim() {
+    let dims = vec![dim(6, 6, 3, 1, 1, 1), dim(5, 3, 1, 2, 1, 0)];
+    for (n, g, c, o) in [(2, 1, 3, 0), (2, 1, 0, 4), (0, 1, 3, 4), (2, 0, 1, 1)] {
+        Case { n, g, c, o, dims: dims.clone() }.check();
+    }
+}
+
 #[test]
 fn many_samples_in_chunks() {
     Case { n: 5, g: 1, c: 2, o: 2, dims: vec![dim(500, 500, 3, 1, 1, 1), dim(402, 402, 1, 1, 1, 0)] }.check();
