@@ -56,15 +56,37 @@ fn plans_come_back() {
         let pinned = planned(&model, mesh(dp, tp, pp, pins)).unwrap_or_else(|e| panic!("{path}: {e}"));
         assert!(text(&pinned) != text(&free), "{path}: the flags change nothing");
         for (plan, what) in [(&free, "free"), (&pinned, "pinned")] {
-            let annotated = read(&written(&model, plan));
-            let again = planned(&annotated, mesh(dp, tp, pp, &[])).unwrap_or_else(|e| panic!("{path}, {what}: {e}"));
-            let (now, then) = (text(&again), text(plan));
-            let other: Vec<_> = now.lines().zip(then.lines()).filter(|(a, b)| a != b).collect();
-            assert!(other.is_empty() && now == then, "{path}, {what}: {other:#?}");
-            assert!(again.artifact.train == plan.artifact.train, "{path}, {what}: the programs differ");
-            assert_eq!(again.imported.warnings, plan.imported.warnings, "{path}, {what}: every annotation speaks of a value");
-            let twice = written(&annotated, &again);
-            assert!(twice == written(&model, plan), "{path}, {what}: written anew it is another file");
+            comes_back(&model, plan, mesh(dp, tp, pp, &[]), &format!("{path}, {what}"));
+        }
+    }
+}
+
+/// The plan of `compiled`, written and read again.
+#[track_caller]
+fn comes_back(model: &Model, compiled: &Compiled, parallel: Parallel, what: &str) {
+    let annotated = read(&written(model, compiled));
+    let again = planned(&annotated, parallel).unwrap_or_else(|e| panic!("{what}: {e}"));
+    let (now, then) = (text(&again), text(compiled));
+    let other: Vec<_> = now.lines().zip(then.lines()).filter(|(a, b)| a != b).collect();
+    assert!(other.is_empty() && now == then, "{what}: {other:#?}");
+    assert!(again.artifact.train == compiled.artifact.train, "{what}: the programs differ");
+    assert_eq!(again.imported.warnings, compiled.imported.warnings, "{what}: every annotation speaks of a value");
+    let twice = written(&annotated, &again);
+    assert!(twice == written(model, compiled), "{what}: written anew it is another file");
+}
+
+/// What is cut along sequences comes back too; inputs lie whole on the ranks that share them.
+#[test]
+fn plans_along_sequences_come_back() {
+    for path in ["gpt2_tiny.onnx", "bert_tiny.onnx"] {
+        let model = model(path);
+        for (cp, sequence_parallel, (dp, tp, pp)) in
+            [(1, true, (1, 2, 2)), (2, false, (2, 1, 1)), (2, false, (1, 2, 1)), (2, true, (1, 2, 1))]
+        {
+            let parallel = Parallel { cp, sequence_parallel, ..mesh(dp, tp, pp, &[]) };
+            let what = format!("{path} {parallel:?}");
+            let compiled = planned(&model, parallel.clone()).unwrap_or_else(|e| panic!("{what}: {e}"));
+            comes_back(&model, &compiled, parallel, &what);
         }
     }
 }

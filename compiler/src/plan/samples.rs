@@ -18,8 +18,30 @@ use std::collections::BTreeMap;
 
 pub(super) struct Samples {
     pub strategies: BTreeMap<NodeId, Strategy>,
-    /// By node: how the batch axes shard it.
+    /// By node: how these axes shard it; of an input, for those that read it.
     pub shardings: Vec<Sharding>,
+}
+
+impl Samples {
+    /// How these axes shard a value where it is made: inputs are whole over `cp`.
+    pub fn lies(&self, forward: &Forward, id: NodeId) -> Sharding {
+        match (&forward.graph[id].op, self.strategies.get(&id)) {
+            (Op::Input(_), Some(strategy)) => Sharding { dims: strategy.factors.clone().into(), ..Sharding::default() },
+            _ => self.shardings[id.0 as usize].clone(),
+        }
+    }
+
+    /// How `reader` has an operand.
+    pub fn has(&self, forward: &Forward, reader: NodeId, operand: NodeId) -> Sharding {
+        let mut sharding = self.shardings[operand.0 as usize].clone();
+        let position = forward.graph[reader].operands.iter().position(|&o| o == operand);
+        if let (Some(position), Some(strategy)) = (position, self.strategies.get(&reader)) {
+            for (axes, dim) in sharding.dims.iter_mut().zip(&forward.rule(reader).spec.operands[position]) {
+                *axes = dim.iter().flat_map(|f| strategy.factors[usize::from(f.0)].iter().copied()).collect();
+            }
+        }
+        sharding
+    }
 }
 
 /// The dim of inputs that counts the positions of a sequence.

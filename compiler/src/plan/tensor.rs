@@ -37,7 +37,7 @@ pub(super) fn shard(forward: &Forward, options: &Parallel) -> Result<Plan> {
         return Ok(solve(forward, options, &pins)?.into_plan());
     }
     let (plan, samples) = whole(forward, options, &[("tp", 1)])?;
-    check_whole(&pins, |_| true, &plan, &samples)?;
+    check_whole(&pins, |_| true, forward, &plan, &samples)?;
     Ok(plan)
 }
 
@@ -71,13 +71,12 @@ impl Solution {
 }
 
 /// What no tensor axis can shard lies as the batch axes have it.
-fn check_whole(pins: &Pins, which: impl Fn(NodeId) -> bool, plan: &Plan, samples: &Samples) -> Result<()> {
-    let values = pins.values.iter().map(|(&id, wish)| (id, wish));
-    let reads = pins.reads.iter().map(|(&(_, value), wish)| (value, wish));
-    for (id, wish) in values.chain(reads).filter(|(id, _)| which(*id)) {
-        let sharding = &samples.shardings[id.0 as usize];
-        if !wish.is_met(sharding, &plan.mesh) {
-            return Err(unmet(wish, [pins::shards(sharding, &plan.mesh)].into()));
+fn check_whole(pins: &Pins, which: impl Fn(NodeId) -> bool, forward: &Forward, plan: &Plan, samples: &Samples) -> Result<()> {
+    let values = pins.values.iter().map(|(&id, wish)| (id, samples.lies(forward, id), wish));
+    let reads = pins.reads.iter().map(|(&(reader, value), wish)| (value, samples.has(forward, reader, value), wish));
+    for (_, sharding, wish) in values.chain(reads).filter(|(id, ..)| which(*id)) {
+        if !wish.is_met(&sharding, &plan.mesh) {
+            return Err(unmet(wish, [pins::shards(&sharding, &plan.mesh)].into()));
         }
     }
     Ok(())
@@ -101,7 +100,7 @@ fn solve(forward: &Forward, options: &Parallel, pins: &Pins) -> Result<Solution>
     for axes in splits(forward, &classes, options.tp) {
         let named: Vec<(&str, u32)> = axes.iter().map(|(name, size)| (name.as_str(), *size)).collect();
         let (plan, samples) = whole(forward, options, &named)?;
-        check_whole(pins, |id| matches!(forward.graph[id].op, Op::Input(_)), &plan, &samples)?;
+        check_whole(pins, |id| matches!(forward.graph[id].op, Op::Input(_)), forward, &plan, &samples)?;
         let axes: TensorAxes = named.iter().filter_map(|(name, _)| plan.mesh.axis(name)).collect();
         let along_sequence = options.sequence_parallel;
         let builder = Builder { forward, samples: &samples, classes: &classes, pins, along_sequence };

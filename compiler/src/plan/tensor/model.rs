@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::graph::NodeId;
 use crate::ops::{Op, Rule};
 use dcc_program::factors::DimFactors;
-use dcc_program::{AxisList, FactorId, Mesh, Reduce, TensorType};
+use dcc_program::{AxisList, FactorId, Mesh, Reduce, Sharding, TensorType};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 
@@ -253,24 +253,25 @@ impl Builder<'_> {
         let mut class = Class { reads, choices: Vec::new(), linear, scalar, kind, output };
         class.choices = self.choices(problem, id, &class, &dims);
         if let Some(wish) = self.pins.values.get(&id) {
-            self.restrict(problem, &mut class.choices, id, wish, |choice| choice.makes)?;
+            let base = self.samples.lies(forward, id);
+            self.restrict(problem, &mut class.choices, &base, wish, |choice| choice.makes)?;
         }
         for (read, value, wish) in read_wishes {
-            self.restrict(problem, &mut class.choices, value, wish, |choice| choice.wants[read])?;
+            let base = self.samples.has(forward, id, value);
+            self.restrict(problem, &mut class.choices, &base, wish, |choice| choice.wants[read])?;
         }
         Ok((class, values))
     }
 
-    /// Leaves the choices whose layout of `value` meets the wish. Errors: none does.
+    /// Leaves the choices whose layout, over the axes that `base` has, meets the wish. Errors: none does.
     fn restrict(
         &self,
         problem: &Problem,
         choices: &mut Vec<Choice>,
-        value: NodeId,
+        base: &Sharding,
         wish: &Wish,
         layout: impl Fn(&Choice) -> Layout,
     ) -> Result<()> {
-        let base = &self.samples.shardings[value.0 as usize];
         let sharding = |choice: &Choice| layout(choice).resolved().over(base, &problem.axes);
         let possible = choices.iter().map(|choice| shards(&sharding(choice), &problem.mesh)).collect();
         choices.retain(|choice| wish.is_met(&sharding(choice), &problem.mesh));
