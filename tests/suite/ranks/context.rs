@@ -43,12 +43,14 @@ fn llama_and_bert_train_alike() {
     Case { model: "bert_tiny.onnx", labels: Some(16), clip: Some(0.5), ..CASE }.check(&splits());
 }
 
-/// Sixteen tokens of which three ranks have 6, 6 and 4; an encoder and a decoder; masks that depend on the element.
+/// Sixteen tokens of which three ranks have 6, 6 and 4; an encoder and a decoder; experts; masks that depend on the element.
 #[test]
-fn uneven_sequences_two_of_them_and_dropout_train_alike() {
+fn other_sequences_and_dropout_train_alike() {
     let few = [(sharing(3, mesh(1, 1, 1)), 1), (sharing(2, mesh(1, 2, 1)), 2)];
     Case { model: "gpt2_tiny.onnx", steps: 2, ..CASE }.check(&few[..1]);
-    Case { model: "families/t5.onnx", steps: 2, ..CASE }.check(&few);
+    for model in ["families/t5.onnx", "families/t5_legacy.onnx", "families/moe.onnx"] {
+        Case { model, steps: 2, ..CASE }.check(&few);
+    }
     let dropout = Dropout::Rate(0.1);
     Case { model: "gpt2_tiny_dropout.onnx", steps: 2, dropout, ..CASE }.check(&few);
 }

@@ -55,12 +55,15 @@ fn bert_trains_alike() {
     Case { model: "bert_tiny.onnx", labels: Some(16), clip: Some(0.5), ..CASE }.check(&splits());
 }
 
-/// Seventeen tokens, of which four ranks have 5, 5, 5 and 2; an encoder and a decoder; masks that depend on the element.
+/// Seventeen tokens, of which four ranks have 5, 5, 5 and 2; an encoder and a decoder; experts; masks that depend on the
+/// element.
 #[test]
-fn uneven_sequences_two_of_them_and_dropout_train_alike() {
+fn other_sequences_and_dropout_train_alike() {
     let few = [(along(1, 2, 1), 1), (along(1, 4, 1), 2), (along(2, 2, 2), 2)];
     Case { model: "families/vit.onnx", steps: 2, ..CASE }.check(&few);
-    Case { model: "families/t5.onnx", steps: 2, ..CASE }.check(&few[..2]);
+    for model in ["families/t5.onnx", "families/t5_legacy.onnx", "families/moe.onnx"] {
+        Case { model, steps: 2, ..CASE }.check(&few[..2]);
+    }
     let dropout = Dropout::Rate(0.1);
     Case { model: "gpt2_tiny_dropout.onnx", steps: 2, dropout, ..CASE }.check(&few);
 }

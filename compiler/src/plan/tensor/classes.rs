@@ -1,14 +1,15 @@
 //! Which dims tensor parallelism may split: those that weights of products and lookups have.
 //!
 //! Dims that correspond through the ops' rules are one class. A class is a feature if a dim of a parameter (or of what is made
-//! from parameters alone) that a product, a lookup or attention computes on belongs to it: widths, heads, vocabularies. The others are
-//! samples, for `dp`, and sequences, for sequence parallelism.
+//! from parameters alone) that a product, a lookup or attention computes on belongs to it: widths, heads, vocabularies. Positions of
+//! queries and keys are none, though a bias may be learned for each. The others are samples, for `dp`, and sequences, for `cp` and for
+//! sequence parallelism.
 
 use super::super::forward::{Forward, Kind};
 use crate::graph::NodeId;
 use crate::ops::Op;
-use dcc_program::FactorId;
 use dcc_program::factors::DimFactors;
+use dcc_program::{FactorId, FactorSpec};
 
 pub(super) struct Classes {
     /// First element of each node: one per dim of its value, then one per factor of its rule.
@@ -17,7 +18,7 @@ pub(super) struct Classes {
     feature: Vec<bool>,
     /// Features that products with weights sum over.
     contracted: Vec<bool>,
-    /// Dims that something sums over that is no product.
+    /// Dims that something computed per microbatch sums over that is no product.
     reduced: Vec<bool>,
 }
 
@@ -84,7 +85,7 @@ impl Classes {
 
     fn mark_features(&mut self, forward: &Forward, id: NodeId) {
         let node = &forward.graph[id];
-        if let Op::Reduce(_) = node.op {
+        if let (Op::Reduce(_), Kind::Batched) = (&node.op, forward.kind(id)) {
             for factor in forward.rule(id).reduced() {
                 let root = self.root(self.factor(forward, id, factor));
                 self.reduced[root] = true;
@@ -96,7 +97,7 @@ impl Classes {
         let spec = &forward.rule(id).spec;
         for (&operand, dims) in node.operands.iter().zip(&spec.operands) {
             if matches!(forward.kind(operand), Kind::Param | Kind::Begin) {
-                for &factor in dims.iter().flatten() {
+                for &factor in dims.iter().flatten().filter(|&&f| !counts_positions(&node.op, spec, f)) {
                     let root = self.root(self.factor(forward, id, factor));
                     self.feature[root] = true;
                     self.contracted[root] |= !spec.in_result(factor) && !matches!(node.op, Op::Gather(_));
@@ -111,4 +112,9 @@ impl Classes {
         }
         at
     }
+}
+
+/// Whether a factor of attention counts its queries or keys.
+pub(super) fn counts_positions(op: &Op, spec: &FactorSpec, factor: FactorId) -> bool {
+    matches!(op, Op::Attention(_)) && ["t", "s"].contains(&spec.names[usize::from(factor.0)].as_str())
 }

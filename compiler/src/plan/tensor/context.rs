@@ -5,7 +5,7 @@
 
 use super::super::forward::{Forward, Kind};
 use super::super::samples::Sequences;
-use super::classes::Classes;
+use super::classes::{Classes, counts_positions};
 use crate::error::{Error, Result};
 use crate::graph::NodeId;
 use crate::ops::Op;
@@ -45,9 +45,8 @@ fn positions(forward: &Forward, classes: &Classes, id: NodeId) -> Vec<(NodeId, F
     let node = &forward.graph[id];
     let spec = &forward.rule(id).spec;
     let batched = || node.operands.iter().all(|&o| forward.is_batched(o));
-    let named = |f: &FactorId| ["t", "s"].contains(&spec.names[usize::from(f.0)].as_str());
     let found: Vec<FactorId> = match &node.op {
-        Op::Attention(_) => spec.ids().filter(named).collect(),
+        Op::Attention(_) => spec.ids().filter(|&f| counts_positions(&node.op, spec, f)).collect(),
         Op::DotGeneral(_) if forward.kind(id) == Kind::Batched && batched() => spec.ids().collect(),
         _ => Vec::new(),
     };
