@@ -23,6 +23,16 @@ use std::ops::{Deref, DerefMut};
 ///
 /// Errors: a loss that is no float scalar, an op on the way without a gradient.
 pub fn gradients(graph: &mut Graph, loss: NodeId, wrt: &[NodeId]) -> Result<BTreeMap<NodeId, NodeId>> {
+    gradients_times(graph, loss, None, wrt)
+}
+
+/// The same times `scale`, a scalar of the loss's dtype.
+pub fn gradients_times(
+    graph: &mut Graph,
+    loss: NodeId,
+    scale: Option<NodeId>,
+    wrt: &[NodeId],
+) -> Result<BTreeMap<NodeId, NodeId>> {
     let ty = graph.ty(loss).clone();
     if !ty.dtype.is_float() || ty.rank() != 0 {
         let what = format!("the gradient of {}{:?}, which is no float scalar", ty.dtype.name(), ty.shape.as_slice());
@@ -30,7 +40,10 @@ pub fn gradients(graph: &mut Graph, loss: NodeId, wrt: &[NodeId]) -> Result<BTre
     }
     let before = graph.cursor();
     let mut grad = Grad::new(graph, loss, wrt);
-    let seed = grad.graph.add(Const::float(ty.dtype, 1.0), &[])?;
+    let seed = match scale {
+        Some(scale) => scale,
+        None => grad.graph.add(Const::float(ty.dtype, 1.0), &[])?,
+    };
     grad.contributions[loss.0 as usize].push(seed);
     let found = grad.run(wrt);
     graph.set_cursor(before);

@@ -142,11 +142,19 @@ pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
     let artifact = Artifact {
         train,
         eval,
-        forward: imported.graph.to_string(),
+        forward: forward_text(&imported, &training_options)?,
         tensors: tensors(model, &imported, options)?,
         options: manifest(model, &imported, &training, batch, options).to_options(),
     };
     Ok(Compiled { imported, forward, training, batch, plan, placed, order, artifact })
+}
+
+/// The forward graph as evaluation reads it back, in the precision that is trained in.
+fn forward_text(imported: &Imported, training: &TrainingOptions) -> Result<String> {
+    let Some(mixed) = training.mixed else { return Ok(imported.graph.to_string()) };
+    // Attention is found in one precision.
+    let graph = rewrite::simplify(&imported.graph)?;
+    Ok(precision::narrow(&graph, mixed.half)?.to_string())
 }
 
 /// For `-v`.

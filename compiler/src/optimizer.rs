@@ -13,6 +13,7 @@ mod muon;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId, Phase};
 use crate::ops::{GradSum, Op, Param};
+use crate::precision::Scaler;
 use block::{Block, sum_of_squares};
 use dcc_program::kernel::{BinaryOp, UnaryOp};
 use dcc_program::{DType, Glob};
@@ -174,15 +175,33 @@ impl OptimizerOptions {
     }
 }
 
-/// Adds the updates of `params` by their `gradients` to `graph`. The cursor ends where it was.
-pub fn update(graph: &mut Graph, options: &OptimizerOptions, params: &[NodeId], gradients: &[NodeId]) -> Result<Step> {
+/// Adds the updates of `params` by their `gradients` to `graph`: gradients times the scale of `scaler`, if there is one, which then also
+/// skips steps. The cursor ends where it was.
+pub fn update(
+    graph: &mut Graph,
+    options: &OptimizerOptions,
+    params: &[NodeId],
+    gradients: &[NodeId],
+    scaler: Option<Scaler>,
+) -> Result<Step> {
     options.check()?;
     let before = graph.cursor();
     graph.set_phase(Phase::Update);
     graph.set_grad_of(None);
     graph.set_origin("optimizer: gradient norm");
-    let norm = global_norm(graph, params, gradients)?;
-    let clip = options.grad_clip.map(|bound| clip_factor(graph, norm, bound)).transpose()?;
+    let mut norm = global_norm(graph, params, gradients)?;
+    let mut factor = None;
+    let overflow = scaler.map(|scaler| scaler.overflows(graph, norm)).transpose()?;
+    if let Some(scaler) = scaler {
+        let inverse = scaler.inverse(graph)?;
+        norm = graph.binary(BinaryOp::Mul, norm, inverse)?;
+        factor = Some(inverse);
+    }
+    if let Some(bound) = options.grad_clip {
+        let clip = clip_factor(graph, norm, bound)?;
+        factor = Some(factor.map_or(Ok(clip), |factor| graph.binary(BinaryOp::Mul, factor, clip))?);
+    }
+    let number = scaler.map(|scaler| scaler.step(graph)).transpose()?;
     let norm_dtype = params.iter().map(|&p| graph.ty(p).dtype).max().map_or(DType::F32, |d| d.max(DType::F32));
     let grad_norm = graph.cast(norm, norm_dtype)?;
     let mut tensors: Vec<Vec<Block>> = Vec::new();
@@ -192,7 +211,8 @@ pub fn update(graph: &mut Graph, options: &OptimizerOptions, params: &[NodeId], 
         };
         let decay = options.decay_of(&leaf);
         let mut block = Block::new(leaf, param, gradient, decay);
-        if let Some(factor) = clip {
+        block.number = number;
+        if let Some(factor) = factor {
             block.enter(graph);
             block.gradient = block.times(graph, gradient, factor)?;
         }
@@ -206,7 +226,15 @@ pub fn update(graph: &mut Graph, options: &OptimizerOptions, params: &[NodeId], 
     for mut tensor in tensors {
         tensor.sort_by_key(|block| block.leaf.piece.map(|piece| piece.start));
         options.optimizer.step(graph, &mut tensor)?;
-        updates.extend(tensor.into_iter().flat_map(Block::updates));
+        for block in tensor {
+            block.enter(graph);
+            for update in block.updates() {
+                updates.push(overflow.map_or(Ok(update), |overflow| unless(graph, overflow, update))?);
+            }
+        }
+    }
+    if let (Some(scaler), Some(overflow)) = (scaler, overflow) {
+        updates.extend(scaler.updates(graph, overflow)?);
     }
     graph.set_cursor(before);
     Ok(Step { grad_norm, updates })
@@ -252,4 +280,11 @@ fn clip_factor(graph: &mut Graph, norm: NodeId, bound: f64) -> Result<NodeId> {
     let bound = graph.splat_like(bound, norm)?;
     let ratio = graph.binary(BinaryOp::Div, bound, safe)?;
     graph.binary_scalar(BinaryOp::Min, ratio, 1.0)
+}
+
+/// The old value of what a step moves whose gradients overflow.
+fn unless(graph: &mut Graph, overflow: NodeId, Update { param, new }: Update) -> Result<Update> {
+    let shape = graph.ty(param).shape.clone();
+    let overflow = graph.broadcast(overflow, &shape, &[])?;
+    Ok(Update { param, new: graph.select(overflow, param, new)? })
 }

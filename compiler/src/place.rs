@@ -260,7 +260,9 @@ impl<'a> Placer<'a> {
         let node = &self.graph[id];
         match &node.op {
             Op::StopGradient(_) => return self.value(node.operands[0], stage, phase, want),
-            Op::Param(_) if phase != Phase::Update && self.is_gathered(id) => return self.gathered(id, stage, phase),
+            Op::Param(_) | Op::Cast(_) if phase != Phase::Update && self.is_gathered(id) => {
+                return self.gathered(id, stage, phase);
+            }
             Op::Input(_) | Op::Param(_) | Op::Scalar(_) => return self.leaf(id, stage, phase),
             Op::GradSum(GradSum { of: NORM_TERM }) => return self.norm_term(id, stage),
             Op::GradSum(_) if phase == Phase::Update && node.phase == Phase::Backward => {

@@ -27,12 +27,12 @@ use crate::schedule::{self, Layout};
 use dcc_program::{AxisId, AxisList, Mesh};
 use forward::Forward;
 use smallvec::SmallVec;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub use follow::follow;
 pub use pins::Pin;
 pub use report::{Report, StageReport, Traffic};
-pub use zero::Zero;
+pub use zero::{Zero, is_narrowing};
 
 /// Everything that `place`, `pipeline` and `lower` follow.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,6 +58,8 @@ pub struct Plan {
     pub repeats: Repeats,
     /// Dims of the shard of each weight that `dp` can divide.
     pub shards: BTreeMap<NodeId, Vec<AxisList>>,
+    /// Those of them that only their casts to half floats are read of: like optimizer state, they lie where the update is.
+    pub masters: BTreeSet<NodeId>,
 }
 
 /// How one op is computed on the mesh.
@@ -206,6 +208,7 @@ pub fn choose(graph: &Graph, options: &Parallel) -> Result<Plan> {
     runs(&plan)?;
     plan.stages = stages::cut(&forward, &plan, &options.machine, &options.wishes.stages)?;
     plan.shards = zero::shards(graph, &plan);
+    plan.masters = zero::masters(graph, &plan);
     plan.repeats = match options.recompute {
         Recompute::Fixed(repeats) => repeats,
         Recompute::Budget => Repeats::NONE,

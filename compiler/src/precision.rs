@@ -1,32 +1,35 @@
-//! `--dtype f64`: every float of a graph becomes f64, constants as they are written, widened.
+//! Which floats a graph computes in: `--dtype`.
+//!
+//! `double` widens everything. `mixed` has what costs time and memory, contractions and what lies between them, in a half type, and
+//! the rest in f32; `gradients` sums the gradients of parameters, which stay f32 themselves. Micikevicius et al. 2018, arXiv 1710.03740.
 
-use crate::error::Result;
-use crate::graph::{Graph, NodeId};
-use crate::ops::{Const, Input, Iota, Op, Param, Scalar, Uniform};
+mod double;
+mod gradients;
+mod mixed;
+mod scale;
+
 use dcc_program::DType;
 
-/// The graph in f64. Integers and bools stay; casts between floats vanish; random numbers stay those of f32, widened.
-pub fn widen(graph: &Graph) -> Result<Graph> {
-    graph.map(|out, _, node, operands| {
-        let op: Op = match node.op.clone() {
-            Op::Input(op) => Input { dtype: wide(op.dtype), ..op }.into(),
-            Op::Param(op) => Param { dtype: wide(op.dtype), ..op }.into(),
-            Op::Const(op) => Const { dtype: wide(op.dtype), ..op }.into(),
-            Op::Iota(op) => Iota { dtype: wide(op.dtype), ..op }.into(),
-            Op::Scalar(op) => Scalar { dtype: wide(op.dtype), ..op }.into(),
-            Op::Cast(op) => return out.cast(operands[0], wide(op.dtype)),
-            Op::Uniform(op) => return uniform(out, op, operands),
-            op => op,
-        };
-        out.add(op, operands)
-    })
+pub use double::widen;
+pub use gradients::sums;
+pub use mixed::narrow;
+pub use scale::{LossScale, Scaler};
+
+/// Training in two precisions.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mixed {
+    /// What contractions read and write: bf16 or f16.
+    pub half: DType,
+    /// What gradients of parameters are accumulated and reduced in: f32, or `half`.
+    pub gradients: DType,
+    /// Of f16, whose small numbers are few.
+    pub scale: Option<LossScale>,
 }
 
-fn wide(dtype: DType) -> DType {
-    if dtype.is_float() { DType::F64 } else { dtype }
-}
-
-fn uniform(out: &mut Graph, op: Uniform, operands: &[NodeId]) -> Result<NodeId> {
-    let random = out.add(op, operands)?;
-    out.cast(random, DType::F64)
+impl Mixed {
+    /// For reports: `bf16, parameters f32, gradients f32`.
+    pub fn text(&self) -> String {
+        let scale = self.scale.map(|scale| format!(", loss scale from {}", scale.initial)).unwrap_or_default();
+        format!("{}, parameters f32, gradients {}{scale}", self.half.name(), self.gradients.name())
+    }
 }

@@ -8,7 +8,7 @@ pub use units::{count, size};
 use crate::cost::sections;
 use dcc_program::program::{Action, BufferId, ParamKind, Place, Program, SectionId, SectionKind, Transfer};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One stage; all its ranks do the same.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -130,11 +130,22 @@ pub fn memory(program: &Program) -> Memory {
         let params = program.params.iter().filter(|p| is(&p.kind) && program.buffer(p.buffer).place == Place::Persistent);
         params.map(|p| program.ty(p.buffer).local_bytes(&program.mesh)).sum::<u64>()
     };
-    let weights = bytes(&|kind| *kind == ParamKind::Weight);
+    let weights = bytes(&|kind| *kind == ParamKind::Weight) + copies(program);
     let optimizer = bytes(&|kind| *kind != ParamKind::Weight);
     let accumulators = program.persistent_bytes.saturating_sub(weights + optimizer);
     let activations = program.areas.iter().map(|area| area.bytes * u64::from(area.slots)).sum();
     let scratch = program.scratch_bytes;
     let peak = weights + optimizer + accumulators + activations + scratch;
     Memory { weights, optimizer, accumulators, activations, scratch, peak }
+}
+
+/// Bytes of the half floats that products read instead of weights, made once a step.
+fn copies(program: &Program) -> u64 {
+    let begin = program.sections.iter().filter(|section| section.kind == SectionKind::Begin);
+    let made: BTreeSet<BufferId> = begin.flat_map(|section| &section.body).flat_map(|instr| instr.results.to_vec()).collect();
+    let kept = made.into_iter().map(|id| program.buffer(id)).filter(|buffer| {
+        let half = buffer.ty.dtype.is_float() && buffer.ty.dtype.bytes() == 2;
+        half && buffer.place == Place::Persistent && buffer.ty.sharding.pending.is_empty()
+    });
+    kept.map(|buffer| (buffer.offset, buffer.ty.local_bytes(&program.mesh))).collect::<BTreeMap<_, _>>().into_values().sum()
 }

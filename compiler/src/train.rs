@@ -14,10 +14,12 @@ use crate::graph::{Graph, NodeId};
 use crate::loss::{self, Loss, LossOptions};
 use crate::ops::{Op, Param};
 use crate::optimizer::{self, OptimizerOptions, Update};
+use crate::precision::{self, Mixed, Scaler};
 use dcc_program::Glob;
 use dcc_program::kernel::{BinaryOp, CompareOp};
 use dcc_program::program::{ParamKind, Piece};
 use statistics::Use;
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 pub use statistics::Statistic;
@@ -27,6 +29,8 @@ pub struct TrainingOptions {
     pub loss: LossOptions,
     pub optimizer: OptimizerOptions,
     pub selection: Selection,
+    /// `--dtype bf16` and `f16`: contractions in a half type, the rest and all that persists in f32.
+    pub mixed: Option<Mixed>,
 }
 
 /// `--train` and `--freeze`.
@@ -73,6 +77,8 @@ pub struct Training {
     pub trained: Vec<String>,
     /// The other parameters, sorted.
     pub frozen: Vec<String>,
+    /// As in the options.
+    pub mixed: Option<Mixed>,
 }
 
 /// What an output of a training or evaluation graph is. Its text is the output's name.
@@ -82,6 +88,8 @@ pub enum Output {
     Loss,
     /// `grad_norm`: before clipping.
     GradNorm,
+    /// `loss_scale`: what the gradients of this step were multiplied by while they were computed, in f16.
+    LossScale,
     /// `weight:NAME`, `state.m:NAME`, of a piece `weight[DIM,START,END]:NAME`: the value after the step.
     New { name: String, kind: ParamKind, piece: Option<Piece> },
     /// `grad:NAME`, `grad[DIM,START,END]:NAME`.
@@ -94,6 +102,16 @@ pub enum Output {
     EvalCount,
 }
 
+impl TrainingOptions {
+    /// The forward graph in the precision that is trained in.
+    fn forward<'a>(&self, graph: &'a Graph) -> Result<Cow<'a, Graph>> {
+        match self.mixed {
+            Some(mixed) => precision::narrow(graph, mixed.half).map(Cow::Owned),
+            None => Ok(Cow::Borrowed(graph)),
+        }
+    }
+}
+
 impl Output {
     pub fn text(&self) -> String {
         let part = |piece: &Option<Piece>| match piece {
@@ -103,6 +121,7 @@ impl Output {
         match self {
             Output::Loss => "loss".to_owned(),
             Output::GradNorm => "grad_norm".to_owned(),
+            Output::LossScale => "loss_scale".to_owned(),
             Output::EvalLoss => "eval_loss".to_owned(),
             Output::EvalAccuracy => "eval_accuracy".to_owned(),
             Output::EvalCount => "eval_count".to_owned(),
@@ -115,7 +134,8 @@ impl Output {
     /// Reads what `text` gives.
     pub fn parse(text: &str) -> Option<Output> {
         let Some((head, name)) = text.split_once(':') else {
-            let plain = [Output::Loss, Output::GradNorm, Output::EvalLoss, Output::EvalAccuracy, Output::EvalCount];
+            use Output::{EvalAccuracy, EvalCount, EvalLoss, GradNorm, Loss, LossScale};
+            let plain = [Loss, GradNorm, LossScale, EvalLoss, EvalAccuracy, EvalCount];
             return plain.into_iter().find(|o| o.text() == text);
         };
         let (head, piece) = match head.strip_suffix(']') {
@@ -156,11 +176,15 @@ pub fn updates(graph: &Graph) -> Vec<Update> {
 /// Errors: the loss is not clear, nothing trains, an option is out of range, an op on the way has no gradient.
 pub fn train_step(forward: &Graph, trainable: &[Trainable], options: &TrainingOptions) -> Result<Training> {
     let wanted = options.selection.apply(trainable)?;
+    let forward = options.forward(forward)?;
+    let forward: &Graph = &forward;
     let (mut graph, statistics) = statistics::settle(forward, Use::Training)?;
     let loss = loss::attach(&mut graph, &options.loss)?;
-    let (params, gradients) = gradients(&mut graph, loss.value, &wanted)?;
-    let step = optimizer::update(&mut graph, &options.optimizer, &params, &gradients)?;
+    let scaler = options.mixed.and_then(|mixed| mixed.scale).map(|scale| Scaler::new(&mut graph, scale)).transpose()?;
+    let (params, gradients) = gradients(&mut graph, (loss.value, scaler), &wanted, options.mixed)?;
+    let step = optimizer::update(&mut graph, &options.optimizer, &params, &gradients, scaler)?;
     graph.outputs = vec![(Output::Loss.text(), loss.value), (Output::GradNorm.text(), step.grad_norm)];
+    graph.outputs.extend(scaler.map(|scaler| (Output::LossScale.text(), scaler.scale)));
     let moved = statistics::update(&mut graph, &statistics)?;
     for update in step.updates.iter().chain(&moved) {
         let name = Output::new_value(param(&graph, update.param)).text();
@@ -175,6 +199,7 @@ pub fn train_step(forward: &Graph, trainable: &[Trainable], options: &TrainingOp
         classes: loss.classes,
         trained: trained.into_iter().collect(),
         frozen: frozen.into_iter().collect(),
+        mixed: options.mixed,
     })
 }
 
@@ -185,9 +210,10 @@ pub fn gradient_step(
     options: &TrainingOptions,
 ) -> Result<(Graph, Option<(String, u64)>)> {
     let wanted = options.selection.apply(trainable)?;
-    let mut graph = for_evaluation(forward)?;
+    let forward = options.forward(forward)?;
+    let mut graph = for_evaluation(&forward)?;
     let loss = loss::attach(&mut graph, &options.loss)?;
-    let (params, gradients) = gradients(&mut graph, loss.value, &wanted)?;
+    let (params, gradients) = gradients(&mut graph, (loss.value, None), &wanted, options.mixed)?;
     graph.outputs = vec![(Output::Loss.text(), loss.value)];
     for (&leaf, &gradient) in params.iter().zip(&gradients) {
         let Param { name, piece, .. } = param(&graph, leaf).clone();
@@ -256,17 +282,27 @@ fn live(graph: &Graph) -> Result<Graph> {
 }
 
 /// The weights among `names` that `loss` depends on, in node order, and their gradients. Errors: there is none.
-fn gradients(graph: &mut Graph, loss: NodeId, names: &BTreeSet<String>) -> Result<(Vec<NodeId>, Vec<NodeId>)> {
+fn gradients(
+    graph: &mut Graph,
+    (loss, scaler): (NodeId, Option<Scaler>),
+    names: &BTreeSet<String>,
+    mixed: Option<Mixed>,
+) -> Result<(Vec<NodeId>, Vec<NodeId>)> {
     let trains = |id: &NodeId| match &graph[*id].op {
         Op::Param(p) => p.kind == ParamKind::Weight && p.dtype.is_float() && names.contains(&p.name),
         _ => false,
     };
     let wanted: Vec<NodeId> = graph.ids().filter(trains).collect();
-    let found = autodiff::gradients(graph, loss, &wanted)?;
+    let found = autodiff::gradients_times(graph, loss, scaler.map(|scaler| scaler.scale), &wanted)?;
     if found.is_empty() {
         return Err(nothing_trains(names));
     }
-    Ok(found.into_iter().unzip())
+    let (params, gradients): (Vec<NodeId>, Vec<NodeId>) = found.into_iter().unzip();
+    let gradients = match mixed {
+        Some(mixed) => precision::sums(graph, &params, &gradients, mixed)?,
+        None => gradients,
+    };
+    Ok((params, gradients))
 }
 
 fn param(graph: &Graph, id: NodeId) -> &Param {

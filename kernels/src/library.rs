@@ -3,6 +3,7 @@
 pub mod attention;
 pub mod convolution;
 mod gemm;
+pub mod half;
 pub mod math;
 pub mod matmul;
 mod microkernel;

@@ -8,6 +8,7 @@ mod call;
 mod contraction;
 mod convolution;
 mod factors;
+mod halves;
 mod indexed;
 mod library;
 mod memory;

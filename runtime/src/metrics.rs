@@ -17,9 +17,13 @@ pub struct StepRecord {
     /// From 1.
     pub step: u64,
     /// Of the global batch, before the update.
+    #[serde(deserialize_with = "number")]
     pub loss: f64,
-    /// Before clipping.
+    /// Before clipping; none of a step whose gradients overflowed, which is skipped.
     pub grad_norm: Option<f64>,
+    /// What the loss was multiplied by for the gradients' sake, in f16.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub loss_scale: Option<f64>,
     /// The rate used.
     pub lr: f64,
     /// From batch in hand to weights updated.
@@ -29,6 +33,11 @@ pub struct StepRecord {
     /// Of the global batch; none where the model has no sequences.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub tokens: Option<u64>,
+}
+
+/// JSON has no number that is not finite.
+fn number<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(from)?.unwrap_or(f64::NAN))
 }
 
 /// One pass over the evaluation data, after `step`.
@@ -141,6 +150,8 @@ fn fields(record: &StepRecord, context: &Context) -> Vec<(u8, String)> {
     let mut fields =
         vec![(0, format!("step {:>digits$}/{}", record.step, context.steps)), (1, format!("loss {:.4}", record.loss))];
     fields.extend(record.grad_norm.map(|norm| (5, format!("gnorm {norm:.2}"))));
+    let skipped = record.loss_scale.is_some() && record.grad_norm.is_none();
+    fields.extend(record.loss_scale.map(|scale| (9, format!("scale {scale}{}", if skipped { " skipped" } else { "" }))));
     fields.push((6, format!("lr {}", short(record.lr))));
     let seconds = record.step_ms / 1000.0;
     if seconds > 0.0 {
@@ -252,7 +263,16 @@ mod tests {
 
     fn record() -> StepRecord {
         let tokens = Some(16384);
-        StepRecord { step: 120, loss: 2.41312, grad_norm: Some(0.8104), lr: 5.9e-4, step_ms: 7560.0, samples: 64, tokens }
+        StepRecord {
+            step: 120,
+            loss: 2.41312,
+            grad_norm: Some(0.8104),
+            lr: 5.9e-4,
+            step_ms: 7560.0,
+            samples: 64,
+            tokens,
+            loss_scale: None,
+        }
     }
 
     #[test]
@@ -274,6 +294,9 @@ mod tests {
             log_line(&bare, &Context { steps: 200, ..Context::default() }),
             "step 120/200  loss 2.4131  lr 0.1  5,186 samples/s  12.3 ms/step"
         );
+        let overflown = StepRecord { loss_scale: Some(65536.0), ..bare };
+        let text = log_line(&overflown, &Context { steps: 200, ..Context::default() });
+        assert_eq!(text, "step 120/200  loss 2.4131  scale 65536 skipped  lr 0.1  5,186 samples/s  12.3 ms/step");
     }
 
     #[test]

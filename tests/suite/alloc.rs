@@ -250,7 +250,7 @@ fn the_display_allocates_only_for_its_lines() {
     let context = Context { steps: 1000, memory: Some((1 << 20, 1 << 21)), ..Context::default() };
     let mut count = |step: u64| {
         let record =
-            StepRecord { step, loss: 1.5, grad_norm: Some(0.5), lr: 0.1, step_ms: 10.0, samples: 8, tokens: Some(128) };
+            StepRecord { step, loss: 1.5, grad_norm: Some(0.5), lr: 0.1, step_ms: 10.0, samples: 8, ..StepRecord::default() };
         let before = allocations();
         display.step(&record, &context);
         allocations() - before

@@ -305,6 +305,14 @@ fn wrong_flags() {
     check("--steps 1 --pp 2 --virtual-stages 0", "DCC0001", &["--virtual-stages 0: a rank has 1 to 32 chunks"]);
     let gpipe = "--steps 1 --pp 2 --schedule gpipe --virtual-stages 2";
     check(gpipe, "DCC0001", &["--virtual-stages 2 does not belong to --schedule gpipe", "--schedule 1f1b"]);
+    check("--steps 1 --dtype f8", "DCC0001", &["'f8'", "bf16"]);
+    check("--steps 1 --grad-dtype bf16", "DCC0001", &["--grad-dtype bf16 with no --dtype", "--dtype bf16"]);
+    check("--steps 1 --dtype f16 --grad-dtype bf16", "DCC0001", &["--grad-dtype bf16 with --dtype f16"]);
+    check("--steps 1 --dtype bf16 --loss-scale 8", "DCC0001", &["a loss scale with --dtype bf16", "--dtype f16"]);
+    check("--steps 1 --dtype f16 --loss-scale 0", "DCC0001", &["--loss-scale 0 is no positive number"]);
+    check("--steps 1 --dtype f16 --loss-scale-growth 0.5", "DCC0001", &["--loss-scale-growth 0.5 is less than 1"]);
+    check("--steps 1 --dtype f16 --loss-scale-backoff 1", "DCC0001", &["--loss-scale-backoff 1 is not between 0 and 1"]);
+    check("--steps 1 --dtype f16 --loss-scale-interval 0", "DCC0001", &["--loss-scale-interval 0"]);
     check("--steps 1 --loss mean", "DCC0001", &["'mean'", "cross-entropy"]);
     check("--steps 1 --lr fast", "DCC0001", &["'fast'", "--lr"]);
     check("--steps 1 --momentum 0.9", "DCC0001", &["--momentum does not belong to --optimizer adamw", "--optimizer sgd"]);

@@ -30,6 +30,7 @@ mod killed;
 #[cfg(target_os = "linux")]
 mod memory;
 mod meshes;
+mod mixed;
 mod numbers;
 mod onnx_model;
 mod onnx_nodes;

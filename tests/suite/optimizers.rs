@@ -25,7 +25,7 @@ fn distance(optimizer: Optimizer, weight_decay: f64, gradient: [f64; 2], tensors
     let input = Input { name: "g".to_owned(), dtype: DType::F64, shape, batch_dim: None };
     let input = graph.add(input, &[]).expect("a leaf");
     let options = OptimizerOptions { optimizer, weight_decay, ..OptimizerOptions::default() };
-    let step = update(&mut graph, &options, &[param], &[input]).expect("a step");
+    let step = update(&mut graph, &options, &[param], &[input], None).expect("a step");
     let mut bindings = Bindings { learning_rate: 0.1, step: FAR, ..Bindings::default() }.input("g", floats(gradient));
     let kind = |name: &str| if name == "x" { ParamKind::Weight } else { ParamKind::State(name.to_owned()) };
     for (name, before, _) in tensors {

@@ -2,6 +2,7 @@
 
 mod context;
 mod fuzz;
+mod mixed;
 mod optimizers;
 mod pipelines;
 mod recompute;
@@ -16,6 +17,7 @@ use dcc::import::{self, Dropout, Model};
 use dcc::loss::{Labels, LossOptions};
 use dcc::optimizer::{AdamDecay, Optimizer, OptimizerOptions};
 use dcc::plan::{Parallel, batch};
+use dcc::precision::Mixed;
 use dcc::train::{Names, Selection, TrainingOptions};
 use dcc_program::artifact::{Artifact, Data};
 use dcc_program::manifest::Manifest;
@@ -30,6 +32,7 @@ use std::collections::BTreeMap;
 struct Case {
     model: &'static str,
     precision: Precision,
+    mixed: Option<Mixed>,
     steps: usize,
     batch: u64,
     /// Positions of the labels beside the tokens, many of them ignored; none: the model's own loss.
@@ -46,6 +49,7 @@ struct Case {
 const CASE: Case = Case {
     model: "",
     precision: Precision::F64,
+    mixed: None,
     steps: 3,
     batch: 8,
     labels: None,
@@ -107,6 +111,7 @@ impl Case {
                     freeze: self.freeze.iter().map(|glob| Names::Glob(Glob::new(glob))).collect(),
                     ..Selection::default()
                 },
+                mixed: self.mixed,
                 ..TrainingOptions::default()
             },
             ..Options::default()

@@ -82,6 +82,7 @@ impl Subject {
                 parallel: parallel.clone(),
                 precision: Precision::F64,
                 training: TrainingOptions {
+                    mixed: None,
                     loss: LossOptions { labels, ..LossOptions::default() },
                     optimizer: OptimizerOptions {
                         optimizer,

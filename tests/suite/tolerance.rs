@@ -2,7 +2,16 @@
 //!
 //! f32: per step at most 20 × the running maximum of |PyTorch f32 − PyTorch f64|, at least 2e-5 relative. f64: 1e-9 relative.
 
+use dcc_program::DType;
 use serde_json::Value;
+
+/// Mean distance of losses from PyTorch's f32 in mixed precision, in that of PyTorch's own under autocast.
+pub const AUTOCAST: f64 = 1.5;
+
+/// Relative: losses of a mesh against one device in mixed precision, over a few steps: half of what rounding to the half type may do.
+pub fn of_half(dtype: DType) -> f64 {
+    if dtype == DType::F16 { 2.0_f64.powi(-12) } else { 2.0_f64.powi(-9) }
+}
 
 /// Relative: `--dtype f64` against PyTorch float64.
 pub const F64: f64 = 1e-9;

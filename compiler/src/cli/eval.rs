@@ -57,7 +57,7 @@ pub struct Args {
     #[arg(long, value_name = "INPUT=D|none", help_heading = "Model")]
     batch_dim: Vec<String>,
     /// Floats to compute in (default: as exported)
-    #[arg(long, value_parser = ["f32", "f64"], help_heading = "Model")]
+    #[arg(long, value_parser = ["f32", "f64", "bf16", "f16"], help_heading = "Model")]
     dtype: Option<String>,
 
     /// The loss that --gradients are of; `labels` or `target` stand among the inputs

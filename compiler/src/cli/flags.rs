@@ -6,11 +6,12 @@ use crate::import::{self, Dropout};
 use crate::loss::{LossKind, LossOptions};
 use crate::optimizer::{AdamDecay, Decay, MuonScale, Optimizer, OptimizerOptions};
 use crate::plan::{Parallel, Pin, Schedule, Zero, batch};
+use crate::precision::{LossScale, Mixed};
 use crate::recompute::{Recompute, Repeats};
 use crate::train::{Names, Selection, TrainingOptions};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, FromArgMatches};
-use dcc_program::Glob;
+use dcc_program::{DType, Glob};
 
 /// Chunks of the model on a rank.
 const MAX_CHUNKS: u32 = 32;
@@ -85,9 +86,25 @@ pub struct CompileFlags {
     /// Parts of the global batch that BatchNorm takes statistics of, one by one (default 1); microbatches must divide it
     #[arg(long, value_name = "G", help_heading = "Model")]
     pub bn_groups: Option<u64>,
-    /// Floats to compute in (default: as exported)
-    #[arg(long, value_parser = ["f32", "f64"], help_heading = "Model")]
+    /// Floats to compute in (default: as exported); bf16 and f16: matrix products, convolutions and attention, with f32 parameters,
+    /// statistics and sums
+    #[arg(long, value_parser = ["f32", "f64", "bf16", "f16"], help_heading = "Model")]
     pub dtype: Option<String>,
+    /// What gradients are accumulated and reduced in, under --dtype bf16 (default f32)
+    #[arg(long, value_parser = ["f32", "bf16"], help_heading = "Model")]
+    pub grad_dtype: Option<String>,
+    /// What --dtype f16 multiplies the loss by, at first (default 65536)
+    #[arg(long, value_name = "S", help_heading = "Model")]
+    pub loss_scale: Option<f64>,
+    /// Factor of the scale after --loss-scale-interval steps without overflow (default 2)
+    #[arg(long, value_name = "F", help_heading = "Model")]
+    pub loss_scale_growth: Option<f64>,
+    /// Factor of the scale after a step that overflows, and is skipped (default 0.5)
+    #[arg(long, value_name = "F", help_heading = "Model")]
+    pub loss_scale_backoff: Option<f64>,
+    /// Steps without overflow after which the scale grows (default 2000)
+    #[arg(long, value_name = "N", help_heading = "Model")]
+    pub loss_scale_interval: Option<u32>,
 
     /// What to minimise
     #[arg(long, default_value = "auto", help_heading = "Loss",
@@ -178,11 +195,46 @@ impl CompileFlags {
             batch: self.batch()?,
             batch_norm: self.batch_norm()?,
             precision: if self.dtype.as_deref() == Some("f64") { Precision::F64 } else { Precision::AsExported },
-            training: TrainingOptions { loss: self.loss()?, optimizer: self.optimizer()?, selection: self.selection()? },
+            training: TrainingOptions {
+                loss: self.loss()?,
+                optimizer: self.optimizer()?,
+                selection: self.selection()?,
+                mixed: self.mixed()?,
+            },
             parallel: self.parallel()?,
             memory_limit: self.memory_limit.as_deref().map(size).transpose()?,
             ..Options::default()
         })
+    }
+
+    /// Errors: gradients in a half type that the rest is not in, a scale of the loss of anything but f16 or out of range.
+    fn mixed(&self) -> Result<Option<Mixed>> {
+        let named = |text: &Option<String>| text.as_deref().and_then(DType::parse);
+        let half = named(&self.dtype).filter(|dtype| dtype.bytes() == 2);
+        let given = self.dtype.as_ref().map_or("no --dtype".to_owned(), |dtype| format!("--dtype {dtype}"));
+        let gradients = named(&self.grad_dtype).unwrap_or(DType::F32);
+        if self.grad_dtype.is_some() && (half.is_none() || gradients != DType::F32 && Some(gradients) != half) {
+            let what = format!("--grad-dtype {} with {given}", gradients.name());
+            return Err(Error::usage(what).help("it belongs to --dtype bf16 (--dtype f16 has f32 gradients)"));
+        }
+        let scale = self.scale()?;
+        if half != Some(DType::F16) && scale != LossScale::default() {
+            return Err(Error::usage(format!("a loss scale with {given}")).help("it belongs to --dtype f16"));
+        }
+        let scale = (half == Some(DType::F16)).then_some(scale);
+        Ok(half.map(|half| Mixed { half, gradients, scale }))
+    }
+
+    fn scale(&self) -> Result<LossScale> {
+        let default = LossScale::default();
+        let scale = LossScale {
+            initial: self.loss_scale.unwrap_or(default.initial),
+            growth: self.loss_scale_growth.unwrap_or(default.growth),
+            backoff: self.loss_scale_backoff.unwrap_or(default.backoff),
+            interval: self.loss_scale_interval.unwrap_or(default.interval),
+        };
+        scale.check()?;
+        Ok(scale)
     }
 
     fn batch_norm(&self) -> Result<BatchNorm> {

@@ -74,6 +74,7 @@ impl<'a> Report<'a> {
         if plan.sequence_parallel {
             lines.push(format!("  shards    what lies between split products, along the sequence over tp {tensor}"));
         }
+        lines.extend(training.mixed.map(|mixed| format!("  precision {}", mixed.text())));
         lines.push(format!("  loss      {}", training.loss));
         lines.push(format!("  trains    {}", selected(imported.parameters.iter(), &training.trained)));
         if !training.frozen.is_empty() {
@@ -128,6 +129,7 @@ impl<'a> Report<'a> {
             "nodes": nodes(&imported.graph),
             "parameters": elements(imported.parameters.iter()),
             "warnings": imported.warnings,
+            "precision": training.mixed.map(|mixed| mixed.text()),
             "loss": training.loss,
             "trained": training.trained,
             "frozen": training.frozen,

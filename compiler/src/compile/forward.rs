@@ -50,10 +50,15 @@ impl Subject {
         if options.precision == Precision::F64 {
             imported.graph = crate::precision::widen(&imported.graph)?;
         }
+        let mut graph = for_evaluation(&imported.graph)?;
+        if let Some(mixed) = options.training.mixed {
+            // Attention is found in one precision.
+            graph = crate::precision::narrow(&simplify(&graph, options)?, mixed.half)?;
+        }
         let parameter = |p: &import::Parameter| (p.tensor.name.clone(), p.entry(p.trained));
         Ok(Subject {
             name: options.name.clone(),
-            graph: for_evaluation(&imported.graph)?,
+            graph,
             tensors: tensors(model, &imported, options)?,
             parameters: imported.parameters.iter().map(parameter).collect(),
             empty_outputs: imported.outputs.iter().cloned().enumerate().filter(|(_, o)| o.shape.contains(&0)).collect(),

@@ -56,7 +56,7 @@ impl Build {
         }
         let text = format!("{}, {} -> {}", terms[0].factors.join(" "), terms[1].factors.join(" "), out.join(" "));
         let spec = FactorSpec::parse(&text).expect("factor names are identifiers");
-        let result = self.graph.add(DotGeneral { spec }, &[terms[0].id, terms[1].id])?;
+        let result = self.graph.add(DotGeneral::from(spec), &[terms[0].id, terms[1].id])?;
         self.reshape(&result.into(), &merged_shape)
     }
 

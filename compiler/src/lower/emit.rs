@@ -206,15 +206,26 @@ impl<'a> Emitter<'a> {
                 let x = self.element(operand(0), index);
                 self.expr(Expr::Cast(op.dtype, x))
             }
-            Op::GradSum(_) => {
-                let first = self.element(operand(0), index);
-                node.operands[1..].iter().fold(first, |sum, &o| {
-                    let term = self.element(o, index);
-                    self.expr(Expr::Binary(BinaryOp::Add, sum, term))
-                })
-            }
+            Op::GradSum(_) => self.sum(id, index),
             _ => self.moved(id, index),
         }
+    }
+
+    /// The terms of a gradient sum one after the other; whole half floats are added in f32 and rounded once.
+    fn sum(&mut self, id: NodeId, index: &[Index]) -> ExprId {
+        let node = &self.graph[id];
+        let wide = node.ty.dtype.is_float() && node.ty.dtype.bytes() == 2 && node.operands.len() > 2;
+        let wide = wide && node.ty.sharding.pending.is_empty();
+        let mut sum = None;
+        for &operand in &node.operands {
+            let mut term = self.element(operand, index);
+            if wide {
+                term = self.expr(Expr::Cast(DType::F32, term));
+            }
+            sum = Some(sum.map_or(term, |sum| self.expr(Expr::Binary(BinaryOp::Add, sum, term))));
+        }
+        let sum = sum.expect("a gradient sum has a term");
+        if wide { self.expr(Expr::Cast(node.ty.dtype, sum)) } else { sum }
     }
 
     /// Ops that only change indices.

@@ -2,22 +2,22 @@
 
 mod mask;
 
-use super::dot::{factor_sizes, pack, unpack};
-use super::example::{Example, bools, floats};
+use super::dot::{factor_sizes, pack, sum_dtype, unpack};
+use super::example::{Example, bools, floats, rounded};
 use super::{OpDef, Rule};
 use crate::autodiff::Grad;
 use crate::error::{Error, Result};
 use crate::graph::{NodeId, Operands};
 use crate::interp::Tensor;
 use dcc_program::program::{Attention as Attributes, MaskKind};
-use dcc_program::{FactorId, FactorSpec, TensorType};
+use dcc_program::{DType, FactorId, FactorSpec, TensorType};
 use serde::{Deserialize, Serialize};
 
 /// Operands Q, K, V and the mask if there is one. `causal` keeps keys s ≤ t; a query without keys gives zero.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Attention {
     pub attributes: Attributes,
-    /// 0: O; 1: the log-sum-exp of the scores, O's dims without the value dim, f32 or f64 as the dtype.
+    /// 0: O; 1: the log-sum-exp of the scores, O's dims without the value dim, f32 also for half floats.
     pub out: u8,
 }
 
@@ -172,7 +172,8 @@ impl OpDef for Attention {
     const NAME: &'static str = "attention";
 
     fn infer(&self, operands: &[&TensorType]) -> Result<TensorType> {
-        infer(Self::NAME, &self.attributes, &self.spec(), operands)
+        let ty = infer(Self::NAME, &self.attributes, &self.spec(), operands)?;
+        Ok(ty.with_dtype(sum_dtype(ty.dtype, self.out == 1)))
     }
 
     fn rule(&self, _: &[&TensorType], _: &TensorType) -> Rule {
@@ -227,6 +228,10 @@ impl OpDef for Attention {
                 all.push(if out == 0 { example.wrt(&trains) } else { example.wrt(&[]) });
             }
         }
+        for (attributes, operands, _) in halves() {
+            let of = |out| Example::new(Attention { attributes: attributes.clone(), out }, operands.clone()).wrt(&[]);
+            all.extend([of(0), of(1)]);
+        }
         all
     }
 }
@@ -273,10 +278,11 @@ impl OpDef for AttentionGrad {
 
     fn examples() -> Vec<Example> {
         let mut all = Vec::new();
-        for (attributes, operands) in cases() {
+        let wide = cases().into_iter().map(|(attributes, operands)| (attributes, operands, DType::F64));
+        for (attributes, operands, dtype) in wide.chain(halves()) {
             let of = |out| Example::new(Attention { attributes: attributes.clone(), out }, operands.clone()).eval();
-            let (o, lse) = (of(0), of(1));
-            let mut with = vec![floats(9, &o.shape)];
+            let (o, lse) = (rounded(dtype, &of(0)), of(1));
+            let mut with = vec![rounded(dtype, &floats(9, &o.shape))];
             with.extend(operands[..3].iter().cloned());
             with.extend([o, lse]);
             with.extend(operands.get(3).cloned());
@@ -286,6 +292,15 @@ impl OpDef for AttentionGrad {
         }
         all
     }
+}
+
+/// Cases of half floats, whose additive mask is f32.
+fn halves() -> impl Iterator<Item = (Attributes, Vec<Tensor>, DType)> {
+    let dtypes = [DType::BF16, DType::F16, DType::BF16, DType::F16];
+    cases().into_iter().zip(dtypes).map(|((attributes, operands), dtype)| {
+        let of = |(i, x): (usize, &Tensor)| rounded(if i < 3 { dtype } else { DType::F32 }, x);
+        (attributes, operands.iter().enumerate().map(of).collect(), dtype)
+    })
 }
 
 /// Attributes and operands: plain; causal with time-major dims; grouped heads with an additive mask; a boolean mask with a row

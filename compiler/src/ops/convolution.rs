@@ -4,15 +4,15 @@
 //! outputs too the gradient of its kernel, and what is left is the gradient of its image, a transposed convolution. So one op is
 //! all three, and each is the gradient of the other two. A group is a factor that all three tensors have.
 
-use super::dot::{factor_sizes, factor_strides, infer_by_spec, respec};
-use super::example::{Example, floats};
+use super::dot::{factor_sizes, factor_strides, infer_by_spec, is_false, respec, sum_dtype};
+use super::example::{Example, floats, rounded};
 use super::{OpDef, Rule, exactly};
 use crate::autodiff::Grad;
 use crate::error::{Error, Result};
 use crate::graph::NodeId;
 use crate::interp::{Tensor, offsets};
 use dcc_program::factors::DimFactors;
-use dcc_program::{FactorId, FactorSpec, Shape, TensorType, Window};
+use dcc_program::{DType, FactorId, FactorSpec, Shape, TensorType, Window};
 use serde::{Deserialize, Serialize};
 
 /// `Σ` over the factors missing from the result of the product of both operands, over those triples that the windows relate.
@@ -24,6 +24,9 @@ pub struct Convolution {
     pub windows: Vec<Window>,
     /// Size of each window's factor in the result, which no operand has.
     pub sizes: Shape,
+    /// Half floats give f32, in which they are summed, instead of their own dtype.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub wide: bool,
 }
 
 impl Convolution {
@@ -31,7 +34,7 @@ impl Convolution {
     pub fn of(spec: &str, windows: &str, sizes: &[u64]) -> Convolution {
         let spec = FactorSpec::parse(spec).expect("a convolution of ours parses");
         let windows = dcc_program::window::parse_windows(windows).expect("a window of ours parses");
-        Convolution { spec, windows, sizes: Shape::from_slice(sizes) }
+        Convolution { spec, windows, sizes: Shape::from_slice(sizes), wide: false }
     }
 
     fn factor(&self, name: &str) -> Option<FactorId> {
@@ -116,7 +119,7 @@ impl OpDef for Convolution {
                 ty.shape.insert(position, self.sizes[window]);
             }
         }
-        Ok(TensorType::new(ty.dtype, ty.shape))
+        Ok(TensorType::new(sum_dtype(ty.dtype, self.wide), ty.shape))
     }
 
     fn rule(&self, _: &[&TensorType], _: &TensorType) -> Rule {
@@ -160,7 +163,7 @@ impl OpDef for Convolution {
             let (result, rest) = (&self.spec.result[..], &self.spec.operands[other][..]);
             let (dims, operands) = if i == 0 { ([result, rest], [dy, with]) } else { ([rest, result], [with, dy]) };
             let spec = respec(&self.spec, &dims, to);
-            g.give(i, |g| g.add(Convolution { spec, windows: self.windows.clone(), sizes }, &operands))?;
+            g.give(i, |g| g.add(Convolution { spec, windows: self.windows.clone(), sizes, wide: false }, &operands))?;
         }
         Ok(())
     }
@@ -170,7 +173,14 @@ impl OpDef for Convolution {
             Example::new(Convolution::of(spec, windows, sizes), [floats(1, a), floats(2, b)])
         };
         let plane = "x0 = 1 y0 + 1 k0 - 1, x1 = 2 y1 + 1 k1 - 1";
+        let half = |wide, dtype| {
+            let op = Convolution { wide, ..Convolution::of("n c x, o c k -> n o y", "x = 2 y + 1 k - 1", &[3]) };
+            let operands = [floats(1, &[2, 5, 6]), floats(2, &[4, 5, 3])];
+            Example::new(op, operands.map(|x| rounded(dtype, &x))).wrt(&[])
+        };
         vec![
+            half(false, DType::BF16),
+            half(true, DType::F16),
             of("n c x, o c k -> n o y", "x = 2 y + 1 k - 1", &[3], &[2, 5, 6], &[4, 5, 3]),
             of("n c x0 x1, o c k0 k1 -> n o y0 y1", plane, &[4, 3], &[2, 3, 4, 6], &[5, 3, 3, 2]),
             of("n g c x, g o c k -> n g o y", "x = 1 y + 2 k - 0", &[3], &[2, 3, 2, 5], &[3, 4, 2, 2]),

@@ -1,13 +1,13 @@
 //! `dot_general`: the contraction of two tensors, by a factor spec.
 
-use super::example::{Example, floats};
+use super::example::{Example, floats, rounded};
 use super::{OpDef, Rule, exactly};
 use crate::autodiff::Grad;
 use crate::error::{Error, Result};
 use crate::graph::NodeId;
 use crate::interp::{Tensor, offsets, strides};
 use dcc_program::factors::DimFactors;
-use dcc_program::{FactorId, FactorSpec, TensorType};
+use dcc_program::{DType, FactorId, FactorSpec, TensorType};
 use serde::{Deserialize, Serialize};
 
 /// `Σ` over the factors missing from the result of the product of both operands; every dim is one factor.
@@ -15,12 +15,31 @@ use serde::{Deserialize, Serialize};
 pub struct DotGeneral {
     /// For instance `b m k, k n -> b m n`.
     pub spec: FactorSpec,
+    /// Half floats give f32, in which they are summed, instead of their own dtype.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub wide: bool,
+}
+
+pub(super) fn is_false(flag: &bool) -> bool {
+    !flag
+}
+
+/// The dtype of a sum of products of `dtype`.
+pub(super) fn sum_dtype(dtype: DType, wide: bool) -> DType {
+    if wide && dtype.bytes() == 2 { DType::F32 } else { dtype }
 }
 
 impl DotGeneral {
     /// From a spec known to parse.
     pub fn of(spec: &str) -> DotGeneral {
-        DotGeneral { spec: FactorSpec::parse(spec).expect("a dot of ours parses") }
+        FactorSpec::parse(spec).expect("a dot of ours parses").into()
+    }
+}
+
+impl From<FactorSpec> for DotGeneral {
+    /// The result has the operands' dtype.
+    fn from(spec: FactorSpec) -> DotGeneral {
+        DotGeneral { spec, wide: false }
     }
 }
 
@@ -109,7 +128,8 @@ impl OpDef for DotGeneral {
         if !self.spec.ids().all(|f| self.spec.in_result(f) || in_both(f)) {
             return Err(Error::shape(format!("dot_general({}) sums over a factor of one operand", self.spec.text())));
         }
-        infer_by_spec(Self::NAME, &self.spec, operands)
+        let ty = infer_by_spec(Self::NAME, &self.spec, operands)?;
+        Ok(ty.with_dtype(sum_dtype(a.dtype, self.wide)))
     }
 
     fn rule(&self, _: &[&TensorType], _: &TensorType) -> Rule {
@@ -159,7 +179,7 @@ impl OpDef for DotGeneral {
                 // Operands keep the forward's order: dy stands in the place of the operand that it differentiates.
                 let (result, rest) = (&self.spec.result[..], &self.spec.operands[other][..]);
                 let (dims, operands) = if i == 0 { ([result, rest], [dy, with]) } else { ([rest, result], [with, dy]) };
-                let dot = g.add(DotGeneral { spec: respec(&self.spec, &dims, &to) }, &operands)?;
+                let dot = g.add(DotGeneral::from(respec(&self.spec, &dims, &to)), &operands)?;
                 let shape = g.ty(x).shape.clone();
                 g.of_value(x, |g| g.broadcast(dot, &shape, &kept))
             })?;
@@ -169,7 +189,16 @@ impl OpDef for DotGeneral {
 
     fn examples() -> Vec<Example> {
         let of = |spec: &str, a: &[u64], b: &[u64]| Example::new(DotGeneral::of(spec), [floats(1, a), floats(2, b)]);
+        let half = |wide, dtype| {
+            let op = DotGeneral { wide, ..DotGeneral::of("b m k, b k n -> b m n") };
+            let operands = [floats(1, &[2, 3, 5]), floats(2, &[2, 5, 4])];
+            Example::new(op, operands.map(|x| rounded(dtype, &x))).wrt(&[])
+        };
         vec![
+            half(false, DType::BF16),
+            half(true, DType::BF16),
+            half(false, DType::F16),
+            half(true, DType::F16),
             of("m k, k n -> m n", &[3, 5], &[5, 4]),
             of("m k, n k -> n m", &[3, 5], &[4, 5]),
             of("b t k, k n -> b t n", &[2, 3, 4], &[4, 5]),

@@ -1,7 +1,7 @@
 //! What the generic tests feed an op.
 
 use super::Op;
-use crate::interp::Tensor;
+use crate::interp::{Precision, Tensor};
 use dcc_program::philox::philox4x32;
 use dcc_program::{DType, TensorType};
 
@@ -57,6 +57,11 @@ pub fn within(low: f64, high: f64, seed: u32, shape: &[u64]) -> Tensor {
 /// f64 values in [-1.5, 1.5).
 pub fn floats(seed: u32, shape: &[u64]) -> Tensor {
     within(-1.5, 1.5, seed, shape)
+}
+
+/// The floats of `x` rounded to `dtype`; anything else as it is.
+pub fn rounded(dtype: DType, x: &Tensor) -> Tensor {
+    if x.dtype.is_float() { Tensor { dtype, ..x.clone() }.rounded(Precision::Declared) } else { x.clone() }
 }
 
 /// i64 values in [`low`, `high`).

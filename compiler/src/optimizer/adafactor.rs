@@ -1,7 +1,7 @@
 //! Adafactor: second moments of a matrix as the product of a column and a row. Shazeer and Stern 2018, arXiv 1804.04235; as
 //! `torch.optim.Adafactor`, of dims -2 and -1.
 
-use super::block::{Block, elements, host, learning_rate, spread, step_number, tensor_norm};
+use super::block::{Block, elements, host, learning_rate, spread, tensor_norm};
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
 use dcc_program::DType;
@@ -17,7 +17,7 @@ pub(super) fn adafactor(graph: &mut Graph, blocks: &mut [Block], eps: f64) -> Re
         _ => f64::from(f32::EPSILON),
     };
     let share = host(graph, |graph| {
-        let step = step_number(graph)?;
+        let step = blocks[0].step_number(graph)?;
         let power = graph.splat_like(DECAY, step)?;
         graph.binary(BinaryOp::Pow, step, power)
     })?;
@@ -38,7 +38,7 @@ pub(super) fn adafactor(graph: &mut Graph, blocks: &mut [Block], eps: f64) -> Re
     let rate = host(graph, |graph| {
         let weight = graph.scale(weight, 1.0 / count)?;
         let weight = graph.binary_scalar(BinaryOp::Max, weight, eps)?;
-        let step = step_number(graph)?;
+        let step = blocks[0].step_number(graph)?;
         let root = graph.unary(UnaryOp::Rsqrt, step)?;
         let rate = learning_rate(graph)?;
         let rate = graph.binary(BinaryOp::Min, rate, root)?;

@@ -17,13 +17,15 @@ pub(super) struct Block {
     pub param: NodeId,
     pub gradient: NodeId,
     pub decay: f64,
+    /// Of the step, from 1, f64, where it is not that of the run.
+    pub number: Option<NodeId>,
     new: Option<NodeId>,
     states: Vec<Update>,
 }
 
 impl Block {
     pub fn new(leaf: Param, param: NodeId, gradient: NodeId, decay: f64) -> Block {
-        Block { leaf, param, gradient, decay, new: None, states: Vec::new() }
+        Block { leaf, param, gradient, decay, number: None, new: None, states: Vec::new() }
     }
 
     /// What is built from here on is of this block.
@@ -96,6 +98,24 @@ impl Block {
         self.times(graph, self.param, kept)
     }
 
+    /// The number of the step, from 1, f64.
+    pub fn step_number(&self, graph: &mut Graph) -> Result<NodeId> {
+        if let Some(number) = self.number {
+            return Ok(number);
+        }
+        let step = graph.add(Scalar { kind: ScalarKind::Step, dtype: DType::I64 }, &[])?;
+        graph.cast(step, DType::F64)
+    }
+
+    /// `1 - βᵗ`, t from 1.
+    pub fn bias_correction(&self, graph: &mut Graph, beta: f64) -> Result<NodeId> {
+        let step = self.step_number(graph)?;
+        let beta = graph.add(Const::float(DType::F64, beta), &[])?;
+        let power = graph.binary(BinaryOp::Pow, beta, step)?;
+        let one = graph.add(Const::float(DType::F64, 1.0), &[])?;
+        graph.binary(BinaryOp::Sub, one, power)
+    }
+
     /// `x`, of the weight's dtype, times a host scalar.
     pub fn times(&self, graph: &mut Graph, x: NodeId, scalar: NodeId) -> Result<NodeId> {
         let scalar = spread(graph, scalar, x)?;
@@ -131,21 +151,6 @@ pub(super) fn host(graph: &mut Graph, build: impl FnOnce(&mut Graph) -> Result<N
 
 pub(super) fn learning_rate(graph: &mut Graph) -> Result<NodeId> {
     graph.add(Scalar { kind: ScalarKind::LearningRate, dtype: DType::F64 }, &[])
-}
-
-/// The number of the step, from 1, f64.
-pub(super) fn step_number(graph: &mut Graph) -> Result<NodeId> {
-    let step = graph.add(Scalar { kind: ScalarKind::Step, dtype: DType::I64 }, &[])?;
-    graph.cast(step, DType::F64)
-}
-
-/// `1 - βᵗ`, t from 1.
-pub(super) fn bias_correction(graph: &mut Graph, beta: f64) -> Result<NodeId> {
-    let step = step_number(graph)?;
-    let beta = graph.add(Const::float(DType::F64, beta), &[])?;
-    let power = graph.binary(BinaryOp::Pow, beta, step)?;
-    let one = graph.add(Const::float(DType::F64, 1.0), &[])?;
-    graph.binary(BinaryOp::Sub, one, power)
 }
 
 /// `Σ x²` of a value with the dims of `param`, f64: squares of f32 neither lose digits in long sums nor overflow. Summed by the shards of

@@ -1,7 +1,7 @@
 //! Optimizers that know nothing but the element: a shard's update is a shard of the update.
 
 use super::AdamDecay;
-use super::block::{Block, bias_correction, host, learning_rate, mixed, spread};
+use super::block::{Block, host, learning_rate, mixed, spread};
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
 use dcc_program::kernel::{BinaryOp, UnaryOp};
@@ -40,7 +40,7 @@ impl Block {
         let (first, root) = self.moments(graph, gradient, betas, eps)?;
         let rate = host(graph, |graph| {
             let rate = learning_rate(graph)?;
-            let bias = bias_correction(graph, betas.0)?;
+            let bias = self.bias_correction(graph, betas.0)?;
             graph.binary(BinaryOp::Div, rate, bias)
         })?;
         let ratio = graph.binary(BinaryOp::Div, first, root)?;
@@ -60,7 +60,7 @@ impl Block {
         let second = self.average(graph, "v", betas.1, square)?;
         let root = graph.unary(UnaryOp::Sqrt, second)?;
         let correction = host(graph, |graph| {
-            let bias = bias_correction(graph, betas.1)?;
+            let bias = self.bias_correction(graph, betas.1)?;
             graph.unary(UnaryOp::Sqrt, bias)
         })?;
         let correction = spread(graph, correction, root)?;

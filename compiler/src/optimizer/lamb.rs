@@ -1,6 +1,6 @@
 //! LAMB: Adam's direction, as long as the tensor itself is. You et al. 2020, arXiv 1904.00962.
 
-use super::block::{Block, bias_correction, host, learning_rate, spread, tensor_norm};
+use super::block::{Block, host, learning_rate, spread, tensor_norm};
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
 use dcc_program::kernel::{BinaryOp, CompareOp};
@@ -33,7 +33,7 @@ pub(super) fn lamb(graph: &mut Graph, blocks: &mut [Block], betas: (f64, f64), e
 
 fn direction(graph: &mut Graph, block: &mut Block, betas: (f64, f64), eps: f64) -> Result<NodeId> {
     let (first, root) = block.moments(graph, block.gradient, betas, eps)?;
-    let bias = host(graph, |graph| bias_correction(graph, betas.0))?;
+    let bias = host(graph, |graph| block.bias_correction(graph, betas.0))?;
     let bias = spread(graph, bias, first)?;
     let first = graph.binary(BinaryOp::Div, first, bias)?;
     let ratio = graph.binary(BinaryOp::Div, first, root)?;

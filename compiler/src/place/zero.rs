@@ -2,13 +2,14 @@
 //!
 //! Optimizer state lies, and updates are computed, in shards from the first stage on; gradients are scattered by the update, from the
 //! second stage on in each microbatch's backward pass; parameters lie in shards in the third, and are gathered in the section that reads
-//! them, so that nothing of them stays between sections.
+//! them, so that nothing of them stays between sections. In mixed precision what is gathered are half floats, cast from the shards; a
+//! weight that is read no other way lies in shards from the first stage on, and is gathered by section begin in the first two.
 
 use super::Placer;
 use crate::error::Result;
 use crate::graph::{GradOf, Graph, NodeId, Phase};
 use crate::ops::{AllGather, Op};
-use crate::plan::{Plan, Zero};
+use crate::plan::{Plan, Strategy, Zero, is_narrowing};
 use dcc_program::program::ParamKind;
 use dcc_program::{AxisList, Sharding};
 use std::collections::{BTreeMap, BTreeSet};
@@ -83,21 +84,32 @@ impl Placer<'_> {
 
     /// The dims in which a weight or a state lies between steps.
     pub(super) fn stored_dims(&self, id: NodeId) -> Vec<AxisList> {
-        match self.weight_of(id) == id && self.plan.zero != Zero::Parameters {
+        match self.weight_of(id) == id && self.plan.zero != Zero::Parameters && !self.plan.masters.contains(&id) {
             true => self.param_dims(id),
             false => self.update_dims(id),
         }
     }
 
-    /// Whether forward and backward gather this weight.
+    /// Whether forward and backward gather this weight, or half floats made of its shards.
     pub(super) fn is_gathered(&self, id: NodeId) -> bool {
-        self.plan.zero == Zero::Parameters && self.plan.shards.contains_key(&id)
+        let weight = if is_narrowing(self.graph, id) { self.graph[id].operands[0] } else { id };
+        let in_shards = self.plan.zero == Zero::Parameters || self.plan.masters.contains(&weight);
+        in_shards && self.plan.shards.contains_key(&weight)
     }
 
-    /// `weight` whole over the data-parallel axis, for a reader in `phase`.
-    pub(super) fn gathered(&mut self, weight: NodeId, stage: u32, phase: Phase) -> Result<NodeId> {
+    /// A weight, or half floats made of it, whole over the data-parallel axis, for a reader in `phase`.
+    pub(super) fn gathered(&mut self, id: NodeId, stage: u32, phase: Phase) -> Result<NodeId> {
+        let weight = if is_narrowing(self.graph, id) { self.graph[id].operands[0] } else { id };
+        let phase = if self.plan.zero == Zero::Parameters { phase } else { Phase::Begin };
         let mut value = self.leaf(weight, stage, phase)?;
         let before = std::mem::replace(&mut self.here, stage);
+        if weight != id {
+            let ty = self.out.ty(value).with_dtype(self.graph.ty(id).dtype);
+            let factors = self.param_dims(weight);
+            self.strategies.entry(id).or_insert(Strategy { factors, keep: Default::default() });
+            self.out.set_origin_of(self.graph, id);
+            value = self.make(self.graph[id].op.clone(), &[value], ty, stage, Phase::Begin);
+        }
         let region = self.region(weight);
         let want = self.param_dims(weight);
         for (dim, used) in want.iter().enumerate() {

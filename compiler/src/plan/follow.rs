@@ -14,7 +14,7 @@ pub fn follow(graph: &Graph, plan: &Plan, of: &Graph) -> Plan {
     // The stage with the loss of training tells the run what evaluation gives.
     let reports = of.outputs.iter().filter_map(|(_, id)| plan.stages.get(id).copied()).max();
     let mut same: Vec<Option<NodeId>> = Vec::with_capacity(graph.nodes.len());
-    let (mut strategies, mut shards) = (BTreeMap::new(), BTreeMap::new());
+    let (mut strategies, mut shards, mut masters) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
     let mut stages: BTreeMap<NodeId, u32> = BTreeMap::new();
     // Of what is computed from parameters alone: the stages that hold all of these.
     let mut held: Vec<Option<BTreeSet<u32>>> = Vec::with_capacity(graph.nodes.len());
@@ -36,6 +36,7 @@ pub fn follow(graph: &Graph, plan: &Plan, of: &Graph) -> Plan {
         }
         if let Some(shard) = found.and_then(|f| plan.shards.get(&f)) {
             shards.insert(id, shard.clone());
+            masters.extend(found.filter(|f| plan.masters.contains(f)).map(|_| id));
         }
         let counts_samples = matches!(&node.op, Op::Input(input) if input.batch_dim.is_some());
         batched.push(counts_samples || node.operands.iter().any(|o| batched[o.0 as usize]));
@@ -50,7 +51,7 @@ pub fn follow(graph: &Graph, plan: &Plan, of: &Graph) -> Plan {
             stages.insert(id, next.unwrap_or(earliest));
         }
     }
-    Plan { strategies, stages, shards, ..plan.clone() }
+    Plan { strategies, stages, shards, masters, ..plan.clone() }
 }
 
 /// The stages that are in all of these sets; none where there is no set.

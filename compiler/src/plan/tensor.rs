@@ -138,8 +138,9 @@ fn whole(forward: &Forward, options: &Parallel, tensor: &[(&str, u32)]) -> Resul
     let samples = samples::spread(forward, &mesh, &batch, &sequences)?;
     let strategies = samples.strategies.clone();
     let Parallel { schedule, virtual_stages, sequence_parallel, zero, .. } = *options;
-    let (stages, shards, repeats) = Default::default();
-    let plan = Plan { mesh, batch, strategies, stages, schedule, virtual_stages, sequence_parallel, zero, repeats, shards };
+    let (stages, shards, masters, repeats) = Default::default();
+    let plan =
+        Plan { mesh, batch, strategies, stages, schedule, virtual_stages, sequence_parallel, zero, repeats, shards, masters };
     Ok((plan, samples))
 }
 

@@ -46,6 +46,26 @@ pub(super) fn shards(graph: &Graph, plan: &Plan) -> BTreeMap<NodeId, Vec<AxisLis
     graph.ids().filter_map(shard).collect()
 }
 
+/// The weights of `plan.shards` that forward and backward read only as casts to half floats: master weights.
+pub(super) fn masters(graph: &Graph, plan: &Plan) -> BTreeSet<NodeId> {
+    if plan.zero == Zero::Nothing {
+        return BTreeSet::new();
+    }
+    let live = graph.live();
+    let passes = graph.ids().filter(|&id| live[id.0 as usize] && graph[id].phase != Phase::Update);
+    let reads = |id: NodeId| graph[id].operands.iter().filter(move |_| !is_narrowing(graph, id)).copied();
+    let whole: BTreeSet<NodeId> = passes.flat_map(reads).collect();
+    plan.shards.keys().copied().filter(|weight| !whole.contains(weight)).collect()
+}
+
+/// Whether a node is a weight in half floats.
+pub fn is_narrowing(graph: &Graph, id: NodeId) -> bool {
+    let node = &graph[id];
+    let of_weight = |o: &NodeId| matches!(&graph[*o].op, Op::Param(param) if param.kind == ParamKind::Weight);
+    let narrows = matches!(node.op, Op::Cast(_)) && node.ty.dtype.is_float() && node.ty.dtype.bytes() == 2;
+    narrows && node.operands.iter().all(|o| of_weight(o) && graph.ty(*o).dtype.bytes() > 2)
+}
+
 /// The first dim that divides evenly, else the one that wastes least on its last block; none where every dim is shorter than `dp`.
 fn shard_of(shape: &[u64], mut used: Vec<AxisList>, dp: AxisId, mesh: &Mesh) -> Option<Vec<AxisList>> {
     let parts = u64::from(mesh.size(dp));

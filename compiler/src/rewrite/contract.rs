@@ -8,9 +8,9 @@ use dcc_program::kernel::BinaryOp;
 use dcc_program::{FactorId, FactorSpec, Shape};
 use egg::Id;
 
-fn dot(term: &Term) -> Option<&FactorSpec> {
+fn dot(term: &Term) -> Option<&DotGeneral> {
     match term.op()? {
-        Op::DotGeneral(op) => Some(&op.spec),
+        Op::DotGeneral(op) => Some(op),
         _ => None,
     }
 }
@@ -45,13 +45,13 @@ pub fn canonical(spec: &FactorSpec) -> FactorSpec {
     out
 }
 
-fn node(spec: FactorSpec, a: Expr, b: Expr) -> Expr {
-    Expr::node(DotGeneral { spec: canonical(&spec) }, [a, b])
+fn node(spec: FactorSpec, wide: bool, a: Expr, b: Expr) -> Expr {
+    Expr::node(DotGeneral { spec: canonical(&spec), wide }, [a, b])
 }
 
 /// A transposed operand is read in place.
 pub fn dot_transpose(egraph: &Graph, _: Id, term: &Term) -> Vec<Expr> {
-    let Some(spec) = dot(term) else { return Vec::new() };
+    let Some(DotGeneral { spec, wide }) = dot(term) else { return Vec::new() };
     let mut found = Vec::new();
     for side in 0..2 {
         for t in operand(egraph, term, side) {
@@ -64,7 +64,7 @@ pub fn dot_transpose(egraph: &Graph, _: Id, term: &Term) -> Vec<Expr> {
             let mut args = [Expr::Class(term.args[0]), Expr::Class(term.args[1])];
             args[side] = Expr::Class(t.args[0]);
             let [a, b] = args;
-            found.push(node(spec, a, b));
+            found.push(node(spec, *wide, a, b));
         }
     }
     found
@@ -74,23 +74,23 @@ pub fn dot_transpose(egraph: &Graph, _: Id, term: &Term) -> Vec<Expr> {
 pub fn transpose_dot(egraph: &Graph, _: Id, term: &Term) -> Vec<Expr> {
     let Some(Op::Transpose(op)) = term.op() else { return Vec::new() };
     let turned = |t: &Term| {
-        let mut spec = dot(t)?.clone();
+        let DotGeneral { mut spec, wide } = dot(t)?.clone();
         spec.result = op.perm.iter().map(|&p| spec.result[usize::from(p)].clone()).collect();
-        Some(node(spec, Expr::Class(t.args[0]), Expr::Class(t.args[1])))
+        Some(node(spec, wide, Expr::Class(t.args[0]), Expr::Class(t.args[1])))
     };
     operand(egraph, term, 0).filter_map(turned).collect()
 }
 
 /// A number times an operand is that number times the result.
 pub fn dot_scale(egraph: &Graph, _: Id, term: &Term) -> Vec<Expr> {
-    let Some(spec) = dot(term) else { return Vec::new() };
+    let Some(DotGeneral { spec, wide }) = dot(term) else { return Vec::new() };
     let mut found = Vec::new();
     for side in 0..2 {
         for (x, number) in scaled(egraph, term.args[side]) {
             let mut args = [Expr::Class(term.args[0]), Expr::Class(term.args[1])];
             args[side] = Expr::Class(x);
             let [a, b] = args;
-            let product = Expr::Node(DotGeneral { spec: spec.clone() }.into(), vec![a, b]);
+            let product = Expr::Node(DotGeneral { spec: spec.clone(), wide: *wide }.into(), vec![a, b]);
             found.push(Expr::node(Binary { op: BinaryOp::Mul }, [product, Expr::Splat(number, term.ty.clone())]));
         }
     }
@@ -99,7 +99,7 @@ pub fn dot_scale(egraph: &Graph, _: Id, term: &Term) -> Vec<Expr> {
 
 /// An operand is read without the dims along which it repeats and that the other operand has.
 pub fn dot_broadcast(egraph: &Graph, _: Id, term: &Term) -> Vec<Expr> {
-    let Some(spec) = dot(term) else { return Vec::new() };
+    let Some(DotGeneral { spec, wide }) = dot(term) else { return Vec::new() };
     let mut found = Vec::new();
     for side in 0..2 {
         for t in operand(egraph, term, side) {
@@ -114,7 +114,7 @@ pub fn dot_broadcast(egraph: &Graph, _: Id, term: &Term) -> Vec<Expr> {
             let mut args = [Expr::Class(term.args[0]), Expr::Class(term.args[1])];
             args[side] = Expr::Class(t.args[0]);
             let [a, b] = args;
-            found.push(node(spec, a, b));
+            found.push(node(spec, *wide, a, b));
         }
     }
     found
@@ -123,20 +123,20 @@ pub fn dot_broadcast(egraph: &Graph, _: Id, term: &Term) -> Vec<Expr> {
 /// An operand whose dims were merged before is read with the dims that it had: `reshape(dot(reshape x))` is a `dot` with more
 /// factors.
 pub fn dot_reshape(egraph: &Graph, _: Id, term: &Term) -> Vec<Expr> {
-    let Some(spec) = dot(term) else { return Vec::new() };
+    let Some(op) = dot(term) else { return Vec::new() };
     let mut found = Vec::new();
     for side in 0..2 {
         for t in operand(egraph, term, side).filter(|t| matches!(t.op(), Some(Op::Reshape(_)))) {
-            found.extend(unmerged(egraph, term, spec, side, t.args[0]));
+            found.extend(unmerged(egraph, term, op, side, t.args[0]));
         }
     }
     found
 }
 
-fn unmerged(egraph: &Graph, term: &Term, spec: &FactorSpec, side: usize, source: Id) -> Option<Expr> {
+fn unmerged(egraph: &Graph, term: &Term, op: &DotGeneral, side: usize, source: Id) -> Option<Expr> {
     let from = &ty(egraph, source).shape;
     let groups = merged(from, &ty(egraph, term.args[side]).shape)?;
-    let mut spec = spec.clone();
+    let mut spec = op.spec.clone();
     // Parts of each factor: itself, or new ones for the dims that were merged.
     let mut parts: Vec<(Vec<FactorId>, Vec<u64>)> = spec.ids().map(|f| (vec![f], Vec::new())).collect();
     for (dim, group) in spec.operands[side].clone().iter().zip(&groups) {
@@ -172,7 +172,7 @@ fn unmerged(egraph: &Graph, term: &Term, spec: &FactorSpec, side: usize, source:
     let opened =
         FactorSpec { operands: spec.operands.iter().map(open).collect(), result: open(&spec.result), names: spec.names };
     let [a, b] = args;
-    let product = node(opened, a, b);
+    let product = node(opened, op.wide, a, b);
     Some(if result_shape == term.ty.shape { product } else { Expr::node(Reshape { shape: term.ty.shape.clone() }, [product]) })
 }
 

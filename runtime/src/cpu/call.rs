@@ -83,7 +83,7 @@ impl Call {
     pub(super) fn run(&self, on: Running<'_>) {
         match &self.0 {
             Work::Kernel(kernel) => kernel.run(on),
-            Work::Dot(dot) => dot.run(&on),
+            Work::Dot(dot) => dot.run(on),
             Work::Convolution(convolution) => convolution.run(on),
             Work::MaxPool(pool) => pool.run(&on),
             Work::Attention(attention) => attention.run(on),

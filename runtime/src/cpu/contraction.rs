@@ -1,8 +1,9 @@
 //! Matrix products.
 
-use super::Running;
 use super::call::Work;
 use super::factors::Factors;
+use super::halves::{self, Mover, Staged};
+use super::{Cpu, Running};
 use crate::error::{Error, Result};
 use crate::exec::{Site, Span};
 use dcc_kernels::library::matmul::{DotGeneral, Factor};
@@ -22,12 +23,21 @@ pub(super) struct Contraction {
 enum Plan {
     F32(DotGeneral<f32>),
     F64(DotGeneral<f64>),
+    Half(DotGeneral<f32>, Halves),
 }
 
-pub(super) fn dot(site: &Site<'_>, spec: &FactorSpec, mode: StoreMode, instr: &Instr) -> Result<Work> {
+/// Operands of half floats; the result is one too, or f32.
+struct Halves {
+    lhs: Staged,
+    rhs: Staged,
+    out: Option<Staged>,
+}
+
+pub(super) fn dot(cpu: &mut Cpu, site: &Site<'_>, spec: &FactorSpec, mode: StoreMode, instr: &Instr) -> Result<Work> {
     let types = [instr.operands[0], instr.operands[1], instr.results[0]].map(|id| site.ty(id));
     let [lhs, rhs, out] = types;
-    if lhs.dtype != out.dtype || rhs.dtype != out.dtype {
+    let (dtypes, dtype) = ([lhs.dtype, rhs.dtype, out.dtype], lhs.dtype);
+    if dtypes[0] != dtypes[1] || !halves::results_of(dtype).contains(&dtypes[2]) {
         return Err(Error::artifact("a dot of operands with different dtypes"));
     }
     let factors = Factors::new(spec, &[lhs, rhs], out, site.mesh(), &site.coordinates(0))?;
@@ -38,35 +48,71 @@ pub(super) fn dot(site: &Site<'_>, spec: &FactorSpec, mode: StoreMode, instr: &I
     if plan.iter().any(|f| count(f) < 2) {
         return Err(Error::artifact(format!("`{}` sums over a factor of one operand", spec.text())));
     }
-    let plan = match out.dtype {
-        DType::F32 => Plan::F32(DotGeneral::new(&plan)),
-        DType::F64 => Plan::F64(DotGeneral::new(&plan)),
-        other => return Err(Error::device(format!("no matrix product of {} on this device", other.name()))),
-    };
     let [lhs, rhs, out] = [site.span(instr.operands[0])?, site.span(instr.operands[1])?, site.span(instr.results[0])?];
     if out.overlaps(&lhs) || out.overlaps(&rhs) {
         return Err(Error::artifact("a dot that overwrites its operands"));
     }
+    let plan = match (dtype, Staged::new(dtype, lhs), Staged::new(dtype, rhs)) {
+        (DType::F32, ..) => Plan::F32(DotGeneral::new(&plan)),
+        (DType::F64, ..) => Plan::F64(DotGeneral::new(&plan)),
+        (_, Some(lhs), Some(rhs)) => {
+            let halves = Halves { lhs, rhs, out: Staged::new(dtypes[2], out) };
+            cpu.reserve(halves::workspace(&halves.elements()));
+            Plan::Half(DotGeneral::new(&plan), halves)
+        }
+        _ => return Err(Error::device(format!("no matrix product of {} on this device", dtype.name()))),
+    };
     Ok(Work::Dot(Contraction { plan, mode, lhs, rhs, out }))
+}
+
+impl Halves {
+    fn elements(&self) -> [usize; 3] {
+        [self.lhs.elements(), self.rhs.elements(), self.out.map_or(0, |out| out.elements())]
+    }
 }
 
 impl Contraction {
     pub fn flops(&self) -> u64 {
         match &self.plan {
-            Plan::F32(plan) => plan.flops() as u64,
+            Plan::F32(plan) | Plan::Half(plan, _) => plan.flops() as u64,
             Plan::F64(plan) => plan.flops() as u64,
         }
     }
 
-    pub fn run(&self, on: &Running<'_>) {
+    pub fn run(&self, on: Running<'_>) {
+        let beta = if self.mode == StoreMode::Accumulate { 1.0 } else { 0.0 };
         match &self.plan {
             Plan::F32(plan) => {
-                let (lhs, rhs, out) = self.operands(on);
-                plan.run(on.pool, 1.0, if self.mode == StoreMode::Accumulate { 1.0 } else { 0.0 }, lhs, rhs, out);
+                let (lhs, rhs, out) = self.operands(&on);
+                plan.run(on.pool, 1.0, beta as f32, lhs, rhs, out);
             }
             Plan::F64(plan) => {
-                let (lhs, rhs, out) = self.operands(on);
-                plan.run(on.pool, 1.0, if self.mode == StoreMode::Accumulate { 1.0 } else { 0.0 }, lhs, rhs, out);
+                let (lhs, rhs, out) = self.operands(&on);
+                plan.run(on.pool, 1.0, beta, lhs, rhs, out);
+            }
+            Plan::Half(plan, halves) => self.run_half(plan, halves, on),
+        }
+    }
+
+    fn run_half(&self, plan: &DotGeneral<f32>, halves: &Halves, on: Running<'_>) {
+        let accumulate = self.mode == StoreMode::Accumulate;
+        let beta = if accumulate { 1.0 } else { 0.0 };
+        let (by, workspace) = Mover::new(on);
+        let ([lhs, rhs, sum], _) = halves::carve(workspace, halves.elements());
+        halves.lhs.read(by, lhs);
+        halves.rhs.read(by, rhs);
+        match &halves.out {
+            Some(out) => {
+                if accumulate {
+                    out.read(by, sum);
+                }
+                plan.run(by.pool, 1.0, beta, lhs, rhs, sum);
+                out.write(by, sum);
+            }
+            None => {
+                // SAFETY: `dot` saw that the result is f32, and that it overlaps no operand.
+                let out = unsafe { by.memory.elements_mut(self.out, by.bases) };
+                plan.run(by.pool, 1.0, beta, lhs, rhs, out);
             }
         }
     }

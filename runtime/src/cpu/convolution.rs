@@ -2,6 +2,7 @@
 
 use super::call::Work;
 use super::factors::Factors;
+use super::halves::{self, Mover, Staged};
 use super::{Cpu, Running};
 use crate::error::{Error, Result};
 use crate::exec::{Site, Span};
@@ -23,6 +24,8 @@ pub(super) struct Convolving {
 enum Plan {
     F32(Convolution<f32>),
     F64(Convolution<f64>),
+    /// Of half floats; the result is one too, or f32.
+    Half(Convolution<f32>, [Staged; 2], Option<Staged>),
 }
 
 impl Cpu {
@@ -35,7 +38,8 @@ impl Cpu {
     ) -> Result<Work> {
         let ids = [instr.operands[0], instr.operands[1], instr.results[0]];
         let [a, b, result] = ids.map(|id| site.ty(id));
-        if a.dtype != result.dtype || b.dtype != result.dtype {
+        let dtype = a.dtype;
+        if b.dtype != dtype || !halves::results_of(dtype).contains(&result.dtype) {
             return Err(Error::artifact("a convolution of operands with different dtypes"));
         }
         let factors = Factors::new(spec, &[a, b], result, site.mesh(), &site.coordinates(0))?;
@@ -62,27 +66,37 @@ impl Cpu {
         }
         let role = |tensor: usize| roles.iter().position(|&t| t == tensor).expect("each tensor has a role");
         let form = Form { result: role(2), operands: [role(0), role(1)] };
-        let spans = [site.span(ids[0])?, site.span(ids[1])?, site.span(ids[2])?];
-        let (plan, workspace) = match result.dtype {
-            DType::F32 => {
+        let out = result.dtype;
+        let [a, b, result] = [site.span(ids[0])?, site.span(ids[1])?, site.span(ids[2])?];
+        if result.overlaps(&a) || result.overlaps(&b) {
+            return Err(Error::artifact("a convolution that overwrites its operands"));
+        }
+        let (plan, workspace) = match (dtype, Staged::new(dtype, a), Staged::new(dtype, b)) {
+            (DType::F32, ..) => {
                 let plan = Convolution::<f32>::new(form, &plain, &spatial);
                 let bytes = size_of::<f32>() * plan.workspace();
                 (Plan::F32(plan), bytes)
             }
-            DType::F64 => {
+            (DType::F64, ..) => {
                 let plan = Convolution::<f64>::new(form, &plain, &spatial);
                 let bytes = size_of::<f64>() * plan.workspace();
                 (Plan::F64(plan), bytes)
             }
-            other => return Err(Error::device(format!("no convolution of {} on this device", other.name()))),
+            (_, Some(a), Some(b)) => {
+                let plan = Convolution::<f32>::new(form, &plain, &spatial);
+                let (operands, result) = ([a, b], Staged::new(out, result));
+                let bytes = halves::workspace(&elements(&operands, &result)) + size_of::<f32>() * plan.workspace();
+                (Plan::Half(plan, operands, result), bytes)
+            }
+            _ => return Err(Error::device(format!("no convolution of {} on this device", dtype.name()))),
         };
         self.reserve(workspace);
-        let [a, b, result] = spans;
-        if result.overlaps(&a) || result.overlaps(&b) {
-            return Err(Error::artifact("a convolution that overwrites its operands"));
-        }
         Ok(Work::Convolution(Box::new(Convolving { plan, mode, a, b, result })))
     }
+}
+
+fn elements([a, b]: &[Staged; 2], result: &Option<Staged>) -> [usize; 3] {
+    [a.elements(), b.elements(), result.map_or(0, |result| result.elements())]
 }
 
 /// Which tensor (operands 0 and 1, result 2) is image, output and kernel: the one that has those factors of all windows.
@@ -99,13 +113,16 @@ fn roles(spec: &FactorSpec, windows: &[Window]) -> Result<[usize; 3]> {
 impl Convolving {
     pub fn flops(&self) -> u64 {
         match &self.plan {
-            Plan::F32(plan) => plan.flops() as u64,
+            Plan::F32(plan) | Plan::Half(plan, ..) => plan.flops() as u64,
             Plan::F64(plan) => plan.flops() as u64,
         }
     }
 
     pub fn run(&self, on: Running<'_>) {
         let accumulate = self.mode == StoreMode::Accumulate;
+        if let Plan::Half(plan, operands, result) = &self.plan {
+            return self.run_half(plan, (operands, result), on);
+        }
         // SAFETY: `convolution` saw the dtype of all three and that the result overlaps no operand; the workspace is plain
         // numbers, at least as aligned as these.
         unsafe {
@@ -120,6 +137,29 @@ impl Convolving {
                     let result = on.memory.elements_mut(self.result, on.bases);
                     plan.run(on.pool, accumulate, a, b, result, super::memory::scratch(on.workspace));
                 }
+                Plan::Half(..) => unreachable!("it has run"),
+            }
+        }
+    }
+
+    fn run_half(&self, plan: &Convolution<f32>, (operands, result): (&[Staged; 2], &Option<Staged>), on: Running<'_>) {
+        let accumulate = self.mode == StoreMode::Accumulate;
+        let (by, workspace) = Mover::new(on);
+        let ([a, b, sum], workspace) = halves::carve(workspace, elements(operands, result));
+        operands[0].read(by, a);
+        operands[1].read(by, b);
+        match result {
+            Some(result) => {
+                if accumulate {
+                    result.read(by, sum);
+                }
+                plan.run(by.pool, accumulate, a, b, sum, workspace);
+                result.write(by, sum);
+            }
+            None => {
+                // SAFETY: `convolution` saw that the result is f32, and that it overlaps no operand.
+                let result = unsafe { by.memory.elements_mut(self.result, by.bases) };
+                plan.run(by.pool, accumulate, a, b, result, workspace);
             }
         }
     }

@@ -16,7 +16,7 @@ impl super::Cpu {
         }
         let result = instr.results[0];
         let work = match library {
-            Library::Dot { spec, mode } => Some(contraction::dot(site, spec, *mode, instr)?),
+            Library::Dot { spec, mode } => Some(contraction::dot(self, site, spec, *mode, instr)?),
             Library::Convolution { spec, windows, mode } => Some(self.convolution(site, (spec, windows), *mode, instr)?),
             Library::MaxPool(pool) => Some(pool::max_pool(site, pool, instr)?),
             Library::ScatterAdd { spec, indexed, mode } => Some(indexed::scatter_add(site, (spec, indexed), *mode, instr)?),

@@ -87,6 +87,7 @@ fn steps(job: &Job, feed: &Feed) -> Result<u64> {
 struct Readings {
     loss: Option<f64>,
     grad_norm: Option<f64>,
+    loss_scale: Option<f64>,
     eval_loss: Option<f64>,
     eval_accuracy: Option<f64>,
     eval_count: Option<f64>,
@@ -224,7 +225,9 @@ impl<'a, 'w> Trainer<'a, 'w> {
         let mut readings =
             run_step(self.rank, &mut self.train, &mut self.settings.feed, self.position, &scalars, self.trace.as_mut())?;
         self.position = self.settings.feed.advance(self.position, 1);
-        if let Some(loss) = readings.loss.filter(|loss| !loss.is_finite()) {
+        // With a scale, a step that is not finite is skipped and the scale halved: a smaller one than 1 tells of more than overflow.
+        let skips = readings.loss_scale.is_some_and(|scale| scale >= 1.0);
+        if let Some(loss) = readings.loss.filter(|loss| !loss.is_finite() && !skips) {
             let what = format!("the loss of step {step} is {loss}");
             let error = Error::numerical(what).at(format!("rank {} at step {step}", self.rank.rank));
             return Err(error.help("a smaller --lr, --warmup or --grad-clip may keep it finite"));
@@ -244,7 +247,8 @@ impl<'a, 'w> Trainer<'a, 'w> {
             (outside.tell)(&Message::Step(StepRecord {
                 step,
                 loss: readings.loss.unwrap_or(f64::NAN),
-                grad_norm: readings.grad_norm,
+                grad_norm: readings.grad_norm.filter(|norm| norm.is_finite() || readings.loss_scale.is_none()),
+                loss_scale: readings.loss_scale,
                 lr,
                 step_ms,
                 samples: feed.samples(),
@@ -369,6 +373,7 @@ fn run_step(
             let slot = match &port.name[..] {
                 "loss" => &mut readings.loss,
                 "grad_norm" => &mut readings.grad_norm,
+                "loss_scale" => &mut readings.loss_scale,
                 "eval_loss" => &mut readings.eval_loss,
                 "eval_accuracy" => &mut readings.eval_accuracy,
                 "eval_count" => &mut readings.eval_count,

@@ -7,6 +7,7 @@ use dcc::import::Model;
 use dcc::loss::{LossKind, LossOptions};
 use dcc::optimizer::OptimizerOptions;
 use dcc::plan::{Parallel, Zero, batch};
+use dcc::precision::Mixed;
 use dcc::train::TrainingOptions;
 use dcc_program::artifact::Artifact;
 use dcc_program::program::{ParamKind, Place, Program};
@@ -14,13 +15,13 @@ use dcc_runtime::exec::whole::Outcome;
 use prost::Message;
 use std::collections::BTreeSet;
 
-const MODELS: [&str; 3] = ["mlp.onnx", "gpt2_tiny.onnx", "families/resnet.onnx"];
+pub(super) const MODELS: [&str; 3] = ["mlp.onnx", "gpt2_tiny.onnx", "families/resnet.onnx"];
 
 pub(super) fn sharded(zero: Zero, parallel: &Parallel) -> Parallel {
     Parallel { zero, ..parallel.clone() }
 }
 
-fn clipped(model: &'static str) -> Case {
+pub(super) fn clipped(model: &'static str) -> Case {
     // A bound that clips from the first step on.
     Case { model, batch: 16, clip: Some(0.05), precision: Precision::AsExported, ..CASE }
 }
@@ -97,13 +98,13 @@ fn every_mesh_trains_as_one_device() {
 
 /// Bytes of one rank by what they are for, from its program.
 #[derive(Debug, Default, PartialEq)]
-struct Bytes {
-    weights: u64,
-    gradients: u64,
-    state: u64,
+pub(super) struct Bytes {
+    pub weights: u64,
+    pub gradients: u64,
+    pub state: u64,
 }
 
-fn bytes(program: &Program) -> Bytes {
+pub(super) fn bytes(program: &Program) -> Bytes {
     let mut bytes = Bytes::default();
     let mut places = BTreeSet::new();
     for param in program.params.iter().filter(|param| param.trained) {
@@ -123,7 +124,7 @@ fn bytes(program: &Program) -> Bytes {
     bytes
 }
 
-fn program(artifact: &Artifact) -> &Program {
+pub(super) fn program(artifact: &Artifact) -> &Program {
     &artifact.train[0]
 }
 
@@ -158,6 +159,10 @@ fn a_rank_holds_what_the_paper_says() {
 
 /// Three products without biases: nothing but large tensors, whose collectives are the papers'.
 fn wide(parallel: &Parallel, microbatches: u32) -> Artifact {
+    wide_in(None, parallel, microbatches)
+}
+
+pub(super) fn wide_in(mixed: Option<Mixed>, parallel: &Parallel, microbatches: u32) -> Artifact {
     let widths = [256_i64, 512, 512, 256];
     let nodes = ["x", "h", "i"].iter().zip(["h", "i", "y"]).enumerate();
     let nodes: Vec<_> = nodes.map(|(n, (x, y))| node("MatMul", &[x, &format!("w{n}")], &[y])).collect();
@@ -172,6 +177,7 @@ fn wide(parallel: &Parallel, microbatches: u32) -> Artifact {
         training: TrainingOptions {
             loss: LossOptions { kind: LossKind::Mse, ..LossOptions::default() },
             optimizer: OptimizerOptions { grad_clip: Some(0.05), ..OptimizerOptions::default() },
+            mixed,
             ..TrainingOptions::default()
         },
         ..Options::default()

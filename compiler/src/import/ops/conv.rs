@@ -113,7 +113,10 @@ pub(super) fn convolution(
 ) -> Result<Value> {
     let (a, b) = (build.node(a)?, build.node(b)?);
     let spec = FactorSpec::parse(spec).expect("factor names are identifiers");
-    Ok(build.graph.add(Convolution { spec, windows: windows.relations(), sizes: Shape::from_slice(sizes) }, &[a, b])?.into())
+    Ok(build
+        .graph
+        .add(Convolution { spec, windows: windows.relations(), sizes: Shape::from_slice(sizes), wide: false }, &[a, b])?
+        .into())
 }
 
 /// The gradient of a convolution's image: x is in the place of its output.

@@ -9,6 +9,7 @@ use crate::autodiff::Grad;
 use crate::error::Result;
 use crate::graph::NodeId;
 use crate::ops::Iota;
+use dcc_program::DType;
 use dcc_program::factors::DimFactors;
 use dcc_program::kernel::{BinaryOp, CompareOp, UnaryOp};
 
@@ -20,12 +21,13 @@ pub(super) fn gradient(op: &Attention, g: &mut Grad, y: NodeId, lse: NodeId, dy:
     // Rows first, so that what is of rows repeats along the last dim.
     let dims = [&rows[..], &[role("s")]].concat();
     let product = |g: &mut Grad, a: NodeId, b: NodeId, of: [&[DimFactors]; 2]| {
-        g.add(DotGeneral { spec: respec(spec, &of, &dims) }, &[a, b])
+        g.add(DotGeneral { spec: respec(spec, &of, &dims), wide: true }, &[a, b])
     };
     let [q, k, v, mask] = [0, 1, 2, 3].map(|i| g.operand(i));
     let scores = product(g, q, k, [&spec.operands[0], &spec.operands[1]])?;
     let d_p = product(g, dy, v, [&spec.result, &spec.operands[2]])?;
-    let delta = row_sums(op, g, y, dy)?;
+    let dtype = g.ty(lse).dtype;
+    let delta = row_sums(op, g, [y, dy], dtype)?;
     let (t, s) = (dims.iter().position(|d| *d == role("t")), dims.len() - 1);
     let order = order_of(&spec.operands[3], &dims);
     // A row without keys has no probabilities: its scores are all -inf.
@@ -44,7 +46,7 @@ pub(super) fn gradient(op: &Attention, g: &mut Grad, y: NodeId, lse: NodeId, dy:
         let mask = g.broadcast(mask_in_order, &shape, &at)?;
         let mut scores = g.binary(BinaryOp::Add, scaled, mask)?;
         if let Some(t) = t.filter(|_| op.attributes.causal) {
-            let index = |dim: usize| Iota { dtype: dcc_program::DType::I64, shape: shape.clone(), dim: dim as u8 };
+            let index = |dim: usize| Iota { dtype: DType::I64, shape: shape.clone(), dim: dim as u8 };
             let (query, key) = (g.add(index(t), &[])?, g.add(index(s), &[])?);
             let later = g.compare(CompareOp::Gt, key, query)?;
             let never = g.splat_like(f64::NEG_INFINITY, scores)?;
@@ -63,11 +65,14 @@ pub(super) fn gradient(op: &Attention, g: &mut Grad, y: NodeId, lse: NodeId, dy:
     g.of_value(mask, |g| g.transpose(sum, &back))
 }
 
-/// rowsum(dO ∘ O), with Lse's dims.
-fn row_sums(op: &Attention, g: &mut Grad, y: NodeId, dy: NodeId) -> Result<NodeId> {
+/// rowsum(dO ∘ O), with Lse's dims and dtype.
+fn row_sums(op: &Attention, g: &mut Grad, [y, dy]: [NodeId; 2], dtype: DType) -> Result<NodeId> {
     let spec = &op.attributes.spec;
     let value_dim = spec.result.iter().position(|d| d.first().copied() == factor(spec, "f")).expect("infer saw it");
-    let product = g.of_value(y, |g| g.binary(BinaryOp::Mul, dy, y))?;
+    let product = g.of_value(y, |g| {
+        let (dy, y) = (g.cast(dy, dtype)?, g.cast(y, dtype)?);
+        g.binary(BinaryOp::Mul, dy, y)
+    })?;
     g.like(product, |g| g.sum(product, &[value_dim]))
 }
 

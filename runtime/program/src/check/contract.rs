@@ -114,6 +114,11 @@ pub(super) fn same_dtype(operands: &[&TensorType]) -> Checked<DType> {
     }
 }
 
+/// The dtype of a sum of products of `dtype`: half types may leave in the width they accumulate in.
+pub(super) fn accumulated(dtype: DType, result: &TensorType) -> DType {
+    if result.dtype == DType::F32 && dtype.bytes() == 2 { DType::F32 } else { dtype }
+}
+
 pub(super) fn dot(spec: &FactorSpec, operands: &[&TensorType], result: &TensorType, mesh: &Mesh) -> Checked<()> {
     let factors = Factors::new(spec, operands, result, mesh)?;
     if let Some(f) = spec.ids().find(|&f| !spec.in_operand(0, f) && !spec.in_operand(1, f)) {
@@ -122,9 +127,7 @@ pub(super) fn dot(spec: &FactorSpec, operands: &[&TensorType], result: &TensorTy
     let lists = factors.exclusive(spec, mesh)?;
     let pending = passed(operands, &[&[0], &[1]], &lists, mesh)?;
     let pending = reduced(pending, factors.missing(spec, &spec.result, |_| true), Reduce::Sum);
-    let dtype = same_dtype(operands)?;
-    // Half types may leave in the width they accumulate in.
-    let dtype = if result.dtype == DType::F32 && dtype.bytes() == 2 { DType::F32 } else { dtype };
+    let dtype = accumulated(same_dtype(operands)?, result);
     declared(&factors.result(spec, &spec.result, (dtype, pending), mesh)?, result, mesh)
 }
 

@@ -1,6 +1,6 @@
 //! Types of convolutions and pools. Elements outside of a factor's size count as absent, so no window can read out of bounds.
 
-use super::contract::{Factors, axes_text, same_dtype};
+use super::contract::{Factors, accumulated, axes_text, same_dtype};
 use super::derive::declared;
 use super::linear::{passed, reduced};
 use super::{Checked, Fault, refuse};
@@ -64,7 +64,8 @@ pub(super) fn convolution(
     let lists = factors.exclusive(spec, mesh)?;
     let pending = passed(operands, &[&[0], &[1]], &lists, mesh)?;
     let pending = reduced(pending, factors.missing(spec, &spec.result, |_| true), Reduce::Sum);
-    declared(&factors.result(spec, &spec.result, (same_dtype(operands)?, pending), mesh)?, result, mesh)
+    let dtype = accumulated(same_dtype(operands)?, result);
+    declared(&factors.result(spec, &spec.result, (dtype, pending), mesh)?, result, mesh)
 }
 
 pub(super) fn max_pool(pool: &Pool, operand: &TensorType, results: &[&TensorType], mesh: &Mesh) -> Checked<()> {

@@ -1,0 +1,78 @@
+"""Reference losses of mixed precision: trains each case with PyTorch in float32 and under torch.autocast; tests/golden/autocast/NAME.json.
+
+A case *is* the dcc command, as in golden.py, whose conventions hold. The forward pass runs under `torch.autocast("cpu", dtype)`, the
+loss is taken of the outputs in float32 (as autocast does on GPUs, where cross_entropy is of its float32 list), parameters, gradients
+and AdamW are float32; float16 with `torch.amp.GradScaler` from 2^16. What a test compares is the mean over steps of
+|loss - float32 loss|: rounding makes two runs differ, but a good one does not differ more than PyTorch's.
+
+    python samples/autocast.py [NAME ...]
+"""
+
+import json
+import logging
+import math
+import sys
+import time
+import warnings
+
+import torch
+
+import golden
+
+OUT = golden.ROOT / "tests/golden/autocast"
+GPT = golden.CASES["sample_gpt"].replace("--steps 100", "--steps 200")
+CASES = {
+    "gpt2_tiny": f"tests/models/gpt2_tiny.onnx {golden.TINY} --steps 200",
+    "cnn": f"{golden.CNN} --optimizer sgd --lr 0.02 --momentum 0.9 --steps 100",
+    "sample_gpt": GPT,
+}
+
+
+def train(o, dtype):
+    """Losses; under autocast where `dtype` is a half type. Also what GradScaler's scale is after the last step."""
+    module, inputs, model, parameters = golden.prepare(o, torch.float32)
+    batch, names = golden.batches(o, inputs, model), [i.name for i in model.graph.input]
+    optimizer, scaler = golden.optimizer_of(o, parameters), torch.amp.GradScaler("cpu", enabled=dtype == torch.float16)
+    losses = []
+    for step in range(o.steps):
+        rows = golden.tensors(batch(step), torch.float32)
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+            outputs = golden.run_model(module, names, rows)
+        loss = golden.loss_of(o, [output.float() for output in outputs], rows)
+        scaler.scale(loss).backward()
+        for group in optimizer.param_groups:
+            group["lr"] = golden.rate(o, step)
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(parameters.values(), o.grad_clip or math.inf)
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(golden.number(torch.tensor(loss.item()).numpy()[()]))
+    return losses, scaler.get_scale()
+
+
+def case(name):
+    flags = f"{CASES[name]} {golden.COMMON}".split()
+    o, start = golden.parse(flags), time.time()
+    record = {"script": "samples/autocast.py", "torch": torch.__version__.split("+")[0], "flags": flags}
+    told = []
+    for key, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16), ("f16", torch.float16)):
+        record[key], scale = train(o, dtype)
+        off = sum(abs(a - b) for a, b in zip(record[key], record["f32"])) / o.steps
+        told.append(f"{key} off by {off:.2e}" + (f", scale {scale:.0f}" if key == "f16" else ""))
+        print(f"{name}: {told[-1]}; {time.time() - start:.0f} s", flush=True)
+    OUT.mkdir(parents=True, exist_ok=True)
+    OUT.joinpath(f"{name}.json").write_text(golden.compact(json.dumps(record, indent=1)) + "\n")
+
+
+def main():
+    logging.disable(logging.WARNING)
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    for name in CASES:
+        if len(sys.argv) == 1 or name in sys.argv[1:]:
+            case(name)
+
+
+if __name__ == "__main__":
+    main()

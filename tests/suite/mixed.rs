@@ -1,0 +1,104 @@
+//! Mixed precision against PyTorch's autocast: every file of `tests/golden/autocast`, as processes.
+//!
+//! Rounding makes runs differ, more so with every step. A run is good that differs from PyTorch's in f32 hardly more, on average, than
+//! PyTorch's own run under `torch.autocast` does. The same with the learning rate off by 5 % must differ by more.
+
+use crate::command::{Folder, dcc};
+use crate::tidy::root;
+use crate::tolerance::{AUTOCAST, numbers};
+use serde_json::Value;
+
+struct Golden(Value);
+
+impl Golden {
+    fn of(name: &str) -> Golden {
+        let path = root().join("tests/golden/autocast").join(format!("{name}.json"));
+        Golden(serde_json::from_str(&std::fs::read_to_string(path).expect("a golden")).expect("JSON"))
+    }
+
+    /// The losses of `dcc run` with the golden's flags, the learning rate times `rate`, and more flags.
+    fn losses(&self, rate: f64, more: &str) -> Vec<f64> {
+        let folder = Folder::new();
+        let mut flags: Vec<String> = serde_json::from_value(self.0["flags"].clone()).expect("flags");
+        let at = 1 + flags.iter().position(|flag| flag == "--lr").expect("a rate");
+        flags[at] = (flags[at].parse::<f64>().expect("a number") * rate).to_string();
+        let metrics = folder.at("metrics.jsonl");
+        let mut words = vec!["run".to_owned()];
+        words.extend(flags);
+        words.extend(more.split_whitespace().map(str::to_owned));
+        words.extend(["--metrics-file".to_owned(), metrics]);
+        dcc(&words).ok();
+        folder.lines("metrics.jsonl").iter().map(|line| line["loss"].as_f64().expect("a loss")).collect()
+    }
+
+    /// The mean over steps of the distance from PyTorch's f32 losses.
+    fn off(&self, losses: &[f64]) -> f64 {
+        let exact = numbers(&self.0["f32"]);
+        assert_eq!(losses.len(), exact.len());
+        losses.iter().zip(&exact).map(|(x, y)| (x - y).abs()).sum::<f64>() / exact.len() as f64
+    }
+
+    /// PyTorch's own, under autocast.
+    fn allowed(&self, dtype: &str) -> f64 {
+        AUTOCAST * self.off(&numbers(&self.0[dtype]))
+    }
+}
+
+fn check(name: &str, dtypes: &[&str]) {
+    let golden = Golden::of(name);
+    for dtype in dtypes {
+        let allowed = golden.allowed(dtype);
+        let flags = format!("--dtype {dtype}");
+        let off = golden.off(&golden.losses(1.0, &flags));
+        println!("{name} {dtype}: mean distance {off:.2e}, {:.2} of autocast's", off / allowed * AUTOCAST);
+        assert!(off <= allowed, "{name} {dtype}: {off:e} off where {allowed:e} are allowed");
+        assert!(off > allowed / 30.0, "{name} {dtype}: {off:e} off is no mixed precision");
+        let control = golden.off(&golden.losses(1.05, &flags));
+        assert!(control > allowed, "{name} {dtype}: a rate off by 5 % is accepted: {control:e}");
+    }
+}
+
+#[test]
+fn gpt_trains_as_near_as_under_autocast() {
+    check("gpt2_tiny", &["bf16", "f16"]);
+}
+
+#[test]
+fn convolutions_train_as_near_as_under_autocast() {
+    check("cnn", &["bf16", "f16"]);
+}
+
+/// The sample of README.md, which takes minutes.
+#[test]
+fn the_sample_trains_as_near_as_under_autocast() {
+    if std::env::var_os("DCC_LONG").is_some() {
+        check("sample_gpt", &["bf16", "f16"]);
+    }
+}
+
+/// The scale of each step, and whether it was skipped.
+fn scales(more: &str) -> Vec<(f64, bool)> {
+    let folder = Folder::new();
+    let metrics = folder.at("metrics.jsonl");
+    let base = "run MODEL --data DATA --init 1 --global-batch-size 32 --dtype f16 --lr 1e-3 --order sequential";
+    let [model, data] = ["tests/models/mlp.onnx", "tests/models/data/mlp.npz"];
+    let words = base.replace("MODEL", model).replace("DATA", data);
+    let words = format!("{words} {more} --metrics-file {metrics}");
+    dcc(words.split_whitespace()).ok();
+    let lines = folder.lines("metrics.jsonl");
+    lines.iter().map(|line| (line["loss_scale"].as_f64().expect("a scale"), line["grad_norm"].is_null())).collect()
+}
+
+#[test]
+fn the_scale_grows_and_backs_off() {
+    let check = |flags: &str, expected: &[(f64, bool)]| assert_eq!(scales(flags), expected, "{flags}");
+    let steady = [(65536.0, false); 3];
+    check("--steps 3", &steady);
+    check("--steps 3 --tp 2 --pp 2", &steady);
+    check("--steps 5 --loss-scale 1024 --loss-scale-interval 2", &[1024.0, 1024.0, 2048.0, 2048.0, 4096.0].map(|s| (s, false)));
+    let (large, half) = (2.0_f64.powi(40), 2.0_f64.powi(39));
+    let found = scales(&format!("--steps 2 --loss-scale {large}"));
+    assert_eq!(found, [(large, true), (half, true)]);
+    let quarter = scales(&format!("--steps 2 --loss-scale {large} --loss-scale-backoff 0.25 --dp 2 --zero 2"));
+    assert_eq!(quarter, [(large, true), (large / 4.0, true)]);
+}
