@@ -55,14 +55,13 @@ def case(name):
     flags = f"{CASES[name]} {golden.COMMON}".split()
     o, start = golden.parse(flags), time.time()
     record = {"script": "samples/autocast.py", "torch": torch.__version__.split("+")[0], "flags": flags}
-    told = []
+    OUT.mkdir(parents=True, exist_ok=True)
     for key, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16), ("f16", torch.float16)):
         record[key], scale = train(o, dtype)
         off = sum(abs(a - b) for a, b in zip(record[key], record["f32"])) / o.steps
-        told.append(f"{key} off by {off:.2e}" + (f", scale {scale:.0f}" if key == "f16" else ""))
-        print(f"{name}: {told[-1]}; {time.time() - start:.0f} s", flush=True)
-    OUT.mkdir(parents=True, exist_ok=True)
-    OUT.joinpath(f"{name}.json").write_text(golden.compact(json.dumps(record, indent=1)) + "\n")
+        told = f"{key} off by {off:.2e}" + (f", scale {scale:.0f}" if key == "f16" else "")
+        print(f"{name}: {told}; {time.time() - start:.0f} s", flush=True)
+        OUT.joinpath(f"{name}.json").write_text(golden.compact(json.dumps(record, indent=1)) + "\n")
 
 
 def main():

@@ -254,6 +254,44 @@ fn an_artifact_and_a_checkpoint_evaluate_as_their_model() {
     assert_eq!(value(&saved, &["--model", &artifact]), after);
 }
 
+/// Largest difference relative to the largest element of each tensor.
+fn apart(found: &Tensors, expected: &Tensors) -> f64 {
+    let largest = |values: &mut dyn Iterator<Item = f64>| values.fold(0.0, |most: f64, x| most.max(x.abs()));
+    let of = |(name, values): (&String, &Vec<f64>)| {
+        let differences = &mut found[name].iter().zip(values).map(|(a, b)| a - b);
+        largest(differences) / largest(&mut values.iter().copied())
+    };
+    expected.iter().map(of).fold(0.0, f64::max)
+}
+
+/// Kernels round where the reference does, which computes in f64 between; an artifact and its checkpoint keep the precision.
+#[test]
+fn half_precision_evaluates_as_the_reference() {
+    let gpt2 = golden("gpt2_tiny");
+    let exact = evaluate(&gpt2, &["--dtype", "f64"]);
+    for (dtype, rounding) in [("bf16", 2.0_f64.powi(-8)), ("f16", 2.0_f64.powi(-11))] {
+        let found = evaluate(&gpt2, &["--dtype", dtype]);
+        nothing_is_interpreted(&found.report);
+        let reference = evaluate(&gpt2, &["--dtype", dtype, "--backend", "interp"]);
+        let [near, far] = [apart(&found.outputs, &reference.outputs), apart(&found.outputs, &exact.outputs)];
+        println!("{dtype}: {near:.1e} from the reference, {far:.1e} from f64");
+        assert!(near < 4.0 * rounding, "{dtype}: {near:e} from the reference");
+        assert!(far > rounding / 4.0 && far < 16.0 * rounding, "{dtype}: {far:e} from f64");
+    }
+    let folder = Folder::new();
+    let inputs = write_inputs(&folder, &golden("mlp"), false);
+    let value = |subject: &str, extra: &[&str]| {
+        let path = folder.at("value.npz");
+        eval(subject, &inputs, &path, &[extra, &WEIGHTS].concat()).ok();
+        arrays(&path)[0].bytes.clone()
+    };
+    let artifact = folder.at("mlp.dcc");
+    let flags = ["--global-batch-size", "5", "--loss", "cross-entropy", "--dtype", "bf16"];
+    dcc(["compile", MLP, "-o", &artifact].iter().chain(&flags)).ok();
+    assert_eq!(value(&artifact, &[]), value(MLP, &["--dtype", "bf16"]));
+    assert_ne!(value(&artifact, &[]), value(MLP, &[]));
+}
+
 /// The bytes of a reference tensor.
 fn bytes_of(tensor: &Tensor) -> Vec<u8> {
     let (wide, words): (DType, Vec<u8>) = match &tensor.data {

@@ -15,11 +15,12 @@ use dcc::graph::{Graph, verify};
 use dcc::loss::{LossKind, LossOptions};
 use dcc::ops::Op;
 use dcc::optimizer::{Optimizer, OptimizerOptions};
-use dcc::plan::{Parallel, Schedule};
+use dcc::plan::{Parallel, Schedule, Zero};
+use dcc::precision::{LossScale, Mixed};
 use dcc::train::{Trainable, TrainingOptions, train_step};
 use dcc::{lower, place, plan, rewrite, schedule, sources};
 use dcc_program::program::{Mode, ParamKind};
-use dcc_program::{check, text};
+use dcc_program::{DType, check, text};
 use expect_test::expect_file;
 use std::collections::BTreeMap;
 use std::fs;
@@ -43,6 +44,8 @@ impl Case {
             "cp",
             "tp",
             "pp",
+            "zero",
+            "dtype",
             "grad-accum",
             "schedule",
             "sequence-parallel",
@@ -82,7 +85,8 @@ impl Case {
         };
         let [dp, cp, tp, pp, microbatches] = ["dp", "cp", "tp", "pp", "grad-accum"].map(|key| self.number(key));
         let sequence_parallel = self.text("sequence-parallel") == Some("true");
-        Parallel { dp, cp, tp, pp, microbatches, schedule, sequence_parallel, ..Parallel::default() }
+        let zero = self.text("zero").map_or(Zero::Nothing, |stage| Zero::ALL[stage.parse::<usize>().expect("a stage")]);
+        Parallel { dp, cp, tp, pp, microbatches, schedule, sequence_parallel, zero, ..Parallel::default() }
     }
 
     fn training(&self) -> TrainingOptions {
@@ -93,7 +97,10 @@ impl Case {
             }
         };
         let kind = LossKind::parse(self.text("loss").unwrap_or("output")).expect("a loss");
-        TrainingOptions { loss: LossOptions { kind, ..LossOptions::default() }, optimizer, ..TrainingOptions::default() }
+        let half = self.text("dtype").map(|dtype| DType::parse(dtype).expect("a dtype"));
+        let scale = |half| (half == DType::F16).then(LossScale::default);
+        let mixed = half.map(|half| Mixed { half, gradients: DType::F32, scale: scale(half) });
+        TrainingOptions { loss: LossOptions { kind, ..LossOptions::default() }, optimizer, mixed, ..TrainingOptions::default() }
     }
 
     /// All passes up to `pass`, in the order of `dcc::compile`, and the text of what that one gives.

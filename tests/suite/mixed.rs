@@ -102,3 +102,34 @@ fn the_scale_grows_and_backs_off() {
     let quarter = scales(&format!("--steps 2 --loss-scale {large} --loss-scale-backoff 0.25 --dp 2 --zero 2"));
     assert_eq!(quarter, [(large, true), (large / 4.0, true)]);
 }
+
+/// Checkpoints have f32 parameters and the scale: f16 goes on to the bit, in the middle of an interval of the scale, and any precision
+/// continues any other.
+#[test]
+fn checkpoints_go_on_in_any_precision() {
+    let folder = Folder::new();
+    let [model, data, metrics] = ["tests/models/mlp.onnx", "tests/models/data/mlp.npz", &folder.at("m.jsonl")];
+    let run = |steps: u32, saved: &str, more: &str| -> Vec<Value> {
+        let words =
+            format!("run {model} --data {data} --init 1 --global-batch-size 32 --steps {steps} --metrics-file {metrics}");
+        let words = format!("{words} --save-dir {} --resume auto {more}", folder.at(saved));
+        dcc(words.split_whitespace()).ok();
+        folder.lines("m.jsonl")
+    };
+    let f16 = "--dtype f16 --dp 2 --zero 1 --loss-scale-interval 2";
+    let whole = run(6, "whole", f16);
+    run(3, "parts", f16);
+    let parts = run(6, "parts", f16);
+    let of = |lines: &[Value], step: usize| ["loss", "grad_norm", "loss_scale"].map(|key| lines[step][key].as_f64());
+    assert!((0..6).all(|step| of(&whole, step) == of(&parts, step)), "{whole:?} {parts:?}");
+    assert_eq!(of(&whole, 5)[2], Some(262_144.0));
+    let plain = run(8, "plain", "");
+    for (saved, first, then) in
+        [("a", "", "--dtype f16"), ("b", f16, "--dtype bf16 --tp 2"), ("c", "--dtype bf16", "--dtype f32")]
+    {
+        run(4, saved, first);
+        let then = run(8, saved, then);
+        let [found, expected] = [&then, &plain].map(|lines| of(lines, 7)[0].expect("a loss"));
+        assert!((found / expected - 1.0).abs() < 1e-2 && then.len() == 8, "{first} then {saved}: {found}, {expected} in f32");
+    }
+}

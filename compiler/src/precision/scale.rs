@@ -6,10 +6,10 @@
 
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId, Phase};
-use crate::ops::{Const, Param};
+use crate::ops::{Const, Param, Scalar};
 use crate::optimizer::Update;
 use dcc_program::kernel::{BinaryOp, CompareOp, UnaryOp};
-use dcc_program::program::ParamKind;
+use dcc_program::program::{ParamKind, ScalarKind};
 use dcc_program::{DType, Shape};
 
 /// The name under which the states are kept.
@@ -60,8 +60,6 @@ pub struct Scaler {
     backoffs: NodeId,
     /// Steps since the scale last changed.
     clean: NodeId,
-    /// Steps that were not skipped.
-    steps: NodeId,
     /// f32, rank 0.
     pub scale: NodeId,
 }
@@ -71,15 +69,15 @@ impl Scaler {
     pub fn new(graph: &mut Graph, options: LossScale) -> Result<Scaler> {
         let before = graph.cursor();
         graph.set_origin("loss scale");
-        let [growths, backoffs, clean, steps] = ["growths", "backoffs", "clean", "steps"].map(|kind| state(graph, kind));
-        let (growths, backoffs, clean, steps) = (growths?, backoffs?, clean?, steps?);
+        let [growths, backoffs, clean] = ["growths", "backoffs", "clean"].map(|kind| state(graph, kind));
+        let (growths, backoffs, clean) = (growths?, backoffs?, clean?);
         let grown = power(graph, options.growth, growths)?;
         let backed = power(graph, options.backoff, backoffs)?;
         let both = graph.binary(BinaryOp::Mul, grown, backed)?;
         let scale = graph.scale(both, options.initial)?;
         let scale = graph.cast(scale, DType::F32)?;
         graph.set_cursor(before);
-        Ok(Scaler { options, growths, backoffs, clean, steps, scale })
+        Ok(Scaler { options, growths, backoffs, clean, scale })
     }
 
     /// What gradients are multiplied by to undo the scale: f64, rank 0.
@@ -95,9 +93,11 @@ impl Scaler {
         graph.binary(BinaryOp::Or, nan, infinite)
     }
 
-    /// The number of this step among those that are not skipped, from 1: f64, rank 0.
+    /// The number of this step among those that are not skipped, from 1: f64, rank 0. Each that was is a backoff.
     pub fn step(&self, graph: &mut Graph) -> Result<NodeId> {
-        graph.binary_scalar(BinaryOp::Add, self.steps, 1.0)
+        let step = graph.add(Scalar { kind: ScalarKind::Step, dtype: DType::I64 }, &[])?;
+        let step = graph.cast(step, DType::F64)?;
+        graph.binary(BinaryOp::Sub, step, self.backoffs)
     }
 
     /// The new values of the states, in phase update.
@@ -117,10 +117,8 @@ impl Scaler {
         let clean = graph.select(overflow, zero, clean)?;
         let backed = graph.binary_scalar(BinaryOp::Add, self.backoffs, 1.0)?;
         let backoffs = graph.select(overflow, backed, self.backoffs)?;
-        let step = self.step(graph)?;
-        let steps = graph.select(overflow, self.steps, step)?;
         graph.set_cursor(before);
-        let pairs = [(self.growths, growths), (self.backoffs, backoffs), (self.clean, clean), (self.steps, steps)];
+        let pairs = [(self.growths, growths), (self.backoffs, backoffs), (self.clean, clean)];
         Ok(pairs.map(|(param, new)| Update { param, new }).to_vec())
     }
 }

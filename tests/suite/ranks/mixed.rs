@@ -29,13 +29,13 @@ fn off(found: &Outcome, expected: &Outcome) -> f64 {
 }
 
 /// Every mesh against one device, and that against itself at a learning rate half as high again.
-fn check(case: &Case, splits: &[Split]) {
+fn check(case: &Case, rate: f64, splits: &[Split]) {
     let mixed = case.mixed.expect("of mixed precision");
     let one = case.compiled(&mesh(1, 1, 1), 1).artifact;
-    let (alone, bound) = (case.trained(&one, 1, 1e-2), tolerance::of_half(mixed.half));
+    let (alone, bound) = (case.trained(&one, 1, rate), tolerance::of_half(mixed.half));
     let mut worst = 0.0;
     for (parallel, microbatches) in splits {
-        let found = case.trained(&case.compiled(parallel, *microbatches).artifact, 1, 1e-2);
+        let found = case.trained(&case.compiled(parallel, *microbatches).artifact, 1, rate);
         let difference = off(&found, &alone);
         let Parallel { dp, tp, pp, zero, .. } = parallel;
         let at = format!("{} {mixed:?} dp {dp} tp {tp} pp {pp} {zero:?} mb {microbatches}", case.model);
@@ -43,7 +43,7 @@ fn check(case: &Case, splits: &[Split]) {
         assert!(found.tallies.iter().all(|tally| tally.interp == 0 && tally.jit > 0), "{at}");
         worst = f64::max(worst, difference);
     }
-    let control = off(&case.trained(&one, 1, 1.5e-2), &alone);
+    let control = off(&case.trained(&one, 1, 1.5 * rate), &alone);
     println!("{} {mixed:?}: {} meshes, largest difference {worst:.1e}, control {control:.1e}", case.model, splits.len());
     assert!(control > bound, "{}: a learning rate half as high again makes a difference of only {control:e}", case.model);
 }
@@ -61,15 +61,15 @@ fn splits() -> Vec<Split> {
 #[test]
 fn every_mesh_trains_as_one_device() {
     let splits = splits();
-    check(&in_half("gpt2_tiny.onnx", BF16), &splits);
+    check(&in_half("gpt2_tiny.onnx", BF16), 1e-2, &splits);
     let few: Vec<Split> =
         splits.iter().filter(|(parallel, _)| is_long() || parallel.zero == Zero::Parameters).cloned().collect();
-    check(&in_half("llama_tiny.onnx", BF16), &few);
-    check(&in_half("gpt2_tiny.onnx", Mixed { gradients: DType::BF16, ..BF16 }), &few);
+    check(&in_half("llama_tiny.onnx", BF16), 1e-2, &few);
+    check(&in_half("gpt2_tiny.onnx", Mixed { gradients: DType::BF16, ..BF16 }), 1e-2, &few);
     let one: Vec<Split> = few.iter().map(|split| (split.0.clone(), 1)).collect();
-    check(&in_half("cnn.onnx", BF16), &one);
-    check(&in_half("gpt2_tiny.onnx", F16), &few);
-    check(&in_half("cnn.onnx", F16), &one);
+    check(&in_half("cnn.onnx", BF16), 5e-2, &one);
+    check(&in_half("gpt2_tiny.onnx", F16), 1e-2, &few);
+    check(&in_half("cnn.onnx", F16), 5e-2, &one);
 }
 
 /// Of one microbatch.
@@ -165,7 +165,7 @@ fn a_step_that_overflows_is_skipped_by_all_ranks() {
         assert_eq!([scale(0), scale(1)], [planted.initial, planted.initial / 2.0], "{at}");
         let moved = trained.parameters.iter().filter(|(key, value)| before.get(*key).is_some_and(|old| old != *value)).count();
         assert!(moved > 10, "{at}: at a scale that f16 holds, {moved} parameters move");
-        let steps = &trained.parameters[&("loss_scale".to_owned(), ParamKind::State("steps".to_owned()))];
-        assert_eq!(decode(steps), [2.0], "{at}");
+        let state = |kind: &str| decode(&trained.parameters[&("loss_scale".to_owned(), ParamKind::State(kind.to_owned()))])[0];
+        assert_eq!(["growths", "backoffs", "clean"].map(state), [1.0, 0.0, 0.0], "{at}");
     }
 }
