@@ -81,7 +81,7 @@ section_numbers() {
     DCC_LONG=1 cargo test --release --locked -q -p dcc-tests --test suite numbers:: -- --nocapture --test-threads 1 || miss numbers
 }
 
-# 200 steps of the README's model in bf16 and f16, and how far from f32 beside PyTorch's autocast; every mesh in mixed precision.
+# 200 steps of the README's model in bf16, and how far from f32 beside PyTorch's autocast; every mesh in mixed precision.
 section_mixed() {
     DCC_LONG=1 cargo test --release --locked -q -p dcc-tests --test suite mixed:: -- --nocapture --test-threads 1 || miss mixed
 }
