@@ -5,7 +5,8 @@
 
 use crate::command::{Folder, dcc};
 use crate::tidy::root;
-use crate::tolerance::{AUTOCAST, numbers};
+use crate::tolerance::{AUTOCAST, numbers, of_half};
+use dcc_program::DType;
 use serde_json::Value;
 
 struct Golden(Value);
@@ -66,6 +67,32 @@ fn gpt_trains_as_near_as_under_autocast() {
 #[test]
 fn convolutions_train_as_near_as_under_autocast() {
     check("cnn", &["bf16", "f16"]);
+}
+
+/// Masks that train, grouped and transposed convolutions, recurrences, tables, experts: as in f32 but for rounding, which is less than
+/// a quarter of what other initial values make.
+#[test]
+fn every_family_trains_in_half_precision() {
+    for name in ["t5", "swin", "vit", "moe", "dlrm", "gru", "resnet", "unet", "bert_tiny", "llama_tiny"] {
+        let path = root().join("tests/golden/numbers").join(format!("{name}.json"));
+        let mut golden = Golden(serde_json::from_str(&std::fs::read_to_string(path).expect("a golden")).expect("JSON"));
+        let flags = golden.0["flags"].as_array_mut().expect("flags");
+        let steps = 1 + flags.iter().position(|flag| flag == "--steps").expect("a number of steps");
+        flags[steps] = "4".into();
+        let plain = golden.losses(1.0, "");
+        let init = 1 + golden.0["flags"].as_array().expect("flags").iter().position(|flag| flag == "--init").expect("a seed");
+        for dtype in [DType::BF16, DType::F16] {
+            let flags = format!("--dtype {}", dtype.name());
+            let apart = |losses: &[f64]| plain.iter().zip(losses).fold(0.0, |most, (x, y)| f64::max(most, (y / x - 1.0).abs()));
+            let off = apart(&golden.losses(1.0, &flags));
+            let mut other = Golden(golden.0.clone());
+            other.0["flags"][init] = "2".into();
+            let control = apart(&other.losses(1.0, &flags));
+            println!("{name} {}: {off:.1e}, other initial values {control:.1e}", dtype.name());
+            let bound = (4.0 * of_half(dtype)).min(control / 4.0);
+            assert!(off > 0.0 && off <= bound, "{name} {}: {off:e}, other initial values {control:e}", dtype.name());
+        }
+    }
 }
 
 /// The sample of README.md, which takes minutes.
