@@ -143,6 +143,38 @@ fn windows_move_along_whole_dims() {
     wrong(Fault::Declared, "the result is i32", "b8 i32[4/tp, 6, 4]", "b8 i64[4/tp, 6, 4]");
 }
 
+const HALVES: &str = "\
+program halves eval stage 0/1 mesh(mb=1, tp=2)
+memory persistent=256 scratch=1024
+param b0 bf16[8, 6/tp] @p0 weight a
+param b1 bf16[6/tp, 4] @p64 weight b
+output b4 y
+section forward
+b2 bf16[8, 4]+tp @s0 = dot(m k, k n -> m n) b0, b1
+b3 f32[8, 4]+tp @s256 = fused.0 b2
+t0 = start all_reduce.sum(tp) b3
+b4 f32[8, 4] @s512 = wait t0
+order forward 0
+kernel fused.0(x0: bf16[_, _]) -> (y0: f32[_, _]) dims(i, j) outer(i, j)
+  y0[i, j] = f32(x0[i, j])
+";
+
+/// A partial sum may be widened, and leave a product in f32; rounded it is another one.
+#[test]
+fn partial_sums_are_not_rounded() {
+    check(&[HALVES]).unwrap();
+    let narrow = HALVES.replace("b2 bf16[8, 4]+tp", "b2 f32[8, 4]+tp");
+    let kept = narrow.replace("x0: bf16", "x0: f32").replace("f32(x0[i, j])", "x0[i, j]");
+    check(&[&kept]).unwrap();
+    let (from, to) = (
+        "y0: f32[_, _]) dims(i, j) outer(i, j)\n  y0[i, j] = x0[i, j]",
+        "y0: bf16[_, _]) dims(i, j) outer(i, j)\n  y0[i, j] = bf16(x0[i, j])",
+    );
+    let rounded = kept.replace("b3 f32", "b3 bf16").replace("b4 f32", "b4 bf16");
+    refused(Fault::Pending, "`cast` reads a partial result (+tp) as whole", &[&rounded], &[(0, from, to)]);
+    refused(Fault::Declared, "the result is bf16[8, 4]+tp", &[HALVES], &[(0, "b2 bf16[8, 4]+tp", "b2 f64[8, 4]+tp")]);
+}
+
 #[test]
 fn memory_is_not_shared() {
     mlp(Fault::Bounds, "do not fit", "scratch=96", "scratch=92");
