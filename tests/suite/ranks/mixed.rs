@@ -129,6 +129,36 @@ fn a_rank_holds_what_the_paper_says() {
     }
 }
 
+/// What a rank reads of others in a step of m microbatches, × (n-1)/n of the parameters' bytes in f32: `ranks::zero` has the rows of
+/// f32. Parameters are gathered as half floats; gradients are reduced in their own dtype.
+#[test]
+fn a_step_moves_half_floats() {
+    for (gradients, share) in [(DType::F32, 1.0), (DType::BF16, 0.5)] {
+        let mixed = Mixed { gradients, ..BF16 };
+        let case = Case { steps: 2, ..in_half("", mixed) };
+        let psi = bytes(program(&wide_in(Some(mixed), &mesh(1, 1, 1), 1))).weights as f64;
+        for (dp, microbatches) in [(4, 1), (4, 2), (2, 2)] {
+            let m = f64::from(microbatches);
+            // The first product's weight is gathered for forward alone.
+            let gathered = m * (2.0 - 256.0 * 512.0 * 4.0 / psi) / 2.0;
+            let rows = [
+                (Zero::Nothing, 2.0 * share),
+                (Zero::State, share + 0.5),
+                (Zero::Gradients, m * share + 0.5),
+                (Zero::Parameters, m * share + gathered),
+            ];
+            for (zero, due) in rows {
+                let artifact = wide_in(Some(mixed), &sharded(zero, &mesh(dp, 1, 1)), microbatches);
+                let tallies = case.trained(&artifact, 1, 1e-3).tallies;
+                let found = tallies.iter().map(|tally| tally.received_bytes as f64).sum::<f64>() / tallies.len() as f64;
+                let due = due * f64::from(dp - 1) / f64::from(dp) * psi;
+                let what = format!("{zero:?} dp {dp}, {microbatches} microbatches, gradients {}", gradients.name());
+                assert!((found / due - 1.0).abs() < 1e-3, "{what}: {found} bytes where {due} are due");
+            }
+        }
+    }
+}
+
 /// Of a scale that f16 cannot hold times any gradient: nothing changes but the scale, on all ranks, whatever they share.
 #[test]
 fn a_step_that_overflows_is_skipped_by_all_ranks() {
