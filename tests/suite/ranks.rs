@@ -112,7 +112,6 @@ impl Case {
                     ..Selection::default()
                 },
                 mixed: self.mixed,
-                ..TrainingOptions::default()
             },
             ..Options::default()
         }
