@@ -6,6 +6,7 @@ use super::failure::{Failure, Outcome};
 use super::flags::CompileFlags;
 use super::timeline::{Step, milliseconds};
 use super::typo::nearest;
+use crate::cost::{Machine, sections};
 use crate::error::Error;
 use crate::report::size;
 use dcc_program::artifact::Artifact;
@@ -32,8 +33,8 @@ struct Way {
     cost: Result<Cost, String>,
 }
 
-/// Of one step, by estimate: seconds, and those that the passes of all stages take; bytes that are planned for the fullest rank, bytes that a rank of each stage puts into collectives
-/// and messages, added up.
+/// Of one step, by estimate: seconds, and those of all stages; bytes that are planned for the fullest rank; bytes that a rank of each
+/// stage puts into collectives and messages, added up.
 #[derive(Clone, Copy)]
 struct Cost {
     seconds: f64,
@@ -138,7 +139,10 @@ impl Cost {
     fn of(artifact: &Artifact) -> Outcome<Cost> {
         let step = Step::of(artifact)?;
         let traffic = artifact.train.iter().map(traffic).sum();
-        Ok(Cost { seconds: step.seconds(), busy: step.busy(), memory: step.fullest(), traffic })
+        // A parameter may be cut, gathered and added up once a step, outside of the passes.
+        let once = artifact.train.iter().map(|program| sections::once(program, &Machine::default()));
+        let (slowest, all) = once.fold((0.0_f64, 0.0), |(most, sum), seconds| (most.max(seconds), sum + seconds));
+        Ok(Cost { seconds: step.seconds() + slowest, busy: step.busy() + all, memory: step.fullest(), traffic })
     }
 }
 

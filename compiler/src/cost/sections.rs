@@ -38,6 +38,12 @@ fn part(program: &Program, chunk: u32, machine: &Machine) -> PartCost {
     }
 }
 
+/// Of what runs once a step, on one rank: the sections before and after the passes.
+pub fn once(program: &Program, machine: &Machine) -> f64 {
+    let sections = program.sections.iter().filter(|section| !section.kind.is_per_microbatch());
+    sections.map(|section| seconds(program, section, machine)).sum()
+}
+
 /// Bytes that a forward section sends.
 fn sent(program: &Program, forward: SectionId) -> u64 {
     let forward = program.sections.iter().find(|section| section.id() == forward);
