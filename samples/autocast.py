@@ -35,7 +35,7 @@ def train(o, dtype):
     """Losses; under autocast where `dtype` is a half type. Also what GradScaler's scale is after the last step."""
     module, inputs, model, parameters = golden.prepare(o, torch.float32)
     batch, names = golden.batches(o, inputs, model), [i.name for i in model.graph.input]
-    optimizer, scaler = golden.optimizer_of(o, parameters), torch.amp.GradScaler("cpu", enabled=dtype == torch.float16)
+    optimizer, scaler = golden.optimizer_of(o, parameters, module), torch.amp.GradScaler("cpu", enabled=dtype == torch.float16)
     losses = []
     for step in range(o.steps):
         rows = golden.tensors(batch(step), torch.float32)

@@ -23,6 +23,7 @@ use memory::Fitting;
 use std::collections::BTreeMap;
 
 pub use forward::{Evaluation, Subject};
+pub use inputs::vocabularies;
 pub use memory::planned_bytes;
 
 /// Everything that a compilation depends on, beside the model.

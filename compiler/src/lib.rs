@@ -12,6 +12,7 @@ pub mod import;
 pub mod interp;
 pub mod loss;
 pub mod lower;
+pub mod numeric;
 pub mod ops;
 pub mod optimizer;
 

@@ -25,8 +25,20 @@ pub use layout::share;
 /// One execution of a section, and its microbatch.
 pub type Turn = (SectionId, u32);
 
+/// A program, and which node of the placed graph each of its buffers is when it is written; of a sum, as long as it is added to, none.
+#[derive(Clone, Debug)]
+pub struct Traced {
+    pub program: Program,
+    pub nodes: Vec<Option<NodeId>>,
+}
+
 /// The programs of all stages, each of which runs its `turns`.
 pub fn programs(placed: &Graph, plan: &Plan, name: &str, mode: Mode, turns: &[Turns]) -> Result<Vec<Program>> {
+    Ok(traced(placed, plan, name, mode, turns)?.into_iter().map(|traced| traced.program).collect())
+}
+
+/// The same, with what their buffers are.
+pub fn traced(placed: &Graph, plan: &Plan, name: &str, mode: Mode, turns: &[Turns]) -> Result<Vec<Traced>> {
     let live = placed.live();
     let layout = plan.layout();
     (0..plan.stages())
@@ -94,13 +106,14 @@ impl<'a> Stage<'a> {
         all.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    fn program(self, name: &str, mode: Mode, turns: &Turns) -> Result<Program> {
+    fn program(self, name: &str, mode: Mode, turns: &Turns) -> Result<Traced> {
         let sections = units::order(&self)?;
         let mut selection = select::Selection::new(&self, name, mode, turns);
         for (id, units) in sections {
             selection.section(id, &units)?;
         }
-        memory::place(selection.finish(), turns)
+        let nodes = selection.nodes();
+        Ok(Traced { program: memory::place(selection.finish(), turns)?, nodes })
     }
 }
 

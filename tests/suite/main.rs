@@ -32,6 +32,7 @@ mod memory;
 mod meshes;
 mod mixed;
 mod numbers;
+mod numeric;
 mod onnx_model;
 mod onnx_nodes;
 mod ops;

@@ -4,6 +4,7 @@ use super::compile;
 use super::data::Shapes;
 use super::failure::Outcome;
 use super::flags::CompileFlags;
+use crate::compile::Compiled;
 use crate::error::Error;
 use dcc_program::artifact::Artifact;
 use dcc_program::manifest::Manifest;
@@ -15,7 +16,7 @@ pub fn compiled(
     artifact: &Artifact,
     model: &Path,
     change: impl FnOnce(CompileFlags, &Manifest) -> CompileFlags,
-) -> Outcome<Artifact> {
+) -> Outcome<Compiled> {
     let manifest = manifest(artifact)?;
     let bytes = super::model::map(model)?;
     if blake3::hash(&bytes).to_hex().as_str() != manifest.model_hash {
@@ -25,7 +26,7 @@ pub fn compiled(
     let parsed = CompileFlags::parse(manifest.flags.iter().map(String::as_str));
     let flags = parsed.map_err(|error| RuntimeError::artifact(format!("the artifact's flags are not read: {error}")))?;
     let shapes = Shapes::of_programs(&artifact.train);
-    Ok(compile::build(model, &change(flags, &manifest), &shapes, Vec::new(), &[])?.compiled.artifact)
+    Ok(compile::build(model, &change(flags, &manifest), &shapes, Vec::new(), &[])?.compiled)
 }
 
 fn manifest(artifact: &Artifact) -> Outcome<Manifest> {

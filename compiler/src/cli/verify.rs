@@ -8,6 +8,8 @@ mod made_up;
 #[cfg(target_os = "linux")]
 pub mod model;
 #[cfg(target_os = "linux")]
+mod numeric;
+#[cfg(target_os = "linux")]
 mod opinion;
 #[cfg(target_os = "linux")]
 mod partition;
@@ -39,6 +41,10 @@ pub struct Args {
     #[cfg(target_os = "linux")]
     #[arg(long, value_name = "MODEL.onnx", help_heading = "Of an artifact")]
     model: Option<PathBuf>,
+    #[cfg(target_os = "linux")]
+    /// Also compare every tensor of all ranks with the model on one device, on a smaller instance
+    #[arg(long, requires = "model", help_heading = "Of an artifact")]
+    numeric: bool,
     #[cfg(target_os = "linux")]
     #[command(flatten)]
     opinion: opinion::ModelFlags,
@@ -76,17 +82,20 @@ pub fn run(args: &Args) -> Outcome<i32> {
     let embedded = artifact.tensors.iter().filter(|tensor| matches!(tensor.data, Data::Embedded(_))).count();
     let (hash, stages, tensors) = (artifact.hash().to_hex().to_string(), artifact.train.len(), artifact.tensors.len());
     let agreement = agreement(args, &artifact)?;
+    let numeric = if args.numeric { Some(numeric::check(args, &artifact)?) } else { None };
     if args.json {
         output::json(&json!({
             "schema": 1, "hash": hash, "stages": stages, "train_instructions": train, "eval_instructions": eval,
             "tensors": tensors, "embedded": embedded, "absent": absent,
             "difference": agreement.as_ref().map(|(difference, _)| difference),
+            "numeric": numeric.as_ref().map(numeric::json),
         }))?;
     } else {
         let agreement = agreement.map_or(String::new(), |(_, text)| text);
+        let numeric = numeric.as_ref().map_or(String::new(), numeric::text);
         output::data(&format!(
             "{}: types, collectives, deadlock, memory of {stages} stages hold ({train} + {eval} instructions)\n{tensors} tensors: \
-             {embedded} embedded, {} in files that are as they were, {absent} without data\n{agreement}hash {hash}\n",
+             {embedded} embedded, {} in files that are as they were, {absent} without data\n{agreement}{numeric}hash {hash}\n",
             path.display(),
             tensors - embedded - absent
         ))?;

@@ -162,7 +162,7 @@ fn priced(artifact: &Artifact, model: &Path, pin: &str) -> Outcome<Result<Cost, 
         flags
     };
     match again::compiled(artifact, model, with_pin) {
-        Ok(other) => Ok(Ok(Cost::of(&other)?)),
+        Ok(other) => Ok(Ok(Cost::of(&other.artifact)?)),
         Err(Failure::Compiler(error)) if error.code.exit() == 4 => Ok(Err(error.what)),
         Err(failure) => Err(failure),
     }

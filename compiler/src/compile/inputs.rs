@@ -22,6 +22,14 @@ pub fn of_loss(graphs: &[&Graph], classes: &Option<(String, u64)>, ignore_index:
     found
 }
 
+/// By integer input: what it must stay below. Labels are compared with classes where they index nothing.
+pub fn vocabularies(graph: &Graph, classes: &Option<(String, u64)>) -> BTreeMap<String, u64> {
+    let mut found: BTreeMap<String, u64> = classes.iter().cloned().collect();
+    let indexing = of_graphs(&[graph]).into_iter().filter_map(|(name, input)| Some((name, input.vocabulary?)));
+    found.extend(indexing);
+    found
+}
+
 /// The same of graphs that know no loss.
 pub fn of_graphs(graphs: &[&Graph]) -> BTreeMap<String, manifest::Input> {
     let mut found: BTreeMap<String, manifest::Input> = BTreeMap::new();

@@ -390,6 +390,18 @@ impl<'a, 'b> Selection<'a, 'b> {
         }
     }
 
+    /// By buffer: the node whose value is written there. A parameter's takes its new value.
+    pub fn nodes(&self) -> Vec<Option<NodeId>> {
+        let mut nodes = vec![None; self.out.program.buffers.len()];
+        for (&node, buffer) in self.buffers.iter().filter(|(node, _)| !self.stage.accumulators.contains_key(node)) {
+            nodes[buffer.0 as usize] = Some(node);
+        }
+        for (&new, leaf) in &self.stage.updates {
+            nodes[self.buffers[leaf].0 as usize] = Some(new);
+        }
+        nodes
+    }
+
     /// The selected program with its outputs.
     pub fn finish(mut self) -> Selected {
         let outputs: Vec<(String, NodeId)> = self.stage.outputs.clone();

@@ -68,6 +68,36 @@ pub struct Scalars {
     pub seed: i64,
 }
 
+/// What an instruction has left in a buffer of a rank.
+pub struct Written<'a> {
+    pub rank: u32,
+    pub stage: usize,
+    pub buffer: BufferId,
+    pub ty: &'a TensorType,
+    /// Where the rank stands, and the microbatch.
+    pub at: &'a Coordinates,
+    mesh: &'a Mesh,
+    bits: Vec<u64>,
+}
+
+impl Written<'_> {
+    /// Calls `f` with the number of each element in the whole tensor and its value; what was never written is NaN.
+    pub fn each(&self, mut f: impl FnMut(usize, f64)) {
+        let extents = self.ty.extents(self.mesh, self.at);
+        let block: Vec<u64> = extents.iter().map(|e| e.block).collect();
+        let valid: Vec<u64> = extents.iter().map(|e| e.valid).collect();
+        let every = each_index(&valid, |index| {
+            let bits = self.bits[flat(index.iter().copied(), &block)];
+            let value = to_value(self.ty.dtype, bits).map_or(f64::NAN, |value| value.as_f64());
+            f(flat(index.iter().zip(&extents).map(|(i, e)| i + e.offset), &self.ty.shape), value);
+            Ok(())
+        });
+        every.expect("nothing above fails");
+    }
+}
+
+type Watch<'a> = &'a mut dyn FnMut(&Written);
+
 /// The ranks of a program set with their memory.
 pub struct Simulator {
     programs: Vec<Program>,
@@ -151,6 +181,16 @@ impl Simulator {
 
     /// Runs one step; returns the outputs, whole.
     pub fn step(&mut self, inputs: &BTreeMap<String, Tensor>, scalars: Scalars) -> Fault<BTreeMap<String, Tensor>> {
+        self.step_watched(inputs, scalars, &mut |_| {})
+    }
+
+    /// The same; `watch` sees every result of every instruction.
+    pub fn step_watched(
+        &mut self,
+        inputs: &BTreeMap<String, Tensor>,
+        scalars: Scalars,
+        watch: Watch,
+    ) -> Fault<BTreeMap<String, Tensor>> {
         for rank in &mut self.ranks {
             rank.prepare(&self.programs[rank.stage], scalars)?;
         }
@@ -159,7 +199,8 @@ impl Simulator {
         loop {
             let mut progress = false;
             for rank in &mut self.ranks {
-                let mut run = Run { p: &self.programs[rank.stage], exchange: &mut exchange, inputs, outputs: &mut outputs };
+                let p = &self.programs[rank.stage];
+                let mut run = Run { p, exchange: &mut exchange, inputs, outputs: &mut outputs, watch: &mut *watch };
                 progress |= run.until_blocked(rank)?;
             }
             let blocked: Vec<&Rank> = self.ranks.iter().filter(|r| r.pc.0 < self.programs[r.stage].order.len()).collect();
@@ -217,6 +258,7 @@ struct Run<'a> {
     exchange: &'a mut Exchange,
     inputs: &'a BTreeMap<String, Tensor>,
     outputs: &'a mut BTreeMap<String, Tensor>,
+    watch: Watch<'a>,
 }
 
 impl Run<'_> {
@@ -242,10 +284,21 @@ impl Run<'_> {
             if !done {
                 return Ok(progress);
             }
+            self.show(rank, step, instr)?;
             rank.pc.1 += 1;
             progress = true;
         }
         Ok(progress)
+    }
+
+    fn show(&mut self, rank: &mut Rank, step: &Step, instr: &Instr) -> Fault<()> {
+        for &buffer in &instr.results {
+            let ty = self.p.ty(buffer);
+            let bits = rank.memory.read(&Region::of(self.p.buffer(buffer), &self.p.mesh, &step.slots)?)?;
+            let (number, stage, at) = (rank.number, rank.stage, &rank.at);
+            (self.watch)(&Written { rank: number, stage, buffer, ty, at, mesh: &self.p.mesh, bits });
+        }
+        Ok(())
     }
 
     /// `false`: blocked.

@@ -6,6 +6,7 @@ use crate::cli::again;
 use crate::cli::failure::Outcome;
 use crate::cli::flags::CompileFlags;
 use crate::error::Error;
+use crate::plan::Schedule;
 use dcc_program::DType;
 use dcc_program::artifact::Artifact;
 use dcc_program::manifest::Manifest;
@@ -67,17 +68,37 @@ fn bound(artifact: &Artifact) -> f64 {
 
 /// The model compiled with the artifact's own flags, but for one device and one microbatch.
 fn unpartitioned(artifact: &Artifact, model: &Path) -> Outcome<Artifact> {
-    again::compiled(artifact, model, |flags, manifest| CompileFlags {
-        dp: 1,
-        tp: 1,
-        pp: 1,
-        param: Vec::new(),
-        memory_limit: None,
-        global_batch_size: Some(manifest.batch),
-        micro_batch_size: None,
-        grad_accum: Some(1),
-        ..flags
-    })
+    let size = |axis: &str| artifact.train.first().map_or(1, |program| u64::from(program.mesh.size_of(axis)));
+    let groups = size("mb") * size("rep") * size("dp");
+    let compiled = again::compiled(artifact, model, |flags, manifest| {
+        // What a rank has of a microbatch, as parts of the batch.
+        let (batch_norm, bn_groups) = match flags.batch_norm.as_str() {
+            "local" => ("batch".to_owned(), Some(groups)),
+            _ => (flags.batch_norm, flags.bn_groups),
+        };
+        CompileFlags {
+            dp: 1,
+            cp: 1,
+            tp: 1,
+            pp: 1,
+            sequence_parallel: false,
+            zero: 0,
+            fsdp: false,
+            shard_group: None,
+            schedule: Schedule::default().name().to_owned(),
+            virtual_stages: None,
+            recompute: "none".to_owned(),
+            param: Vec::new(),
+            memory_limit: None,
+            global_batch_size: Some(manifest.batch),
+            micro_batch_size: None,
+            grad_accum: Some(1),
+            batch_norm,
+            bn_groups,
+            ..flags
+        }
+    })?;
+    Ok(compiled.artifact)
 }
 
 /// Scalar results of a few training steps.

@@ -1,0 +1,120 @@
+//! Numeric translation validation: all tensors of all ranks are those of the unpartitioned graph, and a fault that is planted in a program
+//! is told at the first tensor that it changes.
+
+use crate::command::{Folder, dcc};
+use crate::compile::compiled;
+use dcc::numeric::Instance;
+use dcc::plan::{Parallel, Schedule, Zero};
+use dcc::recompute::{Recompute, Repeats};
+use dcc_program::program::{Action, BufferId, Instr, Program, Transfer};
+
+#[track_caller]
+fn instance(model: &str, parallel: Parallel, microbatches: u32) -> Instance {
+    let compiled = compiled(model, parallel, microbatches).unwrap_or_else(|error| panic!("{model}: {error}"));
+    Instance::of(&compiled).unwrap_or_else(|error| panic!("{model}: {error}"))
+}
+
+#[track_caller]
+fn agrees(model: &str, parallel: Parallel, microbatches: u32) {
+    let text = format!("{model} {parallel:?}");
+    let found = instance(model, parallel, microbatches).check().unwrap_or_else(|error| panic!("{text}: {error}"));
+    println!("{model}: {} ranks, {} tensors, largest difference {:.1e}", found.ranks, found.tensors, found.difference);
+    assert!(found.tensors > 20, "{text}: only {} tensors", found.tensors);
+}
+
+#[test]
+fn every_strategy_computes_what_one_device_does() {
+    let of = |parallel: Parallel| agrees("gpt2_tiny.onnx", parallel, 4);
+    of(Parallel::default());
+    of(Parallel { dp: 2, zero: Zero::Parameters, ..Parallel::default() });
+    of(Parallel { tp: 2, sequence_parallel: true, ..Parallel::default() });
+    of(Parallel { cp: 2, tp: 2, ..Parallel::default() });
+    of(Parallel { dp: 2, tp: 2, pp: 2, zero: Zero::Gradients, ..Parallel::default() });
+    of(Parallel { pp: 2, schedule: Schedule::ZbV, recompute: Recompute::Fixed(Repeats::FULL), ..Parallel::default() });
+    of(Parallel { pp: 2, virtual_stages: 2, recompute: Recompute::Fixed(Repeats::SELECTIVE), ..Parallel::default() });
+}
+
+#[test]
+fn every_family_computes_what_one_device_does() {
+    for model in ["bert_tiny.onnx", "llama_tiny.onnx", "lstm.onnx", "gpt2_tiny_dropout.onnx"] {
+        agrees(model, Parallel { dp: 2, tp: 2, ..Parallel::default() }, 2);
+    }
+    agrees("norm_mlp.onnx", Parallel { dp: 2, tp: 2, ..Parallel::default() }, 1);
+    agrees("cnn.onnx", Parallel { tp: 2, pp: 2, ..Parallel::default() }, 1);
+}
+
+/// What takes too long to run is made smaller; an uneven vocabulary stays uneven.
+#[test]
+fn a_large_model_is_made_smaller() {
+    let compiled = compiled("gpt2_50257.onnx", Parallel { dp: 2, tp: 2, ..Parallel::default() }, 2).expect("it compiles");
+    let found = Instance::of(&compiled).and_then(|instance| instance.check()).unwrap_or_else(|error| panic!("{error}"));
+    let vocabulary = found.scaled.iter().find(|change| change.starts_with("50257")).expect("it is smaller");
+    let to: u64 = vocabulary.rsplit(' ').next().and_then(|size| size.parse().ok()).expect("a size");
+    assert!(to % 2 == 1 && to < 5000, "{vocabulary}");
+}
+
+/// The instructions of all sections.
+fn instructions(programs: &mut [dcc::lower::Traced]) -> impl Iterator<Item = &mut Instr> {
+    programs.iter_mut().flat_map(|traced| &mut traced.program.sections).flat_map(|section| &mut section.body)
+}
+
+/// What checking an instance says after `change`.
+#[track_caller]
+fn told(parallel: Parallel, change: impl FnOnce(&mut [dcc::lower::Traced])) -> String {
+    let mut instance = instance("gpt2_tiny.onnx", parallel, 2);
+    instance.check().unwrap_or_else(|error| panic!("{error}"));
+    change(instance.programs());
+    match instance.check() {
+        Ok(found) => panic!("a fault is not found: {found:?}"),
+        Err(error) => format!("{error} {}", error.at.clone().unwrap_or_default()),
+    }
+}
+
+#[test]
+fn the_first_tensor_that_differs_is_named() {
+    let forward = told(Parallel { tp: 2, ..Parallel::default() }, |programs| repeat_operand(programs, "forward"));
+    assert!(forward.contains("the first tensor that differs") && forward.contains("section forward"), "{forward}");
+    // A sum over ranks that takes the largest instead.
+    let sum = told(Parallel { tp: 2, ..Parallel::default() }, |programs| {
+        let reduce = instructions(programs).find_map(|instr| match &mut instr.action {
+            Action::Start { transfer: Transfer::AllReduce { reduce, .. }, .. } => Some(reduce),
+            _ => None,
+        });
+        *reduce.expect("an all_reduce") = dcc_program::Reduce::Max;
+    });
+    assert!(sum.contains("the first tensor that differs") && sum.contains("all_reduce"), "{sum}");
+    let update = told(Parallel { dp: 2, ..Parallel::default() }, |programs| repeat_operand(programs, "update"));
+    assert!(update.contains("the first tensor that differs") && update.contains("section update"), "{update}");
+}
+
+/// A kernel of a section reads one operand twice instead of it and another of its type.
+fn repeat_operand(programs: &mut [dcc::lower::Traced], section: &str) {
+    let program: &mut Program = &mut programs[0].program;
+    let types: Vec<_> = program.buffers.iter().map(|buffer| buffer.ty.clone()).collect();
+    let ty = |buffer: BufferId| &types[buffer.0 as usize];
+    let kernels = program.sections.iter_mut().filter(|s| s.kind.name() == section).flat_map(|s| &mut s.body);
+    for instr in kernels.filter(|instr| matches!(instr.action, Action::Kernel(_))) {
+        let first = instr.operands[0];
+        let same = |other: &BufferId| *other != first && ty(*other) == ty(first) && !instr.results.contains(other);
+        if let Some(at) = instr.operands.iter().position(|other| same(other)) {
+            instr.operands[at] = first;
+            return;
+        }
+    }
+    panic!("no kernel of {section} reads two tensors of one type");
+}
+
+#[test]
+fn an_artifact_is_checked_by_its_command() {
+    let folder = Folder::new();
+    let artifact = folder.at("a.dcc");
+    let flags = ["--global-batch-size", "8", "--tp", "2", "--pp", "2", "--dtype", "bf16"];
+    dcc(["compile", "tests/models/gpt2_tiny.onnx", "-o", &artifact].into_iter().chain(flags)).ok();
+    let words = ["verify", &artifact, "--model", "tests/models/gpt2_tiny.onnx", "--numeric"];
+    let text = dcc(words).ok().stdout;
+    assert!(text.contains("tensors of 4 ranks are those of the unpartitioned graph"), "{text}");
+    let found = dcc(words.into_iter().chain(["--json"])).ok().json();
+    assert!(found["numeric"]["tensors"].as_u64().is_some_and(|tensors| tensors > 100), "{found}");
+    let alone = dcc(["verify", &artifact, "--numeric"]);
+    assert!(alone.code == Some(2) && alone.stderr.contains("--model"), "{}", alone.stderr);
+}
