@@ -53,6 +53,17 @@ fn a_large_model_is_made_smaller() {
     assert!(to % 2 == 1 && to < 5000, "{vocabulary}");
 }
 
+/// 96 layers of 12288 in 16 stages: of all the sizes some are left, and the positions that loss and logits differ by.
+#[test]
+fn a_model_that_no_machine_here_holds_is_checked() {
+    let parallel = Parallel { dp: 8, tp: 8, pp: 16, ..Parallel::default() };
+    let found = instance("gpt3_175b.onnx", parallel, 1);
+    let found = found.check().unwrap_or_else(|error| panic!("{error}"));
+    assert!(found.ranks == 64 && found.tensors > 10_000, "{found:?}");
+    let has = |change: &str| found.scaled.iter().any(|scaled| scaled.starts_with(change));
+    assert!(["12288 ", "2048 ", "2047 ", "dp 8 ", "tp 8 "].into_iter().all(has), "{:?}", found.scaled);
+}
+
 /// The instructions of all sections.
 fn instructions(programs: &mut [dcc::lower::Traced]) -> impl Iterator<Item = &mut Instr> {
     programs.iter_mut().flat_map(|traced| &mut traced.program.sections).flat_map(|section| &mut section.body)
@@ -96,7 +107,7 @@ fn repeat_operand(programs: &mut [dcc::lower::Traced], section: &str) {
     for instr in kernels.filter(|instr| matches!(instr.action, Action::Kernel(_))) {
         let first = instr.operands[0];
         let same = |other: &BufferId| *other != first && ty(*other) == ty(first) && !instr.results.contains(other);
-        if let Some(at) = instr.operands.iter().position(|other| same(other)) {
+        if let Some(at) = instr.operands.iter().position(same) {
             instr.operands[at] = first;
             return;
         }
@@ -113,6 +124,7 @@ fn an_artifact_is_checked_by_its_command() {
     let words = ["verify", &artifact, "--model", "tests/models/gpt2_tiny.onnx", "--numeric"];
     let text = dcc(words).ok().stdout;
     assert!(text.contains("tensors of 4 ranks are those of the unpartitioned graph"), "{text}");
+    assert!(!text.contains("losses"), "the whole model is trained too: {text}");
     let found = dcc(words.into_iter().chain(["--json"])).ok().json();
     assert!(found["numeric"]["tensors"].as_u64().is_some_and(|tensors| tensors > 100), "{found}");
     let alone = dcc(["verify", &artifact, "--numeric"]);

@@ -42,7 +42,7 @@ pub struct Args {
     #[arg(long, value_name = "MODEL.onnx", help_heading = "Of an artifact")]
     model: Option<PathBuf>,
     #[cfg(target_os = "linux")]
-    /// Also compare every tensor of all ranks with the model on one device, on a smaller instance
+    /// Instead compare every tensor of all ranks with the model on one device, on a smaller instance
     #[arg(long, requires = "model", help_heading = "Of an artifact")]
     numeric: bool,
     #[cfg(target_os = "linux")]
@@ -106,7 +106,7 @@ pub fn run(args: &Args) -> Outcome<i32> {
 /// How far the ranks are from one device, relatively, and a line about it.
 #[cfg(target_os = "linux")]
 fn agreement(args: &Args, artifact: &Artifact) -> Outcome<Option<(f64, String)>> {
-    let Some(model) = &args.model else { return Ok(None) };
+    let Some(model) = args.model.as_ref().filter(|_| !args.numeric) else { return Ok(None) };
     let partition::Agreement { ranks, difference, bound } = partition::check(artifact, &args.subject, model)?;
     let what = "losses and gradient norms of 3 steps differ from one device's by at most";
     Ok(Some((difference, format!("{ranks} ranks: {what} {difference:.1e} (allowed: {bound:e})\n"))))

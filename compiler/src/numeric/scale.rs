@@ -1,8 +1,9 @@
 //! A small instance of a partitioned training graph: the same nodes, the same strategies, smaller dims on a smaller mesh.
 //!
 //! Dims that correspond through the ops' rules are one class, and have one size; a dim of several factors is their product. A class is
-//! halved, with all that this demands, as long as each dim goes on to be evenly, or unevenly, sharded as it was. What attributes fix
-//! (slices, pads, windows of convolutions, tables that computed indices select from) keeps its size. Numbers in the graph stay, such as the
+//! halved, with all that this demands, as long as each dim goes on to be evenly, or unevenly, sharded as it was. A slice or pad by a few
+//! elements (next tokens) stays one by as many; what other slices, windows of convolutions and tables that computed indices select from
+//! demand keeps its size. Numbers in the graph stay, such as the
 //! 1/n of a mean: the instance computes something else than the model, and every rank must compute just that.
 
 use crate::error::{Error, Result};
@@ -10,15 +11,17 @@ use crate::graph::{Graph, NodeId};
 use crate::ops::{Op, Rule};
 use crate::plan::{Plan, Strategy};
 use dcc_program::program::{ParamKind, Piece};
-use dcc_program::{AxisId, Mesh, TensorType};
+use dcc_program::{AxisId, FactorId, Mesh, TensorType};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Elements that a step may compute on all ranks, about a minute's work.
 const BUDGET: f64 = 2e7;
-/// Ranks that the mesh is brought down to, stages aside.
-const RANKS: u32 = 16;
+/// Ranks that the mesh is brought down to, if that leaves two on each axis.
+const RANKS: u32 = 32;
 /// Microbatches, unless a search ordered them.
 const MICROBATCHES: u32 = 4;
+/// Ties that are looked at before a class is given up.
+const MOST_STEPS: u32 = 10_000;
 /// A smaller dim would be no example of itself.
 const LEAST: u64 = 3;
 
@@ -53,8 +56,7 @@ fn smaller_mesh(mesh: &Mesh, keeps_microbatches: bool) -> Mesh {
             axis.size = axis.size.min(MICROBATCHES);
         }
     }
-    let product = |mesh: &Mesh| mesh.axes.iter().filter(|a| shrinks(&a.name)).map(|a| a.size).product::<u32>();
-    while product(&smaller) > RANKS {
+    while smaller.world() > RANKS {
         let axes = smaller.axes.iter_mut().filter(|a| shrinks(&a.name));
         match axes.max_by_key(|axis| axis.size) {
             Some(axis) if axis.size > 2 => axis.size = axis.size.div_ceil(2),
@@ -68,6 +70,15 @@ fn shrinks(axis: &str) -> bool {
     !["mb", "pp"].contains(&axis)
 }
 
+/// How sizes of classes depend on each other.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Tie {
+    /// A dim, and the factors whose sizes multiply to its.
+    Product(usize, Vec<usize>),
+    /// The second has so many elements more than the first.
+    Longer(usize, usize, i64),
+}
+
 /// Classes of the dims of all values and the factors of all rules, and their sizes.
 struct Dims {
     /// First element of each node: one per dim of its value, then one per factor of its rule.
@@ -76,9 +87,8 @@ struct Dims {
     /// By class.
     sizes: Vec<u64>,
     fixed: Vec<bool>,
-    /// A class, and the factors whose sizes multiply to its.
-    products: Vec<(usize, Vec<usize>)>,
-    /// Of a class: the products that it has a part in.
+    ties: Vec<Tie>,
+    /// Of a class: the ties that it has a part in.
     parts: HashMap<usize, Vec<usize>>,
     /// How many shards each class was and is cut into, by axes that lie on it together.
     shards: BTreeMap<usize, BTreeSet<(u64, u64)>>,
@@ -93,7 +103,7 @@ impl Dims {
             parent: Vec::new(),
             sizes: Vec::new(),
             fixed: Vec::new(),
-            products: Vec::new(),
+            ties: Vec::new(),
             parts: HashMap::new(),
             shards: BTreeMap::new(),
             rules,
@@ -121,7 +131,7 @@ impl Dims {
             }
         }
         dims.join_gradients(graph);
-        dims.find_products(products);
+        dims.find_ties(graph, products);
         dims.fix(graph);
         dims.find_shards(graph, plan, mesh);
         dims
@@ -170,13 +180,27 @@ impl Dims {
         }
     }
 
-    fn find_products(&mut self, products: Vec<(usize, Vec<usize>)>) {
-        let rooted = |(dim, factors): (usize, Vec<usize>)| (self.root(dim), factors.iter().map(|&f| self.root(f)).collect());
-        let unique: BTreeSet<(usize, Vec<usize>)> = products.into_iter().map(rooted).collect();
-        self.products = unique.into_iter().collect();
-        for (at, (dim, factors)) in self.products.iter().enumerate() {
-            for class in factors.iter().chain([dim]) {
-                self.parts.entry(*class).or_default().push(at);
+    fn find_ties(&mut self, graph: &Graph, products: Vec<(usize, Vec<usize>)>) {
+        let product = |(dim, factors): (usize, Vec<usize>)| {
+            Tie::Product(self.root(dim), factors.iter().map(|&factor| self.root(factor)).collect())
+        };
+        let mut unique: BTreeSet<Tie> = products.into_iter().map(product).collect();
+        for id in graph.ids() {
+            for dim in 0..graph.ty(id).rank() {
+                if let Some(longer) = lengthens(graph, id, dim) {
+                    let operand = self.first[graph[id].operands[0].0 as usize];
+                    unique.insert(Tie::Longer(self.root(operand + dim), self.root(self.first[id.0 as usize] + dim), longer));
+                }
+            }
+        }
+        self.ties = unique.into_iter().collect();
+        for (at, tie) in self.ties.iter().enumerate() {
+            let classes = match tie {
+                Tie::Product(dim, factors) => factors.iter().chain([dim]).copied().collect(),
+                Tie::Longer(a, b, _) => vec![*a, *b],
+            };
+            for class in classes {
+                self.parts.entry(class).or_default().push(at);
             }
         }
     }
@@ -187,7 +211,15 @@ impl Dims {
         for id in graph.ids() {
             let rule = &self.rules[id.0 as usize];
             let fixed: Vec<u8> = match &graph[id].op {
-                Op::Slice(_) | Op::Pad(_) | Op::Concatenate(_) | Op::Reshape(_) | Op::Convolution(_) | Op::MaxPool(_) => {
+                Op::Slice(_) | Op::Pad(_) => {
+                    let tied = |f: &&FactorId| {
+                        let sides = rule.spec.operands.iter().chain([&rule.spec.result]);
+                        let dim = sides.filter_map(|dims| dims.iter().position(|d| d.contains(f))).next();
+                        dim.is_some_and(|dim| lengthens(graph, id, dim).is_some())
+                    };
+                    rule.whole.iter().filter(|f| !tied(f)).map(|f| f.0).collect()
+                }
+                Op::Concatenate(_) | Op::Reshape(_) | Op::Convolution(_) | Op::MaxPool(_) => {
                     rule.whole.iter().map(|f| f.0).collect()
                 }
                 // What is computed must stay below the table's size.
@@ -197,7 +229,14 @@ impl Dims {
             };
             for factor in fixed {
                 let class = self.root(self.factor(graph, id, factor));
-                self.fixed[class] = true;
+                if !std::mem::replace(&mut self.fixed[class], true) {
+                    tracing::debug!(
+                        size = self.sizes[class],
+                        op = graph[id].op.name(),
+                        at = graph.origin(id),
+                        "keeps its size"
+                    );
+                }
             }
         }
     }
@@ -248,37 +287,49 @@ impl Dims {
     /// New sizes with class `class` halved, and all that must change with it.
     fn halved(&self, class: usize, original: &[u64]) -> Option<BTreeMap<usize, u64>> {
         let mut changed: BTreeMap<usize, u64> = BTreeMap::new();
-        let bound = self.parts.contains_key(&class);
+        let ties = self.parts.get(&class).cloned().unwrap_or_default();
+        let exact = ties.iter().any(|&at| matches!(self.ties[at], Tie::Product(..)));
         let size = self.sizes[class];
-        let candidates = if bound { size / 2..=size / 2 } else { size / 2..=size - 1 };
-        let fits = |&size: &u64| self.allows(class, size, original);
-        changed.insert(class, candidates.take(4).find(fits)?);
-        if bound && size % 2 != 0 {
-            return None;
-        }
-        let mut work: Vec<usize> = self.parts.get(&class).cloned().unwrap_or_default();
-        let mut steps = 0;
-        while let Some(at) = work.pop() {
-            steps += 1;
-            let (dim, factors) = &self.products[at];
-            let now = |class: usize| changed.get(&class).copied().unwrap_or(self.sizes[class]);
-            let (have, want) = (factors.iter().map(|&f| now(f)).product::<u64>(), now(*dim));
-            let next = match have {
-                _ if have == want => continue,
-                _ if have == 2 * want => {
-                    *factors.iter().rev().find(|f| !changed.contains_key(f) && self.can_halve(**f, original))?
-                }
-                _ if 2 * have == want && !changed.contains_key(dim) && self.can_halve(*dim, original) => *dim,
-                _ => return None,
-            };
-            if steps > 10_000 {
-                return None;
-            }
-            changed.insert(next, self.sizes[next] / 2);
+        let mut sizes = (size / 2..size).take(if exact { 1 } else { 4 });
+        let size = sizes.find(|&half| self.allows(class, half, original) && !(exact && 2 * half != size))?;
+        changed.insert(class, size);
+        let mut work = ties;
+        for _ in 0..MOST_STEPS {
+            let Some(at) = work.pop() else { return Some(changed) };
+            let Some((next, size)) = self.mended(at, &changed, original)? else { continue };
+            changed.insert(next, size);
             work.push(at);
             work.extend(&self.parts[&next]);
         }
-        Some(changed)
+        None
+    }
+
+    /// What else must change for a tie to hold; outer `None` where nothing helps, inner where it holds.
+    #[allow(clippy::option_option)]
+    fn mended(&self, at: usize, changed: &BTreeMap<usize, u64>, original: &[u64]) -> Option<Option<(usize, u64)>> {
+        let now = |class: usize| changed.get(&class).copied().unwrap_or(self.sizes[class]);
+        let free = |class: &usize| !changed.contains_key(class);
+        let half =
+            |class: usize| (free(&class) && self.can_halve(class, original)).then(|| Some((class, self.sizes[class] / 2)));
+        match &self.ties[at] {
+            Tie::Product(dim, factors) => {
+                let (have, want) = (factors.iter().map(|&f| now(f)).product::<u64>(), now(*dim));
+                match have {
+                    _ if have == want => Some(None),
+                    _ if have == 2 * want => factors.iter().rev().find_map(|&f| half(f)),
+                    _ if 2 * have == want => half(*dim),
+                    _ => None,
+                }
+            }
+            &Tie::Longer(a, b, more) => {
+                let (from_a, from_b) = (now(a).checked_add_signed(more)?, now(b).checked_add_signed(-more)?);
+                let becomes = |class, size| (free(&class) && self.allows(class, size, original)).then_some(Some((class, size)));
+                match from_a == now(b) {
+                    true => Some(None),
+                    false => becomes(b, from_a).or_else(|| becomes(a, from_b)),
+                }
+            }
+        }
     }
 
     fn can_halve(&self, class: usize, original: &[u64]) -> bool {
@@ -313,12 +364,11 @@ impl Dims {
                 Op::Reshape(op) => op.shape = shape.iter().copied().collect(),
                 Op::ScatterAdd(op) => op.size = self.sizes[self.root(self.factor(graph, id, op.indexed().0))],
                 Op::Slice(op) => {
-                    let old = graph.ty(graph[id].operands[0]).shape.clone();
-                    let whole = |dim: usize, op: &crate::ops::Slice| {
-                        op.start[dim] == 0 && op.limit[dim] == old[dim] && op.stride[dim] == 1
-                    };
+                    let x = graph[id].operands[0];
+                    let old = &graph.ty(x).shape;
                     for dim in 0..shape.len() {
-                        op.limit[dim] = if whole(dim, op) { shape[dim] } else { op.limit[dim] };
+                        // What is cut off at either end stays so.
+                        op.limit[dim] = out.ty(x).shape[dim] - (old[dim] - op.limit[dim]);
                     }
                 }
                 _ => {}
@@ -366,6 +416,18 @@ fn rule(graph: &Graph, id: NodeId) -> Rule {
     let node = &graph[id];
     let types: Vec<&TensorType> = node.operands.iter().map(|&o| graph.ty(o)).collect();
     node.op.rule(&types, &node.ty).sized(&types, &node.ty)
+}
+
+/// How many elements more than its operand a slice or a pad has along `dim`, if it cuts or adds few.
+fn lengthens(graph: &Graph, id: NodeId, dim: usize) -> Option<i64> {
+    let few = match &graph[id].op {
+        Op::Slice(op) => op.stride[dim] == 1,
+        Op::Pad(op) => op.interior[dim] == 0,
+        _ => false,
+    };
+    let (from, to) = (graph.ty(graph[id].operands.first().copied()?).shape.get(dim)?, graph.ty(id).shape[dim]);
+    let more = to as i64 - *from as i64;
+    (few && more != 0 && 8 * more.unsigned_abs() <= *from).then_some(more)
 }
 
 /// Integers that are an input's, moved and replaced at most by a constant where they are out of range.
