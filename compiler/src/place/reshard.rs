@@ -1,7 +1,8 @@
 //! Redistribution: the single-axis steps from one sharding to another.
 //!
 //! Pending reductions are resolved first, in the producer's section, by reduce_scatter where the wanted dims allow; then axes
-//! move (all_to_all) or leave (all_gather), then come (slice), in the reader's section; last, whole becomes pending.
+//! move (all_to_all) or leave (all_gather), then come (slice), in the reader's section; last, whole becomes pending. What was moved
+//! takes no more memory than before, so that the backward pass reads what the forward pass moved.
 
 use super::Placer;
 use crate::error::Result;
@@ -161,12 +162,14 @@ impl Placer<'_> {
     }
 
     fn move_axes(&mut self, mut value: NodeId, want: &Sharding, phase: Phase) -> NodeId {
+        let once = phase == Phase::Backward && self.out[value].phase == Phase::Forward;
+        let phase = if once { Phase::Forward } else { phase };
         loop {
             let have = self.out.ty(value).sharding.clone();
             let rank = have.dims.len();
             let found = (0..rank).find_map(|from| {
-                let (&axis, rest) = have.dims[from].split_last()?;
-                let leaves = !want.dims[from].starts_with(&have.dims[from]) && want.dims[from].starts_with(rest);
+                let &axis = have.dims[from].last()?;
+                let leaves = !want.dims[from].starts_with(&have.dims[from]);
                 let lands = |to: &usize| {
                     *to != from
                         && want.dims[*to].starts_with(&have.dims[*to])

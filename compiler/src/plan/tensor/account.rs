@@ -6,7 +6,7 @@ use super::super::{Parallel, Plan};
 use super::frontier::with_kept;
 use super::layout::{At, Layout};
 use super::model::{Class, Cost, Item, Problem};
-use crate::cost::reshard::{self, Step};
+use crate::cost::reshard::{self, Move, Step};
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
 use dcc_program::Reduce;
@@ -92,31 +92,41 @@ impl Account {
             let moving = problem.moving(class.kind, layout, want);
             self.cost += problem.want_cost(class.kind, moving, again);
             let forward = if per_step { SectionKind::Begin } else { SectionKind::Forward };
-            self.list(problem, item, layout, want, |_| forward);
+            self.list(problem, item, layout, want, |_| Some(forward));
             if again && !per_step {
-                self.list(problem, item, layout.resolved(), want.resolved(), |_| SectionKind::Backward);
+                let gathers = |step: &Step| (step.kind == Move::AllGather).then_some(SectionKind::Backward);
+                self.list(problem, item, layout.resolved(), want.resolved(), gathers);
             }
         }
         for &give in &uses.gives {
             self.cost += problem.give_cost(class.kind, problem.moving(class.kind, give, layout.resolved()));
             let late = |step: &Step| per_step && step.kind.is_reduction();
-            let section = |step: &Step| if late(step) { SectionKind::Update } else { SectionKind::Backward };
+            let section = |step: &Step| Some(if late(step) { SectionKind::Update } else { SectionKind::Backward });
             self.list(problem, item, give, layout.resolved(), section);
         }
         if class.output {
             let moving = problem.moving(class.kind, layout, layout.resolved());
             self.cost += problem.want_cost(class.kind, moving, false);
-            self.list(problem, item, layout, layout.resolved(), |_| SectionKind::Update);
+            self.list(problem, item, layout, layout.resolved(), |_| Some(SectionKind::Update));
         }
     }
 
-    fn list(&mut self, problem: &Problem, item: &Item, from: Layout, to: Layout, section: impl Fn(&Step) -> SectionKind) {
+    /// The steps that happen in a section.
+    fn list(
+        &mut self,
+        problem: &Problem,
+        item: &Item,
+        from: Layout,
+        to: Layout,
+        section: impl Fn(&Step) -> Option<SectionKind>,
+    ) {
         let class: &Class = &problem.classes[item.class];
         let kind = &problem.kinds[class.kind];
         let ty = kind.ty.with_sharding(from.over(&kind.ty.sharding, &problem.axes));
         for step in reshard::steps(&ty, &to.over(&kind.ty.sharding, &problem.axes), &problem.mesh) {
-            let section = section(&step);
-            self.collectives.push(Collective { of: item.id, step, section });
+            if let Some(section) = section(&step) {
+                self.collectives.push(Collective { of: item.id, step, section });
+            }
         }
     }
 }

@@ -177,7 +177,7 @@ impl Solver<'_> {
             let mut pending = Layout::default();
             (0..self.problem.axes.len()).for_each(|axis| pending.set(axis, At::Pending(Reduce::Sum)));
             let moving = self.moving(kind as usize, pending, Layout::default());
-            total += 3 * u64::from(left) * (moving.reduce + moving.gather);
+            total += 3 * u64::from(left) * (moving.once + moving.gather);
         }
         total
     }

@@ -99,8 +99,8 @@ pub(super) struct Problem {
 /// Cost of moving a value between two layouts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Moving {
-    /// Of reductions, which happen once, and of gathers and exchanges, which the backward repeats.
-    pub reduce: Cost,
+    /// Of reductions and exchanges, which happen once, and of gathers, which the backward repeats.
+    pub once: Cost,
     pub gather: Cost,
 }
 
@@ -123,7 +123,8 @@ impl Problem {
         let mut moving = Moving::default();
         for step in reshard::steps(&ty, &to.over(&kind.ty.sharding, &self.axes), &self.mesh) {
             let cost = self.units(self.machine.collective(&step, &self.mesh));
-            *if step.kind.is_reduction() { &mut moving.reduce } else { &mut moving.gather } += cost;
+            let once = step.kind.is_reduction() || (step.kind == reshard::Move::AllToAll && !kind.per_step);
+            *if once { &mut moving.once } else { &mut moving.gather } += cost;
         }
         moving
     }
@@ -132,15 +133,15 @@ impl Problem {
     /// copy that stays for the step is the memory that sharding was to save.
     pub fn want_cost(&self, kind: usize, moving: Moving, again: bool) -> Cost {
         if self.kinds[kind].per_step {
-            return self.per_step(moving.reduce) + 2 * moving.gather;
+            return self.per_step(moving.once) + 2 * moving.gather;
         }
-        moving.reduce + moving.gather * if again { 2 } else { 1 }
+        moving.once + moving.gather * if again { 2 } else { 1 }
     }
 
     /// A contribution to the gradient, once. Parameters keep what is pending until the update.
     pub fn give_cost(&self, kind: usize, moving: Moving) -> Cost {
-        let reduce = if self.kinds[kind].per_step { self.per_step(moving.reduce) } else { moving.reduce };
-        reduce + moving.gather
+        let once = if self.kinds[kind].per_step { self.per_step(moving.once) } else { moving.once };
+        once + moving.gather
     }
 
     /// `strategy` over the batch axes, and these tensor axes.
