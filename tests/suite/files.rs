@@ -1,7 +1,7 @@
 //! Reading commands on every kind of file, and what goes out comes back in.
 
 use crate::cli::{linear_case, put};
-use crate::command::dcc;
+use crate::command::{Folder, dcc};
 use dcc_program::artifact::Artifact;
 use serde_json::Value;
 
@@ -67,6 +67,25 @@ fn an_artifact_is_verified_against_one_device() {
     let caught = run("verify linear.dcc --model linear.onnx");
     assert!(caught.code == Some(1) && caught.stderr.contains("do not compute what one device does"), "{caught:?}");
     assert_eq!(caught.stdout, "");
+}
+
+/// Whatever ranks share: one device shares nothing.
+#[test]
+fn artifacts_of_every_axis_are_verified_against_one_device() {
+    let folder = Folder::new();
+    let gpt = "tests/models/gpt2_tiny.onnx";
+    for (model, flags) in [
+        (gpt, "--tp 2 --sequence-parallel"),
+        (gpt, "--cp 2 --dp 2 --zero 3 --shard-group 1"),
+        (gpt, "--pp 2 --virtual-stages 2"),
+        (gpt, "--pp 2 --schedule zb-v"),
+    ] {
+        let out = folder.at("out.dcc");
+        let compile = format!("compile {model} --global-batch-size 8 --dtype f64 {flags} -o {out}");
+        dcc(compile.split(' ').map(str::to_owned)).ok();
+        let verified = dcc(["verify", &out, "--model", model, "--json"]).ok().json();
+        assert!(verified["difference"].as_f64().is_some_and(|difference| difference < 1e-9), "{flags}: {verified}");
+    }
 }
 
 /// Weights that were trained, exported and trained again give the loss that the run itself would have come to.
