@@ -93,7 +93,7 @@ def family_graphs():
     trained, legacy = dict(bare=True, compare=False), dict(dynamo=False, opset=17)
     for name in ("resnet", "mobilenet", "efficientnet", "unet"):
         tests[f"families/{name}"] = (getattr(families, name), trained)
-    for name in ("convnext", "vit", "swin", "autoencoder", "moe", "dlrm"):
+    for name in ("convnext", "vit", "swin", "autoencoder", "moe", "gshard", "dlrm"):
         tests[f"families/{name}"] = (getattr(families, name), dict(bare=True))
     tests["families/your_model"] = (your_model, dict(opset=23, bare=True, compare=False))
     tests["families/two_towers"] = (families.two_towers, {})  # what trains, `scale` among them, is in the metadata
@@ -103,7 +103,7 @@ def family_graphs():
     # The dynamo exporter fails at the reshape after its other attention.
     tests["families/t5"] = (partial(families.t5, attn_implementation="eager"), dict(bare=True))
     tests["families/vit_legacy"] = (families.vit, dict(bare=True, static=True) | legacy)
-    for name in ("convnext", "swin", "autoencoder", "moe", "dlrm", "two_towers", "t5"):
+    for name in ("convnext", "swin", "autoencoder", "moe", "gshard", "dlrm", "two_towers", "t5"):
         tests[f"families/{name}_legacy"] = (getattr(families, name), dict(bare=True) | legacy)
     return tests
 

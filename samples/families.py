@@ -161,13 +161,39 @@ class Experts(nn.Module):
         return torch.einsum("btnf,nfd,btn->btd", hidden, self.down, weight)
 
 
-class Moe(nn.Module):
-    """A causal transformer block whose feed-forward layer is `Experts`."""
+class Dispatched(nn.Module):
+    """Four experts that get the tokens sent to them, two for each token, up to a capacity per sample, in the order of the text, first
+    choices first (Lepikhin et al. 2020, algorithm 1, with samples for groups and without randomness)."""
 
-    def __init__(self, vocab=211, width=32):
+    def __init__(self, width=32, experts=4, capacity=10):
+        super().__init__()
+        self.gate, self.capacity = nn.Linear(width, experts, bias=False), capacity
+        self.up, self.down = (nn.Parameter(torch.randn(experts, a, b)) for a, b in ((width, 48), (48, width)))
+        self.up_bias, self.down_bias = (nn.Parameter(torch.randn(experts, n)) for n in (48, width))
+
+    def forward(self, x):
+        p = self.gate(x).softmax(-1)
+        experts, slots = (torch.arange(n) for n in (p.shape[-1], self.capacity))
+        first = (p.argmax(-1, keepdim=True) == experts).to(p)
+        second = ((p * (1 - first)).argmax(-1, keepdim=True) == experts).to(p)
+        places = first.cumsum(1) - 1, second.cumsum(1) - 1 + first.sum(1, keepdim=True)
+        chosen = zip((first, second), places)
+        mask_1, mask_2 = (mask.unsqueeze(-1) * (place.unsqueeze(-1) == slots).to(p) for mask, place in chosen)
+        weight_1, weight_2 = ((p * mask).sum(-1)[..., None, None] for mask in (first, second))
+        combine = (weight_1 * mask_1 + weight_2 * mask_2) / (weight_1 + weight_2)
+        y = torch.einsum("bsec,bsd->ebcd", mask_1 + mask_2, x)
+        y = F.relu(torch.einsum("ebcd,edf->ebcf", y, self.up) + self.up_bias[:, None, None])
+        y = torch.einsum("ebcf,efd->ebcd", y, self.down) + self.down_bias[:, None, None]
+        return torch.einsum("bsec,ebcd->bsd", combine, y)
+
+
+class Moe(nn.Module):
+    """A causal transformer block whose feed-forward layer is `experts`."""
+
+    def __init__(self, vocab=211, width=32, experts=Experts):
         super().__init__()
         self.embed, self.norm_1, self.norm_2 = nn.Embedding(vocab, width), nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out, self.experts = nn.Linear(width, 3 * width), nn.Linear(width, width), Experts(width)
+        self.qkv, self.out, self.experts = nn.Linear(width, 3 * width), nn.Linear(width, width), experts(width)
         self.head = nn.Linear(width, vocab, bias=False)
 
     def forward(self, input_ids):
@@ -260,6 +286,10 @@ def vit():
 
 def moe():
     return Moe().train(), {"input_ids": torch.randint(0, 211, (3, 16))}
+
+
+def gshard():
+    return Moe(experts=Dispatched).train(), {"input_ids": torch.randint(0, 211, (3, 16))}
 
 
 def dlrm():

@@ -122,6 +122,10 @@ CASES = {
     "dlrm_legacy": f"tests/models/families/dlrm_legacy.onnx --data tests/models/data/dlrm.npz {FAMILY} --loss bce {SGD}",
     "moe": f"tests/models/families/moe.onnx --data tests/models/data/gpt2_tiny.npz {FAMILY} {SGD}"
            " --init-rule *experts.*=std:0.2",
+    "gshard": f"tests/models/families/gshard.onnx --data tests/models/data/gpt2_tiny.npz {FAMILY} {ADAMW}"
+              " --init-rule *experts.*=std:0.2",
+    "gshard_legacy": f"tests/models/families/gshard_legacy.onnx --data tests/models/data/gpt2_tiny.npz {FAMILY} {SGD}"
+                     " --init-rule *experts.*=std:0.2",
     "dlrm": f"tests/models/families/dlrm.onnx --data tests/models/data/dlrm.npz {FAMILY} --loss bce {ADAMW}",
     "two_towers": f"tests/models/families/two_towers.onnx --data tests/models/data/two_towers.npz {FAMILY} --init-rule scale=ones {ADAMW}",
     "two_towers_legacy": "tests/models/families/two_towers_legacy.onnx --data tests/models/data/two_towers.npz"

@@ -64,6 +64,7 @@ section_meshes() {
     long ranks::whole_sweep
     long ranks::sequence
     long ranks::context
+    long ranks::experts
 }
 
 # 12 plans: every checkpoint of each continued on every other, and on its own to the same bits.

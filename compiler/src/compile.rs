@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::import::{self, Imported, Model, TensorData, listed};
 use crate::plan::annotated;
-use crate::plan::batch::{self, Batch, Given};
+use crate::plan::batch::{self, Batch, Given, Ranks};
 use crate::plan::{self, Parallel, Plan, Schedule};
 use crate::schedule::Order;
 use crate::train::{Trainable, Training, TrainingOptions, train_step};
@@ -108,8 +108,8 @@ fn like_buffers(buffers: &[String], trained: &[String]) -> Option<String> {
 
 /// ONNX to everything the ranks need. Pure: no files, no clock, no environment.
 pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
-    let Parallel { dp, cp, tp, pp, .. } = options.parallel;
-    let devices = [dp, cp, tp, pp].iter().fold(1_u32, |product, &ranks| product.saturating_mul(ranks));
+    let Parallel { dp, cp, ep, tp, pp, .. } = options.parallel;
+    let devices = [dp, cp, ep, tp, pp].iter().fold(1_u32, |product, &ranks| product.saturating_mul(ranks));
     let (annotations, notes) = annotations::read(model, devices)?;
     let (mut imported, batch) = import(model, options)?;
     imported.warnings.extend(notes);
@@ -165,7 +165,8 @@ fn log(pass: &str, graph: &Graph) {
 
 /// The forward graph at the global batch. The batch may come from the model itself.
 fn import(model: &Model, options: &Options) -> Result<(Imported, Batch)> {
-    let (dp, pp) = (options.parallel.dp, options.parallel.pp);
+    let Parallel { dp, ep, pp, .. } = options.parallel;
+    let ranks = Ranks { dp, ep };
     let mut import_options = options.import.clone();
     let has_norm = has_batch_norm(model);
     let mut given = options.batch;
@@ -173,16 +174,16 @@ fn import(model: &Model, options: &Options) -> Result<(Imported, Batch)> {
         given.groups = Some(groups);
     }
     let known = given.global.is_some() || given.model.is_some() || both(&given);
-    let batch = if known { Some(batch::resolve(given, dp, pp)?) } else { None };
+    let batch = if known { Some(batch::resolve(given, ranks, pp)?) } else { None };
     import_options.global_batch = batch.map(|b| b.global);
-    import_options.batch_norm = batch_norm(options.batch_norm, batch, dp);
+    import_options.batch_norm = batch_norm(options.batch_norm, batch, ranks);
     let mut imported = import::onnx(model, &import_options)?;
     let batch = match batch {
         Some(batch) => batch,
         None => {
-            let batch = batch::resolve(Given { model: imported.batch, ..given }, dp, pp)?;
+            let batch = batch::resolve(Given { model: imported.batch, ..given }, ranks, pp)?;
             if has_norm && options.batch_norm == BatchNorm::Local {
-                import_options.batch_norm = batch_norm(options.batch_norm, Some(batch), dp);
+                import_options.batch_norm = batch_norm(options.batch_norm, Some(batch), ranks);
                 imported = import::onnx(model, &import_options)?;
             }
             batch
@@ -199,12 +200,12 @@ fn has_batch_norm(model: &Model) -> bool {
     model.graph().node.iter().chain(functions).any(|node| node.op_type() == "BatchNormalization")
 }
 
-fn batch_norm(chosen: BatchNorm, batch: Option<Batch>, dp: u32) -> import::BatchNorm {
+fn batch_norm(chosen: BatchNorm, batch: Option<Batch>, ranks: Ranks) -> import::BatchNorm {
     match chosen {
         BatchNorm::Batch { groups } => import::BatchNorm::Groups(groups),
         BatchNorm::Local => {
             let microbatches = batch.map_or(1, |batch| batch.accumulate);
-            import::BatchNorm::Groups(u64::from(microbatches) * u64::from(dp))
+            import::BatchNorm::Groups(u64::from(microbatches) * ranks.count())
         }
         BatchNorm::Frozen => import::BatchNorm::Frozen,
     }

@@ -210,6 +210,11 @@ impl Error {
         Error::new(313, what)
     }
 
+    /// A model without experts, or with fewer than `--ep` has ranks.
+    pub fn expert_parallel(what: impl Into<String>) -> Error {
+        Error::new(314, what)
+    }
+
     /// No rank has `limit` bytes enough for a plan of `peak`.
     pub fn memory(peak: u64, limit: u64) -> Error {
         Error::new(401, format!("the plan needs {} on a rank, {} are allowed", size(peak), size(limit)))

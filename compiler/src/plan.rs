@@ -38,9 +38,10 @@ pub use zero::{Zero, is_narrowing};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Axes `mb, pp, dp, tp` (each present even at size 1; split axes in the place of their parent; `rep` before `dp` where
-    /// parameters are sharded within groups of the data-parallel ranks; `cp` behind it where ranks share sequences).
+    /// parameters are sharded within groups of the data-parallel ranks; `cp` behind it where ranks share sequences, then `ep` where
+    /// they share experts).
     pub mesh: Mesh,
-    /// Axes of every batch dim: `mb` first, then `rep` and `dp`.
+    /// Axes of every batch dim: `mb` first, then `rep`, `dp` and `ep`.
     pub batch: AxisList,
     /// By forward node of the training graph; those without one are made at each reader's wanted type (constants, random
     /// numbers, broadcasts, pointwise ops of only these) or stand for their operand (`stop_gradient`). The strategy of a `Param`
@@ -90,6 +91,8 @@ pub struct Parallel {
     pub dp: u32,
     /// Ranks that share each sample's sequence.
     pub cp: u32,
+    /// Ranks that share samples, as those of `dp` do, and hold different experts.
+    pub ep: u32,
     pub tp: u32,
     pub pp: u32,
     /// Microbatches of a step, from `batch::resolve`.
@@ -116,6 +119,7 @@ impl Default for Parallel {
         Parallel {
             dp: 1,
             cp: 1,
+            ep: 1,
             tp: 1,
             pp: 1,
             microbatches: 1,
@@ -187,7 +191,10 @@ impl Strategy {
 /// The axis that context parallelism splits sequences over.
 const CONTEXT: &str = "cp";
 
-/// The mesh `mb, pp, dp` (or `rep, dp`), `cp` and the tensor axes, major first.
+/// The axis that expert parallelism splits samples and experts over.
+const EXPERT: &str = "ep";
+
+/// The mesh `mb, pp, dp` (or `rep, dp`), `cp`, `ep` and the tensor axes, major first.
 fn mesh(options: &Parallel, tensor: &[(&str, u32)]) -> Mesh {
     let mut axes = vec![("mb", options.microbatches), ("pp", options.pp)];
     match options.shard_group.filter(|&group| group < options.dp) {
@@ -195,6 +202,7 @@ fn mesh(options: &Parallel, tensor: &[(&str, u32)]) -> Mesh {
         None => axes.push(("dp", options.dp)),
     }
     axes.extend((options.cp > 1).then_some((CONTEXT, options.cp)));
+    axes.extend((options.ep > 1).then_some((EXPERT, options.ep)));
     axes.extend_from_slice(tensor);
     Mesh::new(&axes)
 }

@@ -91,6 +91,20 @@ fn plans_along_sequences_come_back() {
     }
 }
 
+/// What is cut along experts comes back too.
+#[test]
+fn plans_of_experts_come_back() {
+    for path in ["families/moe.onnx", "families/gshard.onnx"] {
+        let model = model(path);
+        for (ep, (dp, tp, pp)) in [(2, (1, 1, 1)), (4, (1, 1, 1)), (2, (2, 1, 1)), (2, (1, 2, 1)), (2, (1, 1, 2))] {
+            let parallel = Parallel { ep, ..mesh(dp, tp, pp, &[]) };
+            let what = format!("{path} {parallel:?}");
+            let compiled = planned(&model, parallel.clone()).unwrap_or_else(|e| panic!("{what}: {e}"));
+            comes_back(&model, &compiled, parallel, &what);
+        }
+    }
+}
+
 /// The same by the command: from its file come the programs that the flags made.
 #[test]
 fn the_command_writes_what_plans_come_back_from() {

@@ -259,6 +259,14 @@ fn plans_that_do_not_exist() {
     let batch = "--global-batch-size 8";
     check("--global-batch-size 8 --tp 1000", "DCC0312", &["--tp 1000 has nothing to split", "--dp 1000"]);
     check(&format!("{batch} --cp 2"), "DCC0313", &["--cp 2 has no sequence to split", "--dp 2"]);
+    check(
+        &format!("{batch} --ep 2"),
+        "DCC0314",
+        &["--ep 2 has no experts to split", "one weight of shape [experts, in, out]", "--dp 2"],
+    );
+    let experts = "compile tests/models/families/moe.onnx --global-batch-size 8 --ep 8 -o @/out.dcc";
+    refused(&folder, experts, 4, "DCC0314", &["--ep 8 has too few experts", "no weight stacks more than 4", "--ep 4 or less"]);
+    check(&format!("{batch} --dp 2 --ep 3"), "DCC0302", &["8 does not divide by --dp 2 × --ep 3", "8 = 6 × 1 + 2"]);
     let along = format!("{batch} --tp 2 --sequence-parallel");
     check(&along, "DCC0312", &["--sequence-parallel has nothing to split", "neither of samples nor of weights"]);
     check(&format!("{batch} --pp 9"), "DCC0303", &["--pp 9 needs 9 stages; the model has work for 3", "--pp 3"]);
@@ -301,6 +309,7 @@ fn wrong_flags() {
     check("--steps 1 --dp 0", "DCC0001", &["--dp 0: an axis has at least one rank"]);
     check("--steps 1 --dp 4294967295 --tp 2", "DCC0001", &["more than 16777216 ranks"]);
     check("--steps 1 --cp 0", "DCC0001", &["--cp 0: an axis has at least one rank"]);
+    check("--steps 1 --ep 0", "DCC0001", &["--ep 0: an axis has at least one rank"]);
     check("--steps 1 --sequence-parallel", "DCC0001", &["--sequence-parallel without ranks that share a layer", "--tp 2"]);
     check("--steps 1 --pp 2 --virtual-stages 0", "DCC0001", &["--virtual-stages 0: a rank has 1 to 32 chunks"]);
     let gpipe = "--steps 1 --pp 2 --schedule gpipe --virtual-stages 2";

@@ -79,6 +79,7 @@ fn artifacts_of_every_axis_are_verified_against_one_device() {
         (gpt, "--cp 2 --dp 2 --zero 3 --shard-group 1"),
         (gpt, "--pp 2 --virtual-stages 2"),
         (gpt, "--pp 2 --schedule zb-v"),
+        ("tests/models/families/gshard.onnx", "--ep 2 --dp 2 --zero 3"),
     ] {
         let out = folder.at("out.dcc");
         let compile = format!("compile {model} --global-batch-size 8 --dtype f64 {flags} -o {out}");

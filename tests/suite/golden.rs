@@ -42,6 +42,7 @@ impl Case {
             "input",
             "dp",
             "cp",
+            "ep",
             "tp",
             "pp",
             "zero",
@@ -83,10 +84,10 @@ impl Case {
             Some("gpipe") => Schedule::GPipe,
             _ => Schedule::OneFOneB,
         };
-        let [dp, cp, tp, pp, microbatches] = ["dp", "cp", "tp", "pp", "grad-accum"].map(|key| self.number(key));
+        let [dp, cp, ep, tp, pp, microbatches] = ["dp", "cp", "ep", "tp", "pp", "grad-accum"].map(|key| self.number(key));
         let sequence_parallel = self.text("sequence-parallel") == Some("true");
         let zero = self.text("zero").map_or(Zero::Nothing, |stage| Zero::ALL[stage.parse::<usize>().expect("a stage")]);
-        Parallel { dp, cp, tp, pp, microbatches, schedule, sequence_parallel, zero, ..Parallel::default() }
+        Parallel { dp, cp, ep, tp, pp, microbatches, schedule, sequence_parallel, zero, ..Parallel::default() }
     }
 
     fn training(&self) -> TrainingOptions {

@@ -95,6 +95,11 @@ const CASES: &[Case] = &[
     Case { name: "autoencoder_legacy", ..F64 },
     Case { name: "moe", ..ALL },
     Case { name: "moe_legacy", ..F64 },
+    Case { name: "moe", mesh: "--dp 2 --ep 2", ..MESH },
+    Case { name: "gshard", ..ALL },
+    Case { name: "gshard", mesh: "--ep 4 --zero 3 --grad-accum 2", ..MESH },
+    Case { name: "gshard_legacy", ..F64 },
+    Case { name: "gshard_legacy", mesh: "--ep 2 --pp 2", ..MESH },
     Case { name: "dlrm", ..ALL },
     Case { name: "dlrm_legacy", ..F64 },
     Case { name: "two_towers", ..ALL },
@@ -449,7 +454,18 @@ fn vision_transformers_train_as_in_torch() {
 
 #[test]
 fn experts_tables_towers_and_t5_train_as_in_torch() {
-    let names = ["moe", "moe_legacy", "dlrm", "dlrm_legacy", "two_towers", "two_towers_legacy", "t5", "t5_legacy"];
+    let names = [
+        "moe",
+        "moe_legacy",
+        "gshard",
+        "gshard_legacy",
+        "dlrm",
+        "dlrm_legacy",
+        "two_towers",
+        "two_towers_legacy",
+        "t5",
+        "t5_legacy",
+    ];
     names.into_iter().for_each(check);
 }
 
@@ -459,7 +475,7 @@ const MESHES: [&str; 5] = ["--dp 2 --tp 2", "--tp 2 --pp 2", "--dp 2", "--tp 2",
 /// Where each sample meets each other: stages without microbatches.
 const WHOLE_BATCH: [&str; 5] = ["--dp 2 --tp 2", "--tp 2 --pp 2 --grad-accum 1", "--dp 2", "--tp 2", "--pp 2 --grad-accum 1"];
 
-const FAMILIES: [&str; 17] = [
+const FAMILIES: [&str; 18] = [
     "resnet",
     "mobilenet",
     "efficientnet",
@@ -469,6 +485,7 @@ const FAMILIES: [&str; 17] = [
     "unet",
     "autoencoder",
     "moe",
+    "gshard",
     "dlrm",
     "llama_tiny_opset18",
     "t5_legacy",

@@ -41,6 +41,8 @@ fn every_family_computes_what_one_device_does() {
     }
     agrees("norm_mlp.onnx", Parallel { dp: 2, tp: 2, ..Parallel::default() }, 1);
     agrees("cnn.onnx", Parallel { tp: 2, pp: 2, ..Parallel::default() }, 1);
+    agrees("families/gshard.onnx", Parallel { ep: 2, dp: 2, ..Parallel::default() }, 2);
+    agrees("families/moe.onnx", Parallel { ep: 4, tp: 2, zero: Zero::Parameters, ..Parallel::default() }, 1);
 }
 
 /// What takes too long to run is made smaller; an uneven vocabulary stays uneven.

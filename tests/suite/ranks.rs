@@ -1,6 +1,7 @@
 //! Programs of whole models on real ranks, as threads of this process: what is trained, with what, and how two runs compare.
 
 mod context;
+mod experts;
 mod fuzz;
 mod mixed;
 mod optimizers;

@@ -356,6 +356,25 @@ fn any_plan_continues_what_any_plan_saved() {
     assert!(off > tolerance::F64, "another seed makes a difference of only {off:e}");
 }
 
+/// Experts that ranks shared, whole or in shards, continue where none does, and others there.
+#[test]
+fn experts_continue_on_any_plan() {
+    let experts = |ep, zero, parallel: Parallel| Parallel { ep, zero, ..parallel };
+    let plans = [
+        (mesh(1, 1, 1), 1),
+        (experts(2, Zero::Nothing, mesh(1, 1, 1)), 2),
+        (mesh(1, 2, 1), 1),
+        (experts(4, Zero::Parameters, mesh(1, 1, 1)), 1),
+        (mesh(2, 1, 2), 4),
+        (experts(2, Zero::State, mesh(2, 1, 1)), 2),
+        (experts(2, Zero::Nothing, mesh(1, 1, 2)), 2),
+    ];
+    let adam = OptimizerOptions::default().optimizer;
+    let subject = Subject::new("families/gshard.onnx", adam, &[16], &[], &plans);
+    check_all("experts", &subject, 3);
+    check_controls(&subject, 3, 4, "v");
+}
+
 /// Running statistics are state as moments are.
 #[test]
 fn running_statistics_continue_on_any_plan() {

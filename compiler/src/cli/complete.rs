@@ -63,7 +63,9 @@ fn fill(options: &mut Options, flag: &str) {
         Some(("--batch-dim", value)) => {
             options.import.batch_dims.insert(value.trim_end_matches("=0").to_owned(), Some(0));
         }
-        Some(("--global-batch-size", _)) => options.batch.global = Some(SIZE * u64::from(options.parallel.dp)),
+        Some(("--global-batch-size", _)) => {
+            options.batch.global = Some(SIZE * u64::from(options.parallel.dp) * u64::from(options.parallel.ep));
+        }
         _ => {}
     }
 }

@@ -90,7 +90,8 @@ impl Shapes {
         self.fix(model, &inputs, options);
         let own = || inputs.iter().find_map(|input| input.fixed(self.batch_dim(input, options)?));
         let product = flags.micro_batch_size.zip(flags.grad_accum);
-        let product = product.map(|(micro, count)| micro.saturating_mul(u64::from(count) * u64::from(flags.dp)));
+        let product =
+            product.map(|(micro, count)| micro.saturating_mul(u64::from(count) * u64::from(flags.dp) * u64::from(flags.ep)));
         let batch = flags.global_batch_size.or(product).or(options.batch.model).or_else(own);
         options.training.loss.labels = self.labels(&inputs, options, batch.unwrap_or(1));
     }

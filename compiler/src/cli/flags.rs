@@ -24,6 +24,9 @@ pub struct CompileFlags {
     /// Context-parallel ranks, which share each sample's sequence
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Parallelism")]
     pub cp: u32,
+    /// Expert-parallel ranks: data-parallel ranks that hold different experts of each mixture
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Parallelism")]
+    pub ep: u32,
     /// Tensor-parallel ranks
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Parallelism")]
     pub tp: u32,
@@ -261,16 +264,17 @@ impl CompileFlags {
     }
 
     fn parallel(&self) -> Result<Parallel> {
-        for (flag, value) in [("--dp", self.dp), ("--cp", self.cp), ("--tp", self.tp), ("--pp", self.pp)] {
+        for (flag, value) in [("--dp", self.dp), ("--cp", self.cp), ("--ep", self.ep), ("--tp", self.tp), ("--pp", self.pp)] {
             if value == 0 {
                 return Err(Error::usage(format!("{flag} 0: an axis has at least one rank")));
             }
         }
-        let ranks = [self.dp, self.cp, self.tp, self.pp].iter().try_fold(1u32, |product, &n| product.checked_mul(n));
+        let ranks = [self.dp, self.cp, self.ep, self.tp, self.pp].iter().try_fold(1u32, |product, &n| product.checked_mul(n));
         if ranks.is_none_or(|ranks| ranks > 1 << 24) {
-            let Self { dp, cp, tp, pp, .. } = self;
-            let context = if *cp > 1 { format!(" × --cp {cp}") } else { String::new() };
-            let what = format!("--dp {dp}{context} × --tp {tp} × --pp {pp} is more than 16777216 ranks");
+            let Self { dp, cp, ep, tp, pp, .. } = self;
+            let others = [("--cp", cp), ("--ep", ep)].into_iter().filter(|(_, ranks)| **ranks > 1);
+            let others: String = others.map(|(flag, ranks)| format!(" × {flag} {ranks}")).collect();
+            let what = format!("--dp {dp}{others} × --tp {tp} × --pp {pp} is more than 16777216 ranks");
             return Err(Error::usage(what));
         }
         if self.sequence_parallel && self.tp == 1 {
@@ -290,6 +294,7 @@ impl CompileFlags {
         Ok(Parallel {
             dp: self.dp,
             cp: self.cp,
+            ep: self.ep,
             tp: self.tp,
             pp: self.pp,
             sequence_parallel: self.sequence_parallel,

@@ -59,11 +59,13 @@ impl<'a> Report<'a> {
             count(elements),
             size(bytes)
         ));
+        let others = ["cp", "ep"].into_iter().filter(|axis| plan.mesh.axis(axis).is_some());
+        let others: String = others.map(|axis| format!(" × {axis} {}", mesh(axis))).collect();
         lines.push(format!(
             "  Planning world {} = dp {}{} × tp {tensor} × pp {}, {schedule}{} of {}",
             plan.mesh.world(),
             mesh("dp"),
-            if plan.mesh.axis("cp").is_some() { format!(" × cp {}", mesh("cp")) } else { String::new() },
+            others,
             mesh("pp"),
             plural(u64::from(batch.accumulate), "microbatch", "es"),
             plural(batch.micro, "sample", "s"),

@@ -134,8 +134,8 @@ pub const PAGES: &[Page] = &[
     entry(
         302,
         "batch sizes do not fit together",
-        "A step trains on B samples: B = m · dp · M, where m is the microbatch of one data-parallel rank and M the number of \
-         microbatches. Any two of --global-batch-size, --micro-batch-size and --grad-accum fix the third; dp has to divide B.",
+        "A step trains on B samples: B = m · dp · ep · M, where m is the microbatch of one data-parallel rank and M the number of \
+         microbatches. Any two of --global-batch-size, --micro-batch-size and --grad-accum fix the third; dp · ep has to divide B.",
     ),
     entry(
         303,
@@ -166,6 +166,15 @@ pub const PAGES: &[Page] = &[
         "--cp splits the sequences of samples: the dim of inputs whose elements attention has queries and keys of, such as the tokens \
          of a text. A model has none whose inputs are vectors or images, whose sequences are shorter than the ranks are many, or \
          which computes with no two positions at once. --dp splits samples, --tp --sequence-parallel what a model makes of them.",
+    ),
+    entry(
+        314,
+        "expert parallelism does not fit the model",
+        "--ep splits the experts of mixtures: a weight that stacks their matrices, of shape [experts, in, out] in any order, that a \
+         product goes through expert by expert, such as `einsum('ecd,edf->ecf', sent, weight)` or torch.bmm, for at least as many \
+         experts as ranks. Tokens may be sent to experts by products with a mask of experts and slots, or all experts may compute all \
+         tokens. Experts that are modules of their own (an nn.ModuleList of nn.Linear) have no such weight, nor have weights that are \
+         looked up for each token: keep them as one nn.Parameter and export again. --dp splits samples whatever the model.",
     ),
     entry(
         401,

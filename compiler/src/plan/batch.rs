@@ -1,6 +1,7 @@
-//! The batch triple: global batch B, microbatch m of one data-parallel rank, microbatches M of a step; B = m · dp · M.
+//! The batch triple: global batch B, microbatch m of one data-parallel rank, microbatches M of a step; B = m · dp · ep · M.
 
 use crate::error::{Error, Result};
+use std::fmt;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batch {
@@ -10,6 +11,26 @@ pub struct Batch {
     pub micro: u64,
     /// Microbatches of a step: the size of the axis `mb`.
     pub accumulate: u32,
+}
+
+/// The ranks that a batch is divided among, called data-parallel: `--dp` × `--ep`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ranks {
+    pub dp: u32,
+    pub ep: u32,
+}
+
+impl Ranks {
+    pub fn count(self) -> u64 {
+        u64::from(self.dp) * u64::from(self.ep)
+    }
+}
+
+impl fmt::Display for Ranks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "--dp {}", self.dp)?;
+        if self.ep > 1 { write!(f, " × --ep {}", self.ep) } else { Ok(()) }
+    }
 }
 
 /// What the command line gives of the triple.
@@ -27,10 +48,10 @@ pub struct Given {
     pub groups: Option<u64>,
 }
 
-/// Any two of the triple fix the third. Defaults: B from the model; M = pp where that divides B/dp, else the largest divisor of
-/// B/dp below it. Errors: a B that is neither given nor the model's, contradictions, with the arithmetic.
-pub fn resolve(given: Given, dp: u32, pp: u32) -> Result<Batch> {
-    let batch = split(given, dp, pp)?;
+/// Any two of the triple fix the third. Defaults: B from the model; M = pp where that divides a rank's share of B, else the largest
+/// divisor of the share below it. Errors: a B that is neither given nor the model's, contradictions, with the arithmetic.
+pub fn resolve(given: Given, ranks: Ranks, pp: u32) -> Result<Batch> {
+    let batch = split(given, ranks, pp)?;
     let microbatches = u64::from(batch.accumulate);
     match given.groups {
         Some(groups) if !groups.is_multiple_of(microbatches) => Err(Error::batch(format!(
@@ -44,12 +65,13 @@ pub fn resolve(given: Given, dp: u32, pp: u32) -> Result<Batch> {
     }
 }
 
-fn split(given: Given, dp: u32, pp: u32) -> Result<Batch> {
+fn split(given: Given, ranks: Ranks, pp: u32) -> Result<Batch> {
     for (flag, value) in [
         ("--global-batch-size", given.global),
         ("--micro-batch-size", given.micro),
         ("--grad-accum", given.accumulate.map(u64::from)),
-        ("--dp", Some(u64::from(dp))),
+        ("--dp", Some(u64::from(ranks.dp))),
+        ("--ep", Some(u64::from(ranks.ep))),
         ("--pp", Some(u64::from(pp))),
     ] {
         if value == Some(0) {
@@ -57,23 +79,23 @@ fn split(given: Given, dp: u32, pp: u32) -> Result<Batch> {
         }
     }
     if let (Some(micro), Some(accumulate)) = (given.micro, given.accumulate) {
-        return product(given, micro, accumulate, dp);
+        return product(given, micro, accumulate, ranks);
     }
     let Some(global) = given.global.or(given.model) else {
         return Err(Error::unbound("the global batch is unknown: the model leaves its batch dim open")
             .help("add --global-batch-size B"));
     };
-    let ranks = u64::from(dp);
-    if !global.is_multiple_of(ranks) {
-        return Err(Error::batch(format!("global batch {global} does not divide by --dp {dp}"))
-            .note(format!("{global} = {ranks} × {} + {}", global / ranks, global % ranks))
-            .help(format!("use --global-batch-size {}", (global / ranks).max(1) * ranks)));
+    let count = ranks.count();
+    if !global.is_multiple_of(count) {
+        return Err(Error::batch(format!("global batch {global} does not divide by {ranks}"))
+            .note(format!("{global} = {count} × {} + {}", global / count, global % count))
+            .help(format!("use --global-batch-size {}", (global / count).max(1) * count)));
     }
-    let share = global / ranks;
+    let share = global / count;
     let accumulate = match (given.micro, given.accumulate) {
-        (Some(micro), _) => divide(global, dp, micro, "--micro-batch-size")?,
+        (Some(micro), _) => divide(global, ranks, micro, "--micro-batch-size")?,
         (_, Some(accumulate)) => {
-            divide(global, dp, u64::from(accumulate), "--grad-accum")?;
+            divide(global, ranks, u64::from(accumulate), "--grad-accum")?;
             u64::from(accumulate)
         }
         _ => {
@@ -87,28 +109,28 @@ fn split(given: Given, dp: u32, pp: u32) -> Result<Batch> {
     Ok(Batch { global, micro: share / accumulate, accumulate: count })
 }
 
-fn product(given: Given, micro: u64, accumulate: u32, dp: u32) -> Result<Batch> {
+fn product(given: Given, micro: u64, accumulate: u32, ranks: Ranks) -> Result<Batch> {
     let global = micro
-        .checked_mul(u64::from(dp))
+        .checked_mul(ranks.count())
         .and_then(|b| b.checked_mul(u64::from(accumulate)))
-        .ok_or_else(|| Error::batch(format!("{micro} × {dp} × {accumulate} samples are beyond 2^64")))?;
+        .ok_or_else(|| Error::batch(format!("{micro} × {} × {accumulate} samples are beyond 2^64", ranks.count())))?;
     match given.global {
         Some(wanted) if wanted != global => Err(Error::batch(format!(
-            "--global-batch-size {wanted} is not --micro-batch-size {micro} × --dp {dp} × --grad-accum {accumulate} = {global}"
+            "--global-batch-size {wanted} is not --micro-batch-size {micro} × {ranks} × --grad-accum {accumulate} = {global}"
         ))
         .help(format!("drop one of the three, or use --global-batch-size {global}"))),
         _ => Ok(Batch { global, micro, accumulate }),
     }
 }
 
-/// B / (dp · part), exactly.
-fn divide(global: u64, dp: u32, part: u64, flag: &str) -> Result<u64> {
-    let share = global / u64::from(dp);
+/// B / (ranks · part), exactly.
+fn divide(global: u64, ranks: Ranks, part: u64, flag: &str) -> Result<u64> {
+    let share = global / ranks.count();
     if share.is_multiple_of(part) {
         return Ok(share / part);
     }
     let fits: Vec<String> = divisors(share).iter().map(u64::to_string).collect();
-    Err(Error::batch(format!("global batch {global} / --dp {dp} = {share} samples do not divide by {flag} {part}"))
+    Err(Error::batch(format!("global batch {global} / {ranks} = {share} samples do not divide by {flag} {part}"))
         .note(format!("{share} = {part} × {} + {}", share / part, share % part))
         .help(format!("{flag} can be {}", fits.join(", "))))
 }
@@ -123,7 +145,7 @@ mod tests {
     use super::*;
 
     fn check(global: Option<u64>, micro: Option<u64>, accumulate: Option<u32>, model: Option<u64>, dp: u32, pp: u32) -> String {
-        match resolve(Given { global, micro, accumulate, model, groups: None }, dp, pp) {
+        match resolve(Given { global, micro, accumulate, model, groups: None }, Ranks { dp, ep: 1 }, pp) {
             Ok(b) => format!("{} = {} × {dp} × {}", b.global, b.micro, b.accumulate),
             Err(e) => e.to_string(),
         }
@@ -148,7 +170,7 @@ mod tests {
     fn microbatches_divide_the_groups_of_batch_norm() {
         let of = |groups, accumulate| {
             let given = Given { global: Some(64), accumulate, groups: Some(groups), ..Given::default() };
-            resolve(given, 2, 4).map(|batch| batch.accumulate)
+            resolve(given, Ranks { dp: 2, ep: 1 }, 4).map(|batch| batch.accumulate)
         };
         assert_eq!((of(1, None), of(2, None), of(6, None)), (Ok(1), Ok(2), Ok(2)));
         assert_eq!(of(8, Some(4)), Ok(4));

@@ -1,12 +1,12 @@
 //! What the user fixed: `--param 'GLOB=Shard(1)@tp'` the used type of parameters, annotations of the model that of any value.
 
 use super::Parallel;
-use super::annotated::Wish;
+use super::annotated::{Wish, Wishes};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};
 use crate::ops::Op;
 use dcc_program::{Glob, Mesh, Sharding};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The sharding that parameters whose name matches must be used in.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,13 +47,16 @@ pub(super) struct Pins {
     pub values: BTreeMap<NodeId, Wish>,
     /// How a node reads a value: by reader and value.
     pub reads: BTreeMap<(NodeId, NodeId), Wish>,
+    /// What flags say of tensor axes alone.
+    by_flag: BTreeSet<NodeId>,
 }
 
 impl Pins {
     /// Errors: a flag that matches no parameter, or names a dim that a match does not have.
     pub fn of(graph: &Graph, options: &Parallel) -> Result<Pins> {
         let params = || graph.ids().filter_map(|id| if let Op::Param(p) = &graph[id].op { Some((id, p)) } else { None });
-        let mut pins = Pins { values: options.wishes.values.clone(), reads: options.wishes.reads.clone() };
+        let Wishes { values, reads, .. } = options.wishes.clone();
+        let mut pins = Pins { values, reads, by_flag: BTreeSet::new() };
         for pin in &options.pins {
             let at = format!("--param {}={}", pin.glob.0, pin.sharding());
             let mut matched = false;
@@ -67,6 +70,7 @@ impl Pins {
                     }
                     shards[dim] = u64::from(options.tp);
                 }
+                pins.by_flag.insert(id);
                 pins.values.insert(id, Wish { shards, holders: Vec::new(), at: at.clone() });
             }
             if !matched {
@@ -76,6 +80,16 @@ impl Pins {
             }
         }
         Ok(pins)
+    }
+
+    /// The same of parameters whose experts, along these dims, are shared too, by `ep` ranks: whatever flags say.
+    pub fn beside_experts(mut self, stacks: &BTreeMap<NodeId, usize>, ep: u32) -> Pins {
+        for id in &self.by_flag {
+            if let (Some(wish), Some(&dim)) = (self.values.get_mut(id), stacks.get(id)) {
+                wish.shards[dim] *= u64::from(ep);
+            }
+        }
+        self
     }
 }
 

@@ -1,4 +1,4 @@
-//! Follows the batch dim through the forward graph, and sequences: which factor of each op carries the axes `mb`, `dp` and `cp`.
+//! Follows the batch dim through the forward graph, and sequences: which factor of each op carries the axes `mb`, `dp`, `ep` and `cp`.
 //!
 //! Context parallelism is no more than that, as in Grattafiori et al. 2024 (Llama 3, arXiv 2407.21783, section 3.3.2): keys and values
 //! meet every query, so that attention gathers them, and scatters their gradients.
@@ -6,16 +6,18 @@
 //! Before: inputs name their batch dim. After: every forward node that has a strategy at all has one over those axes, and only
 //! those; what is summed over the batch is pending and stays so through linear ops.
 
+use super::batch::Ranks;
 use super::forward::{Forward, Kind};
-use super::{CONTEXT, Strategy};
+use super::{CONTEXT, EXPERT, Strategy};
 use crate::error::{Error, Result};
 use crate::graph::NodeId;
 use crate::ops::{Op, Rule};
 use dcc_program::factors::DimFactors;
-use dcc_program::{AxisId, AxisList, FactorSpec, Mesh, Reduce, Sharding};
+use dcc_program::{AxisId, AxisList, FactorId, FactorSpec, Mesh, Reduce, Sharding};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
+#[derive(Clone)]
 pub(super) struct Samples {
     pub strategies: BTreeMap<NodeId, Strategy>,
     /// By node: how these axes shard it; of an input, for those that read it.
@@ -41,6 +43,25 @@ impl Samples {
             }
         }
         sharding
+    }
+}
+
+impl Samples {
+    /// The same without `axis`, and the factors that it stands on.
+    pub fn without(&self, axis: AxisId) -> (Samples, BTreeMap<NodeId, FactorId>) {
+        let mut samples = Samples { strategies: self.strategies.clone(), shardings: self.shardings.clone() };
+        let mut found = BTreeMap::new();
+        for (&id, strategy) in &mut samples.strategies {
+            let at = strategy.factors.iter().position(|axes| axes.contains(&axis));
+            found.extend(at.map(|factor| (id, FactorId(factor as u8))));
+            strategy.factors.iter_mut().for_each(|axes| axes.retain(|a| *a != axis));
+            strategy.keep.retain(|a| *a != axis);
+        }
+        for sharding in &mut samples.shardings {
+            sharding.dims.iter_mut().for_each(|axes| axes.retain(|a| *a != axis));
+            sharding.pending.retain(|(a, _)| *a != axis);
+        }
+        (samples, found)
     }
 }
 
@@ -108,8 +129,9 @@ impl Spread<'_> {
             return Ok(());
         }
         let mb = u64::from(self.mesh.size_of("mb"));
-        let dp = parts / mb;
-        Err(Error::batch(format!("batch {size} of input {name} does not divide by {mb} microbatches × --dp {dp} = {parts}"))
+        let ep = self.mesh.size_of(EXPERT);
+        let ranks = Ranks { dp: (parts / mb) as u32 / ep, ep };
+        Err(Error::batch(format!("batch {size} of input {name} does not divide by {mb} microbatches × {ranks} = {parts}"))
             .help(format!("use --global-batch-size {}", size.div_ceil(parts) * parts)))
     }
 
@@ -118,7 +140,7 @@ impl Spread<'_> {
         for (&operand, dims) in self.forward.graph[id].operands.iter().zip(&rule.spec.operands) {
             for (dim, axes) in dims.iter().zip(&self.shardings[operand.0 as usize].dims).filter(|(_, axes)| !axes.is_empty()) {
                 let Some(split) = FactorSpec::split_axes(dim, &rule.sizes, axes, self.mesh) else { continue };
-                let free = |(factor, axes): &(dcc_program::FactorId, AxisList)| {
+                let free = |(factor, axes): &(FactorId, AxisList)| {
                     !rule.is_whole(*factor) && axes.iter().all(|a| !strategy.factors.iter().flatten().any(|b| a == b))
                 };
                 for (factor, axes) in split.into_iter().filter(free).collect::<Vec<_>>() {

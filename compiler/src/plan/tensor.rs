@@ -1,14 +1,16 @@
-//! Shards the forward graph over the tensor axes: the cheapest strategies by exact dynamic programming over the frontier.
+//! Shards the forward graph over the tensor axes, and experts over theirs: the cheapest strategies by exact dynamic programming over the
+//! frontier.
 //!
 //! Nothing is recognised: Megatron's column and row split, the vocabulary-parallel embedding and loss are what costs least. So is
 //! sequence parallelism (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2) where dims that no weight has may be sharded, and what
 //! is kept for the backward pass costs.
-//! Errors: a number of heads that `--tp` neither divides nor, by splitting the axis, reaches; nothing to shard.
+//! Errors: a number of heads that `--tp` neither divides nor, by splitting the axis, reaches; nothing to shard; no experts.
 
 #[cfg(test)]
 pub(super) mod account;
 mod classes;
 mod context;
+mod experts;
 mod frontier;
 mod layout;
 mod model;
@@ -19,13 +21,14 @@ use super::annotated::Wish;
 use super::forward::{Forward, Kind};
 use super::pins::{self, Pins};
 use super::samples::{self, Samples};
-use super::{Parallel, Plan};
+use super::{EXPERT, Parallel, Plan};
 use crate::cost::Machine;
 use crate::error::{Error, Result};
 use crate::graph::NodeId;
 use crate::ops::Op;
 use classes::Classes;
-use dcc_program::FactorId;
+use dcc_program::{AxisList, FactorId};
+use experts::Experts;
 use layout::TensorAxes;
 use model::{Builder, Cost, Problem};
 use std::collections::BTreeSet;
@@ -33,8 +36,8 @@ use std::collections::BTreeSet;
 /// The plan without stages.
 pub(super) fn shard(forward: &Forward, options: &Parallel) -> Result<Plan> {
     let pins = Pins::of(forward.graph, options)?;
-    if options.tp > 1 {
-        return Ok(solve(forward, options, &pins)?.into_plan());
+    if options.tp > 1 || options.ep > 1 {
+        return Ok(solve(forward, options, pins)?.into_plan());
     }
     let (plan, samples) = whole(forward, options, &[("tp", 1)])?;
     check_whole(&pins, |_| true, forward, &plan, &samples)?;
@@ -52,9 +55,11 @@ struct Solution {
 impl Solution {
     /// Whether a tensor axis shards something computed per microbatch along a dim that no weight has.
     fn shards_a_sequence(&self, forward: &Forward, classes: &Classes) -> bool {
+        let tensor = self.problem.tensor_axes();
         self.problem.items.iter().zip(&self.choices).any(|(item, &choice)| {
             let factors = &self.problem.classes[item.class].choices[choice].factors;
-            let along = |f: FactorId| !factors[usize::from(f.0)].is_empty() && !classes.is_feature(forward, item.id, f);
+            let shards = |f: FactorId| factors[usize::from(f.0)].iter().any(|axis| tensor.contains(axis));
+            let along = |f: FactorId| shards(f) && !classes.is_feature(forward, item.id, f);
             forward.kind(item.id) == Kind::Batched && forward.rule(item.id).spec.ids().any(along)
         })
     }
@@ -92,18 +97,41 @@ fn unmet(wish: &Wish, possible: BTreeSet<Vec<u64>>) -> Error {
     Error::pin(what).at(&wish.at).help(format!("shards that it can have on this mesh: {}", some.join(", ")))
 }
 
+/// The axis of experts and what it may stand on; samples without it.
+fn experts(
+    forward: &Forward,
+    options: &Parallel,
+    classes: &Classes,
+    plan: &mut Plan,
+    samples: Samples,
+) -> Result<(Option<Experts>, Samples)> {
+    let Some(axis) = plan.mesh.axis(EXPERT) else { return Ok((None, samples)) };
+    let (others, found) = samples.without(axis);
+    for (id, strategy) in &mut plan.strategies {
+        if !matches!(forward.graph[*id].op, Op::Input(_)) {
+            *strategy = others.strategies[id].clone();
+        }
+    }
+    Ok((Some(Experts::of(forward, classes, axis, options.ep, found)?), others))
+}
+
 /// The cheapest of all ways to name the tensor axes.
-fn solve(forward: &Forward, options: &Parallel, pins: &Pins) -> Result<Solution> {
+fn solve(forward: &Forward, options: &Parallel, pins: Pins) -> Result<Solution> {
     check_heads(forward, options)?;
     let classes = Classes::of(forward);
     let mut best: Option<Solution> = None;
     for axes in splits(forward, &classes, options.tp) {
         let named: Vec<(&str, u32)> = axes.iter().map(|(name, size)| (name.as_str(), *size)).collect();
-        let (plan, samples) = whole(forward, options, &named)?;
-        check_whole(pins, |id| matches!(forward.graph[id].op, Op::Input(_)), forward, &plan, &samples)?;
-        let axes: TensorAxes = named.iter().filter_map(|(name, _)| plan.mesh.axis(name)).collect();
+        let (mut plan, all) = whole(forward, options, &named)?;
+        let inputs = all.clone();
+        let (experts, samples) = experts(forward, options, &classes, &mut plan, all)?;
+        let pins = experts.iter().fold(pins.clone(), |pins, experts| pins.beside_experts(&experts.stacks, options.ep));
+        check_whole(&pins, |id| matches!(forward.graph[id].op, Op::Input(_)), forward, &plan, &inputs)?;
+        let tensor = named.iter().filter(|(_, size)| *size > 1).filter_map(|(name, _)| plan.mesh.axis(name));
+        let axes: TensorAxes = experts.iter().map(|experts| experts.axis).chain(tensor).collect();
         let along_sequence = options.sequence_parallel;
-        let builder = Builder { forward, samples: &samples, classes: &classes, pins, along_sequence };
+        let experts = experts.as_ref();
+        let builder = Builder { forward, samples: &samples, classes: &classes, pins: &pins, experts, along_sequence };
         let problem = builder.build(&plan.mesh, axes, rates(options))?;
         refuse_unshardable(forward, &classes, &problem, options.tp)?;
         let (choices, cost) = frontier::solve(&problem).expect("every node can be computed whole");
@@ -133,7 +161,7 @@ fn rates(options: &Parallel) -> Machine {
 /// Everything whole over the tensor axes.
 fn whole(forward: &Forward, options: &Parallel, tensor: &[(&str, u32)]) -> Result<(Plan, Samples)> {
     let mesh = super::mesh(options, tensor);
-    let batch = ["mb", "rep", "dp"].iter().filter_map(|a| mesh.axis(a)).collect();
+    let batch = ["mb", "rep", "dp", EXPERT].iter().filter_map(|a| mesh.axis(a)).collect();
     let sequences = context::sequences(forward, options.cp)?;
     let samples = samples::spread(forward, &mesh, &batch, &sequences)?;
     let strategies = samples.strategies.clone();
@@ -172,7 +200,7 @@ fn check_heads(forward: &Forward, options: &Parallel) -> Result<()> {
     let most = all.iter().map(|(keys, queries)| keys * queries).min().unwrap_or(1);
     let good: Vec<u64> = (1..=most.min(4096)).filter(|&t| fits(t)).collect();
     let instead = good.iter().rev().find(|&&t| tp.is_multiple_of(t)).copied().unwrap_or(1);
-    let devices = tp * u64::from(options.dp) * u64::from(options.cp) * u64::from(options.pp);
+    let devices: u64 = tp * [options.dp, options.cp, options.ep, options.pp].map(u64::from).iter().product::<u64>();
     let dp = u64::from(options.dp) * (tp / instead);
     Err(Error::tensor_parallel(format!("tp {tp} cannot split attention with {counts}"))
         .at(forward.graph.origin(id))
@@ -191,11 +219,16 @@ fn listed(numbers: &[u64]) -> String {
 }
 
 fn refuse_unshardable(forward: &Forward, classes: &Classes, problem: &Problem, tp: u32) -> Result<()> {
+    if tp == 1 {
+        return Ok(());
+    }
+    let tensor = problem.tensor_axes();
     let sharded = |item: &model::Item| {
         let features: Vec<FactorId> =
             forward.rule(item.id).spec.ids().filter(|&f| classes.is_feature(forward, item.id, f)).collect();
         let choices = &problem.classes[item.class].choices;
-        choices.iter().any(|c| features.iter().any(|f| !c.factors[usize::from(f.0)].is_empty()))
+        let splits = |axes: &AxisList| axes.iter().any(|axis| tensor.contains(axis));
+        choices.iter().any(|c| features.iter().any(|f| splits(&c.factors[usize::from(f.0)])))
     };
     let heavy = |item: &model::Item| {
         matches!(forward.graph[item.id].op, Op::DotGeneral(_) | Op::Convolution(_) | Op::Gather(_) | Op::Attention(_))

@@ -1,10 +1,11 @@
 //! What the data-parallel ranks share of parameters, gradients and optimizer state instead of each holding all of it.
 //!
 //! ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054) in three stages; the third is what PyTorch calls FSDP (Zhao et al. 2023, arXiv
-//! 2304.11277), and with a group smaller than all ranks hybrid sharding. A parameter's *shard* adds the axis `dp` to one of its dims;
-//! `Zero` says which of state, gradient and parameter lie that way. `place` applies it.
+//! 2304.11277), and with a group smaller than all ranks hybrid sharding. A parameter's *shard* adds the axis `dp` to one of its dims, and
+//! `ep` where that does not share its experts (as in Rajbhandari et al. 2022, arXiv 2201.05596); `Zero` says which of state, gradient and
+//! parameter lie that way. `place` applies it.
 
-use super::Plan;
+use super::{EXPERT, Plan};
 use crate::graph::{Graph, NodeId, Phase};
 use crate::ops::Op;
 use dcc_program::program::ParamKind;
@@ -29,10 +30,11 @@ impl Zero {
     pub const ALL: [Zero; 4] = [Zero::Nothing, Zero::State, Zero::Gradients, Zero::Parameters];
 }
 
-/// The dims of each weight's shard: one of its dims divided further, by `dp`. Weights that `dp` has nothing to divide of are left out.
+/// The dims of each weight's shard: one of its dims divided further, by `dp` and `ep`, or by one of them. Weights that they have nothing
+/// to divide of are left out.
 pub(super) fn shards(graph: &Graph, plan: &Plan) -> BTreeMap<NodeId, Vec<AxisList>> {
     let mesh = &plan.mesh;
-    let Some(dp) = mesh.axis("dp").filter(|&dp| mesh.size(dp) > 1) else { return BTreeMap::new() };
+    let axes: Vec<AxisId> = ["dp", EXPERT].iter().filter_map(|a| mesh.axis(a)).filter(|&a| mesh.size(a) > 1).collect();
     // What forward does not read, a running statistic, is no weight in ZeRO's sense.
     let live = graph.live();
     let forward = graph.ids().filter(|&id| live[id.0 as usize] && graph[id].phase == Phase::Forward);
@@ -41,7 +43,10 @@ pub(super) fn shards(graph: &Graph, plan: &Plan) -> BTreeMap<NodeId, Vec<AxisLis
         let Op::Param(param) = &graph[id].op else { return None };
         let used = plan.strategies.get(&id).map(|strategy| strategy.factors.clone());
         let used = used.unwrap_or_else(|| vec![AxisList::new(); param.shape.len()]);
-        (param.kind == ParamKind::Weight && read.contains(&id)).then(|| Some((id, shard_of(&param.shape, used, dp, mesh)?)))?
+        let free: Vec<AxisId> = axes.iter().copied().filter(|axis| !used.iter().flatten().any(|a| a == axis)).collect();
+        let by = |axes: &[AxisId]| shard_of(&param.shape, used.clone(), axes, mesh);
+        let shard = || by(&free).or_else(|| free.iter().find_map(|&axis| by(&[axis])));
+        (param.kind == ParamKind::Weight && read.contains(&id) && !free.is_empty()).then(|| Some((id, shard()?)))?
     };
     graph.ids().filter_map(shard).collect()
 }
@@ -66,9 +71,10 @@ pub fn is_narrowing(graph: &Graph, id: NodeId) -> bool {
     narrows && node.operands.iter().all(|o| of_weight(o) && graph.ty(*o).dtype.bytes() > 2)
 }
 
-/// The first dim that divides evenly, else the one that wastes least on its last block; none where every dim is shorter than `dp`.
-fn shard_of(shape: &[u64], mut used: Vec<AxisList>, dp: AxisId, mesh: &Mesh) -> Option<Vec<AxisList>> {
-    let parts = u64::from(mesh.size(dp));
+/// The first dim that divides evenly, else the one that wastes least on its last block; none where every dim is shorter than the ranks
+/// along `axes` are many.
+fn shard_of(shape: &[u64], mut used: Vec<AxisList>, axes: &[AxisId], mesh: &Mesh) -> Option<Vec<AxisList>> {
+    let parts = mesh.shards(axes);
     let waste = |d: &usize| {
         let before: u64 = used[*d].iter().map(|&axis| u64::from(mesh.size(axis))).product();
         let block = shape[*d].div_ceil(before);
@@ -76,7 +82,7 @@ fn shard_of(shape: &[u64], mut used: Vec<AxisList>, dp: AxisId, mesh: &Mesh) -> 
     };
     let dims = (0..shape.len()).filter_map(|d| Some((waste(&d)?, d)));
     let (_, dim) = dims.min_by(|a, b| a.partial_cmp(b).expect("no shape is 0 / 0"))?;
-    used[dim].push(dp);
+    used[dim].extend_from_slice(axes);
     Some(used)
 }
 
@@ -88,7 +94,7 @@ mod tests {
     fn check(shape: &[u64], used: &[&[&str]], expected: Expect) {
         let mesh = Mesh::new(&[("mb", 1), ("dp", 4), ("tp", 2)]);
         let axes = |names: &&[&str]| names.iter().map(|name| mesh.axis(name).expect("an axis of the mesh")).collect();
-        let shard = shard_of(shape, used.iter().map(axes).collect(), mesh.axis("dp").expect("there is dp"), &mesh);
+        let shard = shard_of(shape, used.iter().map(axes).collect(), &[mesh.axis("dp").expect("there is dp")], &mesh);
         let text = shard.map(|dims| {
             let dims = dims
                 .iter()

@@ -69,7 +69,7 @@ fn bound(artifact: &Artifact) -> f64 {
 /// The model compiled with the artifact's own flags, but for one device and one microbatch.
 fn unpartitioned(artifact: &Artifact, model: &Path) -> Outcome<Artifact> {
     let size = |axis: &str| artifact.train.first().map_or(1, |program| u64::from(program.mesh.size_of(axis)));
-    let groups = size("mb") * size("rep") * size("dp");
+    let groups = size("mb") * size("rep") * size("dp") * size("ep");
     let compiled = again::compiled(artifact, model, |flags, manifest| {
         // What a rank has of a microbatch, as parts of the batch.
         let (batch_norm, bn_groups) = match flags.batch_norm.as_str() {
@@ -79,6 +79,7 @@ fn unpartitioned(artifact: &Artifact, model: &Path) -> Outcome<Artifact> {
         CompileFlags {
             dp: 1,
             cp: 1,
+            ep: 1,
             tp: 1,
             pp: 1,
             sequence_parallel: false,

@@ -26,7 +26,7 @@ pub(in super::super) struct Collective {
 /// The plan of a graph and the collectives over tensor axes that its solution counts with.
 pub(in super::super) fn solved(graph: &Graph, options: &Parallel) -> Result<(Plan, Vec<Collective>)> {
     let forward = Forward::of(graph);
-    let solution = super::solve(&forward, options, &Pins::of(graph, options)?)?;
+    let solution = super::solve(&forward, options, Pins::of(graph, options)?)?;
     let account = account(&solution.problem, &solution.choices).expect("the solver's choices fit together");
     assert_eq!(account.cost, solution.cost, "the parts of the cost add up");
     Ok((solution.into_plan(), account.collectives))

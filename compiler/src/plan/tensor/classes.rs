@@ -68,6 +68,14 @@ impl Classes {
         self.root(self.first[value.0.0 as usize] + value.1) == self.root(self.factor(forward, id, factor))
     }
 
+    pub fn root_of(&self, forward: &Forward, id: NodeId, factor: FactorId) -> usize {
+        self.root(self.factor(forward, id, factor))
+    }
+
+    pub fn root_of_dim(&self, id: NodeId, dim: usize) -> usize {
+        self.root(self.first[id.0 as usize] + dim)
+    }
+
     fn factor(&self, forward: &Forward, id: NodeId, factor: FactorId) -> usize {
         self.first[id.0 as usize] + forward.graph.ty(id).rank() + usize::from(factor.0)
     }

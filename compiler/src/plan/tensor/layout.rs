@@ -3,11 +3,11 @@
 use dcc_program::{AxisId, Reduce, Sharding};
 use smallvec::SmallVec;
 
-/// Tensor axes of a mesh, major first: `tp`, or `tp0 tp1` where heads need the split.
+/// The axes that choices place, major first: `ep` where there is one; `tp`, or `tp0 tp1` where heads need the split.
 pub(super) type TensorAxes = SmallVec<[AxisId; 2]>;
 
-/// At most this many tensor axes.
-pub(super) const MAX_AXES: usize = 2;
+/// At most this many such axes.
+pub(super) const MAX_AXES: usize = 3;
 
 /// Where each tensor axis lies in a value: nowhere (whole), on a dim, or pending. On one dim the major axis stands first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

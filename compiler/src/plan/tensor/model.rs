@@ -1,4 +1,4 @@
-//! The planner's problem over the tensor axes: nodes with their choices, what each choice wants of the values it reads, what it
+//! The planner's problem over the tensor axes and `ep`: nodes with their choices, what each choice wants of the values it reads, what it
 //! makes, and what all of that costs.
 //!
 //! A value has one layout. Each distinct layout that its readers want is made once; each distinct layout of the contributions to
@@ -8,8 +8,9 @@ use super::super::annotated::Wish;
 use super::super::forward::{Forward, Kind};
 use super::super::pins::{Pins, shards};
 use super::super::samples::{self, Samples};
-use super::super::{CONTEXT, Strategy};
+use super::super::{CONTEXT, EXPERT, Strategy};
 use super::classes::Classes;
+use super::experts::Experts;
 use super::layout::{At, Layout, MAX_AXES, TensorAxes};
 use super::unmet;
 use crate::cost::{self, Machine, reshard};
@@ -17,7 +18,7 @@ use crate::error::Result;
 use crate::graph::NodeId;
 use crate::ops::{Op, Rule};
 use dcc_program::factors::DimFactors;
-use dcc_program::{AxisList, FactorId, Mesh, Reduce, Sharding, TensorType};
+use dcc_program::{AxisId, AxisList, FactorId, Mesh, Reduce, Sharding, TensorType};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 
@@ -27,9 +28,9 @@ pub(super) type Cost = u64;
 /// One way to compute a node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Choice {
-    /// The tensor axes of each factor.
+    /// The axes of each factor.
     pub factors: Vec<AxisList>,
-    /// Tensor axes, by index, over which pending operands pass through.
+    /// Axes, by index, over which pending operands pass through.
     pub keep: SmallVec<[u8; MAX_AXES]>,
     /// Work of the op and its gradient.
     pub cost: Cost,
@@ -144,7 +145,12 @@ impl Problem {
         once + moving.gather
     }
 
-    /// `strategy` over the batch axes, and these tensor axes.
+    /// The axes of tensor parallelism.
+    pub fn tensor_axes(&self) -> TensorAxes {
+        self.axes.iter().copied().filter(|&axis| self.mesh.name(axis) != EXPERT).collect()
+    }
+
+    /// `strategy` over the batch axes, and these axes.
     pub fn merge(&self, strategy: &Strategy, factors: &[AxisList], keep: &[u8]) -> Strategy {
         let mut strategy = strategy.clone();
         for (all, tensor) in strategy.factors.iter_mut().zip(factors) {
@@ -169,6 +175,8 @@ pub(super) struct Builder<'a> {
     pub samples: &'a Samples,
     pub classes: &'a Classes,
     pub pins: &'a Pins,
+    /// Expert parallelism: what `samples` knows nothing of.
+    pub experts: Option<&'a Experts>,
     /// Sequence parallelism.
     pub along_sequence: bool,
 }
@@ -314,10 +322,7 @@ impl Builder<'_> {
         let pinned = self.forward.kind(id) == Kind::Param && self.pins.values.contains_key(&id);
         let allowed: Vec<FactorId> = rule.spec.ids().filter(|&f| pinned || self.may_shard(problem, id, rule, f)).collect();
         let mut choices = Vec::new();
-        for factors in self.assignments(&problem.axes, id, count, &allowed) {
-            if !self.is_legal(problem, id, rule, &factors) {
-                continue;
-            }
+        for factors in self.legal_assignments(problem, id, rule, count, &allowed) {
             let free: SmallVec<[u8; MAX_AXES]> = (0..problem.axes.len() as u8)
                 .filter(|&i| !class.linear.is_empty() && !factors.iter().flatten().any(|a| *a == problem.axes[usize::from(i)]))
                 .collect();
@@ -325,6 +330,33 @@ impl Builder<'_> {
             choices.extend(sets.into_iter().map(|keep| self.choice(problem, id, dims, factors.clone(), keep)));
         }
         choices
+    }
+
+    /// The axis of experts and the tensor axes on factors.
+    fn legal_assignments(
+        &self,
+        problem: &Problem,
+        id: NodeId,
+        rule: &Rule,
+        count: usize,
+        allowed: &[FactorId],
+    ) -> Vec<Vec<AxisList>> {
+        let mut tensor = self.assignments(&problem.tensor_axes(), id, count, allowed);
+        let legal = |factors: &Vec<AxisList>| self.is_legal(problem, id, rule, factors);
+        let Some(experts) = self.experts else {
+            tensor.retain(legal);
+            return tensor;
+        };
+        let mut all = Vec::new();
+        for place in experts.places(self.forward, self.classes, id, rule) {
+            let with = |factors: &Vec<AxisList>| with_axis(factors, place, experts.axis);
+            all.extend(tensor.iter().map(with).filter(legal));
+        }
+        if all.is_empty() {
+            tensor.retain(legal);
+            return tensor;
+        }
+        all
     }
 
     /// Axes on factors. Split axes act as one where they can: the minor one is used only with the major one, on dims of one class
@@ -380,7 +412,7 @@ impl Builder<'_> {
         }
         let [whole, local] =
             [&self.samples.strategies[&id], strategy].map(|strategy| cost::bytes(forward.graph.ty(id), dims, strategy, mesh));
-        let gather = reshard::Step { kind: reshard::Move::AllGather, axes: problem.axes.clone(), bytes: whole as u64 };
+        let gather = reshard::Step { kind: reshard::Move::AllGather, axes: problem.tensor_axes(), bytes: whole as u64 };
         KEPT * problem.machine.collective(&gather, mesh) * local / whole.max(1.0)
     }
 
@@ -417,6 +449,15 @@ impl Builder<'_> {
         let cost = problem.units(keeping + if per_step { seconds / problem.microbatches() } else { seconds });
         Choice { factors, keep, cost, wants, gives, makes }
     }
+}
+
+/// `factors` with `axis`, which is major to the tensor axes, at `place`.
+fn with_axis(factors: &[AxisList], place: Option<FactorId>, axis: AxisId) -> Vec<AxisList> {
+    let mut factors = factors.to_vec();
+    if let Some(place) = place {
+        factors[usize::from(place.0)].insert(0, axis);
+    }
+    factors
 }
 
 /// The layout of a tensor indexed by `dims`: an axis on a factor that it lacks is pending.
