@@ -49,7 +49,8 @@ fn check(name: &str, dtypes: &[&str]) {
     let golden = Golden::of(name);
     for dtype in dtypes {
         let allowed = golden.allowed(dtype);
-        let flags = format!("--dtype {dtype}");
+        let scale = golden.0["loss_scale"].as_f64().filter(|_| *dtype == "f16").map(|scale| format!(" --loss-scale {scale}"));
+        let flags = format!("--dtype {dtype}{}", scale.unwrap_or_default());
         let off = golden.off(&golden.losses(1.0, &flags));
         println!("{name} {dtype}: mean distance {off:.2e}, {:.2} of autocast's", off / allowed * AUTOCAST);
         assert!(off <= allowed, "{name} {dtype}: {off:e} off where {allowed:e} are allowed");
@@ -99,7 +100,7 @@ fn every_family_trains_in_half_precision() {
 #[test]
 fn the_sample_trains_as_near_as_under_autocast() {
     if std::env::var_os("DCC_LONG").is_some() {
-        check("sample_gpt", &["bf16"]);
+        check("sample_gpt", &["bf16", "f16"]);
     }
 }
 

@@ -8,12 +8,13 @@ mod optimizers;
 mod pipelines;
 mod recompute;
 mod sequence;
+mod strategies;
 mod transformers;
 mod whole_sweep;
 mod zero;
 
 use crate::tolerance;
-use dcc::compile::{Compiled, Options, Precision, compile};
+use dcc::compile::{BatchNorm, Compiled, Options, Precision, compile};
 use dcc::import::{self, Dropout, Model};
 use dcc::loss::{Labels, LossOptions};
 use dcc::optimizer::{AdamDecay, Optimizer, OptimizerOptions};
@@ -42,6 +43,8 @@ struct Case {
     optimizer: Optimizer,
     /// Parameters that do not train.
     freeze: &'static [&'static str],
+    /// Parts of the batch that BatchNorm takes statistics of.
+    bn_groups: u64,
     dropout: Dropout,
     /// Of dropout.
     seed: i64,
@@ -57,6 +60,7 @@ const CASE: Case = Case {
     clip: None,
     optimizer: Optimizer::Adam { betas: (0.9, 0.999), eps: 1e-8, decay: AdamDecay::Decoupled },
     freeze: &[],
+    bn_groups: 1,
     dropout: Dropout::AsExported,
     seed: 7,
 };
@@ -98,6 +102,7 @@ impl Case {
             batch: batch::Given { global: Some(self.batch), accumulate: Some(microbatches), ..Default::default() },
             parallel: parallel.clone(),
             memory_limit,
+            batch_norm: BatchNorm::Batch { groups: self.bn_groups },
             precision: self.precision,
             import: import::Options { dropout: self.dropout, ..Default::default() },
             training: TrainingOptions {
