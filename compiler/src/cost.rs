@@ -64,6 +64,11 @@ impl Machine {
         if step.kind == Move::AllReduce { 2.0 * once } else { once }
     }
 
+    /// Bytes for each member of a group, of which a collective's latency takes a tenth of its time: see `collective`.
+    pub fn bucket_bytes(&self) -> u64 {
+        (10.0 * self.latency * self.link) as u64
+    }
+
     /// Seconds to send `bytes` to another rank.
     pub fn send(&self, bytes: u64) -> f64 {
         bytes as f64 / self.link + self.latency

@@ -1,11 +1,12 @@
 //! From the placed graph to one program per stage: kernels, buffers, instructions, order.
 //!
 //! Before: a placed graph; what each stage runs, in order. After: complete programs, in which sends are waited for before their
-//! section runs as many times more as messages may be under way, and the rest of a transfer's time is left to `overlap`.
+//! section runs as many times more as messages may be under way, and all other transfers start and are waited for where `overlap` says.
 
 mod emit;
 mod layout;
 mod memory;
+mod overlap;
 mod select;
 mod units;
 
@@ -113,7 +114,10 @@ impl<'a> Stage<'a> {
             selection.section(id, &units)?;
         }
         let nodes = selection.nodes();
-        Ok(Traced { program: memory::place(selection.finish(), turns)?, nodes })
+        let mut selected = selection.finish();
+        memory::update_in_place(&mut selected);
+        overlap::overlap(&mut selected, self.plan);
+        Ok(Traced { program: memory::place(selected, turns)?, nodes })
     }
 }
 

@@ -61,6 +61,16 @@ pub struct Plan {
     pub shards: BTreeMap<NodeId, Vec<AxisList>>,
     /// Those of them that only their casts to half floats are read of: like optimizer state, they lie where the update is.
     pub masters: BTreeSet<NodeId>,
+    pub overlap: Overlap,
+}
+
+/// When transfers start, and are waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overlap {
+    /// Each where its result is due, alone: what needs the least memory.
+    Off,
+    /// As soon as possible, in buckets that are full at so many bytes for each rank that takes part.
+    Buckets { bytes_per_rank: u64 },
 }
 
 /// How one op is computed on the mesh.

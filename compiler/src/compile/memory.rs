@@ -5,7 +5,7 @@ use crate::cost::{Machine, sections};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::place;
-use crate::plan::{self, Parallel, Plan};
+use crate::plan::{self, Overlap, Parallel, Plan};
 use crate::recompute::{self, Recompute, Repeats};
 use crate::schedule::{self, Order};
 use dcc_program::program::{Mode, Program};
@@ -64,8 +64,20 @@ fn climb(graph: &Graph, parallel: &Parallel, options: &Options) -> Result<Fittin
         let plan = Plan { repeats: ladder[rung], ..plan.clone() };
         let placed = recompute::apply(placed.clone(), &plan)?;
         let order = order(&placed, &plan, options)?;
-        let programs = programs(&placed, &plan, &order, options, Mode::Train, &[])?;
-        let peak = programs.iter().map(planned_bytes).max().unwrap_or(0);
+        let lowered = |plan: &Plan| -> Result<(u64, Vec<Program>)> {
+            let programs = programs(&placed, plan, &order, options, Mode::Train, &[])?;
+            Ok((programs.iter().map(planned_bytes).max().unwrap_or(0), programs))
+        };
+        let (mut peak, mut programs) = lowered(&plan)?;
+        let mut plan = plan;
+        if peak > limit {
+            // What is under way takes room too.
+            let waiting = Plan { overlap: Overlap::Off, ..plan.clone() };
+            let (less, alone) = lowered(&waiting)?;
+            if less < peak {
+                (peak, programs, plan) = (less, alone, waiting);
+            }
+        }
         Ok(Fitting { rung, plan, placed, order, programs, peak })
     };
     let (first, last) = (attempt(0)?, ladder.len() - 1);

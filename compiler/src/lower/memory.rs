@@ -6,6 +6,8 @@
 
 mod inplace;
 
+pub(super) use inplace::update_in_place;
+
 use super::Turn;
 use super::select::Selected;
 use crate::error::{Error, Result};
@@ -33,9 +35,8 @@ struct Life {
     touched: BTreeSet<(SectionId, usize)>,
 }
 
-pub(super) fn place(mut selected: Selected, turns: &Turns) -> Result<Program> {
+pub(super) fn place(selected: Selected, turns: &Turns) -> Result<Program> {
     let order = &turns.list[..];
-    inplace::update_in_place(&mut selected);
     let lives = lives(&selected);
     let classes = classify(&selected, &lives, order);
     let sizes = sizes(&selected);
@@ -171,31 +172,42 @@ fn sizes(selected: &Selected) -> BTreeMap<BufferId, u64> {
     sizes
 }
 
-/// First fit by start of life, larger pieces first. Returns the bytes of the block.
+/// The better of two first fits: by start of life, larger pieces first; and largest first (Pisarchyk and Lee 2020, section 5.2). Returns
+/// the bytes of the block.
 fn pack(
     mut intervals: Vec<(BufferId, usize, usize)>,
     sizes: &BTreeMap<BufferId, u64>,
     places: &mut BTreeMap<BufferId, (Place, u64)>,
 ) -> u64 {
     intervals.sort_by_key(|&(id, first, _)| (first, std::cmp::Reverse(sizes[&id]), id));
-    let mut live: Vec<(u64, u64, usize)> = Vec::new();
-    let mut total = 0;
-    for (id, first, last) in intervals {
-        live.retain(|&(_, _, end)| end >= first);
-        live.sort_unstable();
+    let by_start = first_fit(&intervals, sizes);
+    intervals.sort_by_key(|&(id, first, _)| (std::cmp::Reverse(sizes[&id]), first, id));
+    let by_size = first_fit(&intervals, sizes);
+    let (total, offsets) = if by_size.0 < by_start.0 { by_size } else { by_start };
+    places.extend(offsets.into_iter().map(|(id, offset)| (id, (Place::Scratch, offset))));
+    total
+}
+
+/// Each in turn as low as it has room among those that live when it does. Bytes of all, and offsets.
+fn first_fit(intervals: &[(BufferId, usize, usize)], sizes: &BTreeMap<BufferId, u64>) -> (u64, Vec<(BufferId, u64)>) {
+    // Start, end, first and last instruction; by start.
+    let mut placed: Vec<(u64, u64, usize, usize)> = Vec::new();
+    let (mut total, mut offsets) = (0, Vec::new());
+    for &(id, first, last) in intervals {
         let bytes = sizes[&id];
         let mut offset = 0;
-        for &(start, end, _) in &live {
+        for &(start, end, _, _) in placed.iter().filter(|other| other.2 <= last && first <= other.3) {
             if start >= offset + bytes {
                 break;
             }
             offset = offset.max(end);
         }
-        live.push((offset, offset + bytes, last));
-        places.insert(id, (Place::Scratch, offset));
+        let at = placed.partition_point(|other| *other < (offset, offset + bytes, first, last));
+        placed.insert(at, (offset, offset + bytes, first, last));
+        offsets.push((id, offset));
         total = total.max(offset + bytes);
     }
-    total
+    (total, offsets)
 }
 
 /// By area, the sections that send its values, and how many messages of each may be under way at once.

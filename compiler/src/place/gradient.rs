@@ -126,7 +126,9 @@ impl Placer<'_> {
         for (home, sums) in chunks {
             let sum = self.over_chunks(id, sums, home, &dims)?;
             let want = Sharding { dims: dims.clone().into(), pending: Default::default() };
-            parts.insert(home, self.reshard(sum, &want, Phase::Update)?);
+            // The sum of the only microbatch is reduced while backward goes on.
+            let phase = if self.plan.microbatches() == 1 { self.out[sum].phase } else { Phase::Update };
+            parts.insert(home, self.reshard(sum, &want, phase)?);
         }
         let alone = parts.len() == 1 && parts.keys().eq(&holders);
         let sums = if alone { parts } else { self.stage_sum(parts, id, &holders) };

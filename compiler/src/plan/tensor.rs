@@ -21,7 +21,7 @@ use super::annotated::Wish;
 use super::forward::{Forward, Kind};
 use super::pins::{self, Pins};
 use super::samples::{self, Samples};
-use super::{EXPERT, Parallel, Plan};
+use super::{EXPERT, Overlap, Parallel, Plan};
 use crate::cost::Machine;
 use crate::error::{Error, Result};
 use crate::graph::NodeId;
@@ -167,8 +167,21 @@ fn whole(forward: &Forward, options: &Parallel, tensor: &[(&str, u32)]) -> Resul
     let strategies = samples.strategies.clone();
     let Parallel { schedule, virtual_stages, sequence_parallel, zero, .. } = *options;
     let (stages, shards, masters, repeats) = Default::default();
-    let plan =
-        Plan { mesh, batch, strategies, stages, schedule, virtual_stages, sequence_parallel, zero, repeats, shards, masters };
+    let overlap = Overlap::Buckets { bytes_per_rank: options.machine.bucket_bytes() };
+    let plan = Plan {
+        mesh,
+        batch,
+        strategies,
+        stages,
+        schedule,
+        virtual_stages,
+        sequence_parallel,
+        zero,
+        repeats,
+        shards,
+        masters,
+        overlap,
+    };
     Ok((plan, samples))
 }
 

@@ -209,6 +209,9 @@ pub enum Action {
     Wait(TokenId),
 }
 
+/// Tensors that one transfer may move at most.
+pub const MOST_TENSORS: usize = 1;
+
 /// Whether a library kernel overwrites its result or adds to it.
 pub use crate::kernel::StoreMode;
 

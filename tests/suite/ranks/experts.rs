@@ -3,6 +3,7 @@
 use super::{CASE, Case, Split, is_long, mesh};
 use dcc::plan::{Parallel, Schedule, Zero};
 use dcc::recompute::{Recompute, Repeats};
+use dcc_program::TensorType;
 use dcc_program::program::{Action, ParamKind, Program, SectionKind, Transfer};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -100,7 +101,7 @@ fn a_rank_holds_its_experts() {
     }
 }
 
-/// Collectives of a section by kind, over `axis`, of tensors of so many dims.
+/// Collectives of a section by kind, over `axis`, of tensors of so many dims; not sums of gradients, which backward takes once a step.
 fn moved(program: &Program, axis: &str, least: usize) -> BTreeMap<(SectionKind, &'static str), usize> {
     let axis = program.mesh.axis(axis).expect("an axis of the mesh");
     let mut counts = BTreeMap::new();
@@ -114,8 +115,11 @@ fn moved(program: &Program, axis: &str, least: usize) -> BTreeMap<(SectionKind, 
                 Transfer::AllReduce { axes, .. } if axes.contains(&axis) => "all_reduce",
                 _ => continue,
             };
-            if instr.operands.first().is_some_and(|&id| program.ty(id).rank() >= least) {
-                *counts.entry((section.kind, name)).or_default() += 1;
+            let is_sum = |ty: &TensorType| name == "all_reduce" && !ty.is_per_microbatch(&program.mesh);
+            let types = instr.operands.iter().map(|&id| program.ty(id));
+            let tensors = types.filter(|ty| ty.rank() >= least && !is_sum(ty)).count();
+            if tensors > 0 {
+                *counts.entry((section.kind, name)).or_default() += tensors;
             }
         }
     }
@@ -164,14 +168,15 @@ fn tokens_of_all_experts_are_gathered_and_scattered() {
 #[test]
 fn gradients_of_experts_are_summed_over_dp_alone() {
     let program = program("families/gshard.onnx", &sharing(2, mesh(2, 1, 1)));
-    let update = program.sections.iter().filter(|section| section.kind == SectionKind::Update);
+    let backward = program.sections.iter().filter(|section| section.kind == SectionKind::Backward);
     let mut summed: BTreeSet<(bool, Vec<&str>)> = BTreeSet::new();
-    for instr in update.flat_map(|section| &section.body) {
+    for instr in backward.flat_map(|section| &section.body) {
         let Action::Start { transfer: Transfer::AllReduce { axes, .. }, .. } = &instr.action else { continue };
-        let ty = program.ty(instr.operands[0]);
-        let names = axes.iter().map(|&axis| program.mesh.name(axis)).collect();
-        if ty.rank() > 1 {
-            summed.insert((ty.shape.len() == 3 || ty.sharding.dims.iter().any(|axes| !axes.is_empty()), names));
+        for ty in instr.operands.iter().map(|&id| program.ty(id)).filter(|ty| !ty.is_per_microbatch(&program.mesh)) {
+            let names = axes.iter().map(|&axis| program.mesh.name(axis)).collect();
+            if ty.rank() > 1 {
+                summed.insert((ty.shape.len() == 3 || ty.sharding.dims.iter().any(|axes| !axes.is_empty()), names));
+            }
         }
     }
     assert_eq!(summed, [(true, vec!["dp"]), (false, vec!["dp", "ep"])].into());

@@ -6,7 +6,7 @@ use dcc_program::program::{Action, BufferId, Instr, Library, Program, SectionKin
 
 /// Drops each copy of a new value onto its parameter that may be written there at once: by a kernel that reads the parameter only
 /// at the element that it writes, or by a gather; nothing reads the old value afterwards.
-pub(super) fn update_in_place(selected: &mut Selected) {
+pub(in crate::lower) fn update_in_place(selected: &mut Selected) {
     let Some(section) = selected.program.sections.iter().rposition(|s| s.kind == SectionKind::Update) else { return };
     let mut body = std::mem::take(&mut selected.program.sections[section].body);
     let mut kept = Vec::new();

@@ -1,0 +1,142 @@
+//! How far each transfer of a section may move: its start up to where its operand is written, its wait down to where its result is read.
+
+use super::super::select::Selected;
+use dcc_program::DType;
+use dcc_program::program::{Action, BufferId, Instr, TokenId, Transfer};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A transfer that starts and ends within a section. Places are gaps: before the instruction of that number.
+pub(super) struct Flight {
+    /// Of start and wait as the section has them.
+    pub start: usize,
+    pub wait: usize,
+    pub transfer: Transfer,
+    pub dtype: DType,
+    /// Memory of both ends.
+    pub operand: BufferId,
+    pub result: BufferId,
+    /// Bytes of the larger end: of the whole, as every member has it before or after.
+    pub bytes: u64,
+    /// The first place where it may start, and the last where it may be waited for.
+    pub ready: usize,
+    pub due: usize,
+    /// Whether the operand is there when the section begins.
+    pub is_upfront: bool,
+    /// Whether the section reads the result, or overwrites an end.
+    pub is_read: bool,
+    /// Whether its ends would live longer, were it started earlier or waited for later.
+    pub early_costs: bool,
+    pub late_costs: bool,
+    /// Earlier transfers that must have ended before this one starts.
+    pub after: Vec<usize>,
+    /// The longest chain of those.
+    pub level: usize,
+}
+
+/// Who touches a piece of memory, in order, and whether they write it. Transfers that may move are left out.
+type Touches = BTreeMap<BufferId, Vec<(usize, bool)>>;
+
+/// Whether all members run the same program, so that the start may move.
+fn moves(transfer: &Transfer) -> bool {
+    match transfer {
+        Transfer::AllReduce { .. }
+        | Transfer::ReduceScatter { .. }
+        | Transfer::AllGather { .. }
+        | Transfer::AllToAll { .. } => true,
+        Transfer::Send { .. } | Transfer::Recv { .. } | Transfer::StageSum { .. } => false,
+    }
+}
+
+/// In the order of their starts.
+pub(super) fn flights(selected: &Selected, scratch: &BTreeSet<BufferId>, body: &[Instr]) -> Vec<Flight> {
+    let root = |id: BufferId| selected.storage[id.0 as usize];
+    let bytes = |id: BufferId| selected.program.ty(id).local_bytes(&selected.program.mesh);
+    let mut waits: BTreeMap<TokenId, usize> = BTreeMap::new();
+    for (at, instr) in body.iter().enumerate() {
+        if let Action::Wait(token) = instr.action {
+            waits.insert(token, at);
+        }
+    }
+    let mut flights = Vec::new();
+    let mut moving = BTreeSet::new();
+    for (start, instr) in body.iter().enumerate() {
+        let Action::Start { token, transfer } = &instr.action else { continue };
+        let Some(&wait) = waits.get(token).filter(|_| moves(transfer)) else { continue };
+        let (operand, result) = (instr.operands[0], body[wait].results[0]);
+        let in_place = root(operand) == root(result);
+        moving.extend([start, wait]);
+        flights.push(Flight {
+            start,
+            wait,
+            transfer: transfer.clone(),
+            dtype: selected.program.ty(operand).dtype,
+            operand: root(operand),
+            result: root(result),
+            bytes: bytes(operand).max(bytes(result)),
+            ready: 0,
+            due: body.len(),
+            is_upfront: false,
+            is_read: false,
+            early_costs: !in_place && scratch.contains(&root(result)),
+            late_costs: !in_place && scratch.contains(&root(operand)),
+            after: Vec::new(),
+            level: 0,
+        });
+    }
+    let touches = touches(selected, body, &moving, &waits);
+    // Waits for messages of an earlier execution come before all else.
+    let first = body.iter().take_while(|i| matches!(i.action, Action::Wait(_)) && i.results.is_empty()).count();
+    flights.iter_mut().for_each(|flight| window(flight, &touches, first));
+    chain(&mut flights);
+    flights
+}
+
+fn touches(selected: &Selected, body: &[Instr], moving: &BTreeSet<usize>, waits: &BTreeMap<TokenId, usize>) -> Touches {
+    let root = |id: &BufferId| selected.storage[id.0 as usize];
+    let mut touches = Touches::new();
+    for (at, instr) in body.iter().enumerate().filter(|(at, _)| !moving.contains(at)) {
+        instr.operands.iter().for_each(|id| touches.entry(root(id)).or_default().push((at, false)));
+        let mut written: Vec<BufferId> = instr.results.to_vec();
+        if let Action::Start { token, .. } = instr.action {
+            written.extend(waits.get(&token).into_iter().flat_map(|&wait| &body[wait].results));
+        }
+        written.iter().for_each(|id| touches.entry(root(id)).or_default().push((at, true)));
+    }
+    touches
+}
+
+fn window(flight: &mut Flight, touches: &Touches, first: usize) {
+    let none = Vec::new();
+    let of = |id: BufferId| touches.get(&id).unwrap_or(&none).iter().copied();
+    let (operand, result, at) = (flight.operand, flight.result, flight.start);
+    let conflicts = move || of(operand).filter(|&(_, writes)| writes).chain(of(result)).map(|(at, _)| at);
+    flight.ready = conflicts().filter(|&n| n < at).map(|n| n + 1).max().unwrap_or(0).max(first).min(at);
+    flight.is_upfront = flight.ready == first;
+    if let Some(due) = conflicts().filter(|&n| n > at).min() {
+        (flight.due, flight.is_read) = (due, true);
+    }
+}
+
+/// Which transfers read what others bring. Such a chain starts no earlier than it did.
+fn chain(flights: &mut [Flight]) {
+    // By memory: who had it, and whether as result.
+    let mut users: BTreeMap<BufferId, Vec<(usize, bool)>> = BTreeMap::new();
+    for n in 0..flights.len() {
+        let (operand, result) = (flights[n].operand, flights[n].result);
+        let mut after = BTreeSet::new();
+        for (memory, writes) in [(operand, false), (result, true)] {
+            let before = users.get(&memory).into_iter().flatten();
+            after.extend(before.filter(|(_, wrote)| writes || *wrote).map(|(user, _)| *user));
+        }
+        users.entry(operand).or_default().push((n, false));
+        users.entry(result).or_default().push((n, true));
+        if let Some(level) = after.iter().map(|&before| flights[before].level).max() {
+            flights[n].level = level + 1;
+            (flights[n].ready, flights[n].is_upfront) = (flights[n].start, false);
+        }
+        for &before in &after {
+            (flights[before].due, flights[before].is_read) = (flights[before].due.min(flights[n].start), true);
+        }
+        flights[n].after = after.into_iter().collect();
+    }
+}
