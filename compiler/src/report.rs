@@ -96,10 +96,12 @@ fn stage(program: &Program, layers: String) -> StageReport {
                     let (count, bytes) = traffic.entry(kind(program, transfer)).or_default();
                     // What a receive writes stands at its wait.
                     let wait = section.body.iter().find(|other| other.action == Action::Wait(*token));
-                    let received = wait.into_iter().flat_map(|wait| &wait.results);
-                    let touched = instr.results.iter().chain(&instr.operands).chain(received);
+                    let received = wait.map_or(&[][..], |wait| &wait.results);
+                    let bytes_of = |id: Option<&BufferId>| id.map_or(0, |&b| program.ty(b).local_bytes(&program.mesh));
+                    let tensors = 0..instr.operands.len().max(received.len());
                     *count += runs;
-                    *bytes += runs * touched.map(|&b| program.ty(b).local_bytes(&program.mesh)).max().unwrap_or(0);
+                    *bytes +=
+                        tensors.map(|n| runs * bytes_of(instr.operands.get(n)).max(bytes_of(received.get(n)))).sum::<u64>();
                 }
             }
         }

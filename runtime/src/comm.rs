@@ -47,8 +47,9 @@ pub trait Comm: Send {
     /// Says where the rank is: what errors, here and at the peers, name. Cheap enough for every instruction.
     fn mark(&mut self, place: &Place);
 
-    /// Starts a transfer; blocks nothing. Errors: a region outside of the arena, sizes that do not fit the transfer.
-    fn start(&mut self, op: &Op) -> Result<Token>;
+    /// Starts a transfer of as many tensors as there are `ops`, all of one kind, group and reduction; messages are of one. Blocks
+    /// nothing. Errors: a region outside of the arena, sizes that do not fit the transfer, tensors that do not fit each other.
+    fn start(&mut self, ops: &[Op]) -> Result<Token>;
 
     /// Ends once the transfer of `token` is complete. Errors: a peer failed, stayed silent for the timeout, or started
     /// another transfer in this one's place.
@@ -92,7 +93,7 @@ pub struct Token {
     pub(crate) sequence: u64,
 }
 
-/// One transfer, from `source` to `target`. The two are the same region (all_reduce only) or do not overlap.
+/// A tensor of a transfer, from `source` to `target`. The two are the same region (all_reduce only) or do not overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Op {
     pub transfer: Transfer,
@@ -140,7 +141,7 @@ pub enum Transfer {
 /// A tensor seen as `[outer, dim, inner bytes]` where `dim` is split over the group: member i holds rows
 /// `[i·block, min((i+1)·block, dim))` in a region of `[outer, block, inner]`, block = ceil(dim / members); what lies behind
 /// its last row is unspecified.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Rows {
     pub outer: usize,
     /// Global size.
@@ -149,7 +150,7 @@ pub struct Rows {
 }
 
 /// A tensor seen as `[outer, first, middle, second, inner bytes]`, global sizes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Exchange {
     pub outer: usize,
     pub first: usize,
@@ -160,8 +161,9 @@ pub struct Exchange {
     pub split: Side,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Side {
+    #[default]
     First,
     Second,
 }
@@ -217,6 +219,21 @@ impl Transfer {
             Transfer::Send { .. } => "send",
             Transfer::Recv { .. } => "recv",
         }
+    }
+}
+
+impl Transfer {
+    /// Whether both may be tensors of one transfer: sizes may differ.
+    pub(crate) fn is_like(&self, other: &Transfer) -> bool {
+        let plain = |transfer: &Transfer| match *transfer {
+            Transfer::AllGather { group, .. } => Transfer::AllGather { group, rows: Rows::default() },
+            Transfer::ReduceScatter { group, reduce, dtype, .. } => {
+                Transfer::ReduceScatter { group, reduce, dtype, rows: Rows::default() }
+            }
+            Transfer::AllToAll { group, .. } => Transfer::AllToAll { group, exchange: Exchange::default() },
+            other => other,
+        };
+        plain(self) == plain(other)
     }
 }
 

@@ -34,8 +34,7 @@ pub struct Executor {
     /// One per `Program::sections`.
     sections: Vec<Vec<Instruction>>,
     turns: Vec<Turn>,
-    /// Transfers in flight by token, oldest first.
-    flights: Vec<VecDeque<Token>>,
+    flights: Flights,
     inputs: Vec<Port>,
     outputs: Vec<Port>,
     parameters: Vec<Parameter>,
@@ -65,8 +64,23 @@ struct Instruction {
 
 enum Action {
     Compute(Call),
-    Start { transfer: comm::Transfer, source: Option<Span>, target: Option<Span>, token: usize },
+    Start { tensors: Vec<Tensor>, token: usize },
     Wait(usize),
+}
+
+/// Transfers in flight.
+struct Flights {
+    /// By token, oldest first.
+    open: Vec<VecDeque<Token>>,
+    /// The tensors of the one that is being started.
+    ops: Vec<Op>,
+}
+
+/// Of a transfer.
+struct Tensor {
+    transfer: comm::Transfer,
+    source: Option<Span>,
+    target: Option<Span>,
 }
 
 /// One execution of a section.
@@ -162,7 +176,7 @@ fn run(
     turn: &Turn,
     cpu: &mut Cpu,
     comm: &mut dyn Comm,
-    flights: &mut [VecDeque<Token>],
+    flights: &mut Flights,
     trace: &mut Option<&mut Trace>,
 ) -> Result<()> {
     let began = trace.as_ref().map(|_| now_ns());
@@ -171,14 +185,16 @@ fn run(
             cpu.run(call, &turn.bases, turn.microbatch);
             Stream::Compute
         }
-        Action::Start { transfer, source, target, token } => {
+        Action::Start { tensors, token } => {
             let region = |span: &Option<Span>| span.map_or(Region::default(), |span| turn.bases.region(span));
-            let op = Op { transfer: *transfer, source: region(source), target: region(target) };
-            flights[*token].push_back(comm.start(&op)?);
+            let op = |t: &Tensor| Op { transfer: t.transfer, source: region(&t.source), target: region(&t.target) };
+            flights.ops.clear();
+            flights.ops.extend(tensors.iter().map(op));
+            flights.open[*token].push_back(comm.start(&flights.ops)?);
             Stream::Comm
         }
         Action::Wait(token) => {
-            let flight = flights[*token].pop_front().expect("every wait has a start before it: seen when loading");
+            let flight = flights.open[*token].pop_front().expect("every wait has a start before it: seen when loading");
             comm.wait(flight)?;
             Stream::Comm
         }

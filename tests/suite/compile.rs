@@ -34,7 +34,8 @@ pub fn lowered(
     of(model, options).unwrap_or_else(|e| panic!("{model}: {e}")).artifact.train
 }
 
-fn of(model: &str, options: Options) -> dcc::Result<dcc::Compiled> {
+/// With these options.
+pub fn of(model: &str, options: Options) -> dcc::Result<dcc::Compiled> {
     let path = format!("{}/models/{model}", env!("CARGO_MANIFEST_DIR"));
     let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
     compile(&Model::decode(bytes.into())?, &Options { name: "model.onnx".to_owned(), ..options })

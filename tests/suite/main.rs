@@ -37,6 +37,7 @@ mod onnx_model;
 mod onnx_nodes;
 mod ops;
 mod optimizers;
+mod overlap;
 mod parameters;
 mod pipeline;
 mod plans;

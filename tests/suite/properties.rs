@@ -67,7 +67,7 @@ fn tensor_parallelism_halves_work_and_weights() {
     }
 }
 
-/// How often a program starts each transfer of activations, tensors of rank 3, by section.
+/// How many activations, tensors of rank 3, each transfer of a program moves, by section.
 fn activation_transfers(program: &Program) -> BTreeMap<(SectionKind, &'static str), usize> {
     transfers(program, 3)
 }
@@ -85,8 +85,9 @@ fn transfers(program: &Program, dims: usize) -> BTreeMap<(SectionKind, &'static 
                 Transfer::AllToAll { .. } => "all_to_all",
                 Transfer::Send { .. } | Transfer::Recv { .. } | Transfer::StageSum { .. } => continue,
             };
-            if instr.operands.first().is_some_and(|&id| program.ty(id).rank() == dims) {
-                *counts.entry((section.kind, name)).or_default() += 1;
+            let tensors = instr.operands.iter().filter(|&&id| program.ty(id).rank() == dims).count();
+            if tensors > 0 {
+                *counts.entry((section.kind, name)).or_default() += tensors;
             }
         }
     }

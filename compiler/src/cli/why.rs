@@ -10,10 +10,10 @@ use crate::cost::{Machine, sections};
 use crate::error::Error;
 use crate::report::size;
 use dcc_program::artifact::Artifact;
-use dcc_program::program::{Action, BufferId, Instr, Library, ParamKind, Program};
+use dcc_program::program::{Action, BufferId, Instr, Library, ParamKind, Program, TokenId};
 use dcc_program::{AxisId, TensorType, text};
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 pub struct Why {
@@ -203,13 +203,20 @@ fn readers(artifact: &Artifact, name: &str) -> Vec<String> {
     for p in &artifact.train {
         let mine = p.params.iter().filter(|param| param.name == name && param.kind == ParamKind::Weight);
         let mut buffers: BTreeSet<BufferId> = mine.map(|param| param.buffer).collect();
-        let mut flying = BTreeSet::new();
+        // By token, which of its tensors are of the parameter.
+        let mut flying: BTreeMap<TokenId, Vec<usize>> = BTreeMap::new();
         for section in &p.sections {
             for instr in &section.body {
                 let reads = instr.operands.iter().any(|operand| buffers.contains(operand));
                 match instr.action {
-                    Action::Start { token, .. } if reads => drop(flying.insert(token)),
-                    Action::Wait(token) if flying.remove(&token) => buffers.extend(&instr.results),
+                    Action::Start { token, .. } if reads => {
+                        let own = (0..instr.operands.len()).filter(|&n| buffers.contains(&instr.operands[n]));
+                        flying.insert(token, own.collect());
+                    }
+                    Action::Wait(token) if flying.contains_key(&token) => {
+                        let own = flying.remove(&token).unwrap_or_default();
+                        buffers.extend(own.into_iter().filter_map(|n| instr.results.get(n)));
+                    }
                     Action::Library(Library::Reshape { .. }) if reads => buffers.extend(&instr.results),
                     _ if reads => {
                         let line =

@@ -2,8 +2,9 @@
 
 use super::Machine;
 use crate::schedule::{Costs, Layout, PartCost};
-use dcc_program::program::{Action, Instr, Library, Program, Section, SectionId, SectionKind, Transfer};
+use dcc_program::program::{Action, Instr, Library, Program, Section, SectionId, SectionKind, TokenId, Transfer};
 use dcc_program::{AxisId, FactorSpec, Mesh, TensorType};
+use std::collections::BTreeMap;
 
 /// Of one microbatch on each part of the model. Transfers are those of the forward pass; a gradient is as large as its value.
 pub fn costs(programs: &[Program], layout: Layout, machine: &Machine) -> Costs {
@@ -51,9 +52,21 @@ fn sent(program: &Program, forward: SectionId) -> u64 {
     forward.into_iter().flat_map(|section| &section.body).filter(is_send).map(|instr| touched(program, instr)).sum()
 }
 
-/// Seconds of one execution on one rank, without waiting for other stages.
+/// Seconds of one execution on one rank, without waiting for other stages. Transfers run one after the other, beside what is computed.
 fn seconds(program: &Program, section: &Section, machine: &Machine) -> f64 {
-    section.body.iter().map(|instr| launch(program, instr, machine)).sum()
+    let (mut now, mut link) = (0.0_f64, 0.0_f64);
+    let mut arrives: BTreeMap<TokenId, f64> = BTreeMap::new();
+    for instr in &section.body {
+        match instr.action {
+            Action::Start { token, .. } => {
+                link = link.max(now) + launch(program, instr, machine);
+                arrives.insert(token, link);
+            }
+            Action::Wait(token) => now = now.max(arrives.get(&token).copied().unwrap_or(0.0)),
+            _ => now += launch(program, instr, machine),
+        }
+    }
+    now
 }
 
 fn launch(program: &Program, instr: &Instr, machine: &Machine) -> f64 {

@@ -96,6 +96,9 @@ impl Fault {
 type Refused = (Fault, String);
 type Checked<T> = Result<T, Refused>;
 
+/// Results of the wait of each token, in the order of the start's operands.
+type WaitResults<'a> = BTreeMap<TokenId, &'a [BufferId]>;
+
 fn refuse<T>(fault: Fault, message: impl Into<String>) -> Checked<T> {
     Err((fault, message.into()))
 }
@@ -142,10 +145,10 @@ fn instrs(p: &Program) -> Result<(), CheckError> {
 }
 
 /// What the wait of each token gives.
-fn wait_results(p: &Program) -> BTreeMap<TokenId, BufferId> {
+fn wait_results(p: &Program) -> WaitResults<'_> {
     let instrs = p.sections.iter().flat_map(|s| &s.body);
-    let results = instrs.filter_map(|i| match (&i.action, i.results.first()) {
-        (Action::Wait(token), Some(&result)) => Some((*token, result)),
+    let results = instrs.filter_map(|i| match i.action {
+        Action::Wait(token) => Some((token, &i.results[..])),
         _ => None,
     });
     results.collect()

@@ -201,7 +201,7 @@ pub enum Action {
     Kernel(u32),
     Library(Library),
     /// Starts a transfer from the operand (none for `Recv`) to the result (none for `Send`); neither may be touched until its
-    /// `Wait`.
+    /// `Wait`. A collective over axes may take several operands, up to `MOST_TENSORS`, each to the result in its place.
     Start {
         token: TokenId,
         transfer: Transfer,
@@ -210,7 +210,7 @@ pub enum Action {
 }
 
 /// Tensors that one transfer may move at most.
-pub const MOST_TENSORS: usize = 1;
+pub const MOST_TENSORS: usize = 32;
 
 /// Whether a library kernel overwrites its result or adds to it.
 pub use crate::kernel::StoreMode;

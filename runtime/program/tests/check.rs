@@ -1,6 +1,7 @@
 //! The gate: sound programs pass, each planted fault is refused by the message that fits it.
 
 use dcc_program::check::{CheckError, Fault, programs};
+use dcc_program::program::MOST_TENSORS;
 use dcc_program::text::parse;
 
 const MLP: &str = include_str!("programs/mlp_tp2.txt");
@@ -158,6 +159,38 @@ order forward 0
 kernel fused.0(x0: bf16[_, _]) -> (y0: f32[_, _]) dims(i, j) outer(i, j)
   y0[i, j] = f32(x0[i, j])
 ";
+
+const SEVERAL: &str = "program several eval stage 0/1 mesh(tp=2)
+memory persistent=80 scratch=256
+param b0 f32[8/tp] @p0 weight a
+param b1 f32[4/tp] @p64 weight b
+output b4 y
+section forward
+t0 = start all_gather(tp, dim 0) b0, b1
+b2 f32[8] @s0, b3 f32[4] @s64 = wait t0
+b4 f32[] @s128 = fused.0 b2, b3
+order forward 0
+kernel fused.0(x0: f32[_], x1: f32[_]) -> (y0: f32[]) dims(i, j) outer()
+  v0 = sum i: x0[i]
+  v1 = sum j: x1[j]
+  y0[] = v0 * v1
+";
+
+#[test]
+fn a_transfer_of_several_tensors_brings_each_to_its_place() {
+    check(&[SEVERAL]).unwrap();
+    let wrong = |fault, says: &str, from: &str, to: &str| refused(fault, says, &[SEVERAL], &[(0, from, to)]);
+    let wait = "b2 f32[8] @s0, b3 f32[4] @s64 = wait t0";
+    wrong(Fault::Malformed, "has 1 results, not 2", wait, "b2 f32[8] @s0 = wait t0\nb3 f32[4] @s64 = zero");
+    wrong(Fault::Declared, "declared as", wait, "b3 f32[4] @s64, b2 f32[8] @s0 = wait t0");
+    wrong(Fault::InPlace, "share memory", "b3 f32[4] @s64", "b3 f32[4] @s16");
+    wrong(Fault::InPlace, "share memory", "b3 f32[4] @s64", "b3 f32[4] @p0");
+    wrong(Fault::InFlight, "is read while t0", wait, &format!("b5 f32[4] @s192 = copy b3\n{wait}"));
+    wrong(Fault::InFlight, "is written to while t0", wait, &format!("b3 = zero\n{wait}"));
+    wrong(Fault::Unused, "nothing reads b3", "fused.0 b2, b3", "fused.0 b2, b2");
+    let many = vec!["b0"; MOST_TENSORS + 1].join(", ");
+    wrong(Fault::Malformed, "takes 32 operands", "b0, b1", &many);
+}
 
 /// A partial sum may be widened, and leave a product in f32; rounded it is another one.
 #[test]

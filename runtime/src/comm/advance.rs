@@ -5,8 +5,8 @@
 
 use super::peer::{Advance, Need, Peer, Pending, Phase};
 use super::pull::{self, Member, Reduction, Sources, chunk};
-use super::segment::{Entry, RING, Slot};
-use super::{DType, Op, Reduce, Region, Rows, Transfer};
+use super::segment::{RING, Slot};
+use super::{DType, Op, Reduce, Region, Transfer};
 use crate::error::{Error, Result};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::AtomicU64;
@@ -26,18 +26,18 @@ impl Peer {
         if state.posted <= state.finished {
             return Ok(Advance::Needs(Need { peer: state.members[0], place: head.place, what: "has too many transfers open" }));
         }
-        match (head.op.transfer, head.phase) {
+        match (head.transfer, head.phase) {
             (Transfer::Send { .. }, _) => Ok(self.finish_head(channel)),
             (Transfer::Recv { .. }, _) => self.receive(channel, &head),
             (Transfer::AllGather { .. } | Transfer::AllToAll { .. }, Phase::Read(served)) => {
                 self.collect(channel, &head, served)
             }
-            (Transfer::ReduceScatter { reduce, dtype, rows, .. }, _) => match self.all_posted(channel, &head)? {
-                Advance::Moved => Ok(self.reduce_rows(channel, &head, (reduce, dtype), rows)),
+            (Transfer::ReduceScatter { reduce, dtype, .. }, _) => match self.all_posted(channel, &head)? {
+                Advance::Moved => Ok(self.reduce_rows(channel, &head, (reduce, dtype))),
                 waiting => Ok(waiting),
             },
             (Transfer::AllReduce { reduce, dtype, .. }, Phase::Read(_)) => match self.all_posted(channel, &head)? {
-                Advance::Moved if head.op.source.bytes <= SMALL_BYTES => Ok(self.reduce_small(channel, &head, (reduce, dtype))),
+                Advance::Moved if head.bytes <= SMALL_BYTES => Ok(self.reduce_small(channel, &head, (reduce, dtype))),
                 Advance::Moved => Ok(self.reduce_chunk(channel, &head, (reduce, dtype))),
                 waiting => Ok(waiting),
             },
@@ -56,13 +56,11 @@ impl Peer {
                 break;
             }
             let pending = &state.queue[(state.posted - state.finished) as usize];
-            let entry = Entry {
-                signature: signature(&pending.op),
-                source: pending.op.source.offset,
-                target: pending.op.target.offset,
-                label: pending.place.label,
-            };
-            self.segment.slot(channel, state.index).set_entry(state.posted, &entry);
+            let tensors = state.tensors.range(state.posted_tensors..state.posted_tensors + pending.tensors);
+            let ends = tensors.map(|op| (op.source.offset, op.target.offset));
+            let slot = self.segment.slot(channel, state.index);
+            slot.set_entry(state.posted, pending.signature, &pending.place.label, ends);
+            state.posted_tensors += pending.tensors;
             state.posted += 1;
         }
         if state.posted > before {
@@ -80,7 +78,9 @@ impl Peer {
 
     fn finish_head(&mut self, channel: u32) -> Advance {
         let state = &mut self.channels[channel as usize];
-        state.queue.pop_front();
+        let tensors = state.queue.pop_front().map_or(0, |head| head.tensors);
+        state.tensors.drain(..tensors);
+        state.posted_tensors -= tensors;
         state.finished += 1;
         Advance::Moved
     }
@@ -96,24 +96,24 @@ impl Peer {
         Advance::Moved
     }
 
-    /// The entry that `member` posted for the head, if it has. Errors: it is another transfer's.
-    fn entry(&self, channel: u32, head: &Pending, member: usize) -> Result<Option<Entry>> {
+    /// Whether `member` posted the head. Errors: it posted another transfer in its place.
+    fn has_posted(&self, channel: u32, head: &Pending, member: usize) -> Result<bool> {
         let state = &self.channels[channel as usize];
         let slot = self.segment.slot(channel, member);
         if slot.posted().load(Acquire) <= state.finished {
-            return Ok(None);
+            return Ok(false);
         }
-        let entry = slot.entry(state.finished);
-        if entry.signature == signature(&head.op) {
-            return Ok(Some(entry));
+        if slot.signature(state.finished) == head.signature {
+            return Ok(true);
         }
         let peer = state.members[member];
+        let tensors = state.tensors.range(..head.tensors);
+        let bytes: usize = tensors.map(|op| op.source.bytes.max(op.target.bytes)).sum();
         Err(Error::mismatch(format!(
-            "ranks {} and {peer} meet in different transfers: {} of {} bytes here, `{}` there",
+            "ranks {} and {peer} meet in different transfers: {} of {bytes} bytes here, `{}` there",
             self.rank,
-            head.op.transfer.name(),
-            head.op.source.bytes.max(head.op.target.bytes),
-            entry.label.text()
+            head.transfer.name(),
+            slot.label(state.finished).text()
         ))
         .at(format!("rank {} at {}", self.rank, head.place)))
     }
@@ -125,7 +125,7 @@ impl Peer {
     /// `Moved` once all members have posted the head.
     fn all_posted(&self, channel: u32, head: &Pending) -> Result<Advance> {
         for member in 0..self.channels[channel as usize].members.len() {
-            if self.entry(channel, head, member)?.is_none() {
+            if !self.has_posted(channel, head, member)? {
                 return Ok(self.needs(channel, head, member, NOT_STARTED));
             }
         }
@@ -133,10 +133,14 @@ impl Peer {
     }
 
     fn receive(&mut self, channel: u32, head: &Pending) -> Result<Advance> {
-        let Some(entry) = self.entry(channel, head, 0)? else { return Ok(self.needs(channel, head, 0, NOT_STARTED)) };
-        let from = self.segment.arena(self.channels[channel as usize].members[0]);
-        let bytes = from.slice(Region { offset: entry.source, bytes: head.op.target.bytes });
-        self.segment.arena(self.rank).write(head.op.target.offset, bytes);
+        if !self.has_posted(channel, head, 0)? {
+            return Ok(self.needs(channel, head, 0, NOT_STARTED));
+        }
+        let state = &self.channels[channel as usize];
+        let target = state.tensors[0].target;
+        let offset = self.segment.slot(channel, 0).source(state.finished, 0);
+        let bytes = self.segment.arena(state.members[0]).slice(Region { offset, bytes: target.bytes });
+        self.segment.arena(self.rank).write(target.offset, bytes);
         self.received += bytes.len() as u64;
         Ok(self.done(channel))
     }
@@ -149,28 +153,37 @@ impl Peer {
             return Ok(self.done(channel));
         }
         let index = (state.index + served) % members;
-        let Some(entry) = self.entry(channel, head, index)? else {
+        if !self.has_posted(channel, head, index)? {
             return Ok(self.needs(channel, head, index, NOT_STARTED));
-        };
-        let source = pull::Source { arena: self.segment.arena(state.members[index]), offset: entry.source };
-        let (target, at) = (self.segment.arena(self.rank), head.op.target.offset);
-        let from = Member { index, members };
-        let bytes = match head.op.transfer {
-            Transfer::AllGather { rows, .. } => pull::gather(source, from, rows, target, at),
-            Transfer::AllToAll { exchange, .. } => pull::exchange(source, from, state.index, exchange, target, at),
-            _ => unreachable!("only these two are collected"),
-        };
+        }
+        let (slot, from) = (self.segment.slot(channel, index), Member { index, members });
+        let mut bytes = 0;
+        for (tensor, op) in state.tensors.range(..head.tensors).enumerate() {
+            let offset = slot.source(state.finished, tensor);
+            let source = pull::Source { arena: self.segment.arena(state.members[index]), offset };
+            let (target, at) = (self.segment.arena(self.rank), op.target.offset);
+            bytes += match op.transfer {
+                Transfer::AllGather { rows, .. } => pull::gather(source, from, rows, target, at),
+                Transfer::AllToAll { exchange, .. } => pull::exchange(source, from, state.index, exchange, target, at),
+                _ => unreachable!("only these two are collected"),
+            };
+        }
         self.received += if served == 0 { 0 } else { bytes as u64 };
         Ok(self.set_phase(channel, Phase::Read(served + 1)))
     }
 
-    fn sources(&self, channel: u32) -> Sources<'_> {
+    /// The head's tensor of that number, on all members.
+    fn sources(&self, channel: u32, tensor: usize) -> Sources<'_> {
         let state = &self.channels[channel as usize];
-        Sources { segment: &self.segment, channel, sequence: state.finished, members: &state.members }
+        Sources { segment: &self.segment, channel, sequence: state.finished, tensor, members: &state.members }
     }
 
-    fn reduction(&self, channel: u32, (reduce, dtype): (Reduce, DType)) -> Reduction<'_> {
-        Reduction { sources: self.sources(channel), reduce, dtype, target: self.segment.arena(self.rank) }
+    fn reduction(&self, channel: u32, tensor: usize, (reduce, dtype): (Reduce, DType)) -> Reduction<'_> {
+        Reduction { sources: self.sources(channel, tensor), reduce, dtype, target: self.segment.arena(self.rank) }
+    }
+
+    fn tensor(&self, channel: u32, tensor: usize) -> Op {
+        self.channels[channel as usize].tensors[tensor]
     }
 
     fn me(&self, channel: u32) -> Member {
@@ -178,22 +191,29 @@ impl Peer {
         Member { index: state.index, members: state.members.len() }
     }
 
-    fn reduce_rows(&mut self, channel: u32, head: &Pending, kind: (Reduce, DType), rows: Rows) -> Advance {
+    fn reduce_rows(&mut self, channel: u32, head: &Pending, kind: (Reduce, DType)) -> Advance {
         let mut scratch = std::mem::take(&mut self.scratch);
         let me = self.me(channel);
-        self.reduction(channel, kind).scatter(rows, me, head.op.target.offset, &mut scratch);
+        for tensor in 0..head.tensors {
+            let op = self.tensor(channel, tensor);
+            let Transfer::ReduceScatter { rows, .. } = op.transfer else { unreachable!("only this one is scattered") };
+            self.reduction(channel, tensor, kind).scatter(rows, me, op.target.offset, &mut scratch);
+            self.count_reduced(rows.outer * rows.range(me.index, me.members).len() * rows.inner, me);
+        }
         self.scratch = scratch;
-        self.count_reduced(rows.outer * rows.range(me.index, me.members).len() * rows.inner, me);
         self.done(channel)
     }
 
     fn reduce_chunk(&mut self, channel: u32, head: &Pending, kind: (Reduce, DType)) -> Advance {
         let mut scratch = std::mem::take(&mut self.scratch);
         let me = self.me(channel);
-        let own = chunk(head.op.source.bytes, me);
-        self.reduction(channel, kind).run(own.clone(), head.op.target.offset + own.start, &mut scratch);
+        for tensor in 0..head.tensors {
+            let op = self.tensor(channel, tensor);
+            let own = chunk(op.source.bytes, me);
+            self.reduction(channel, tensor, kind).run(own.clone(), op.target.offset + own.start, &mut scratch);
+            self.count_reduced(own.len(), me);
+        }
         self.scratch = scratch;
-        self.count_reduced(own.len(), me);
         self.publish(channel, self.channels[channel as usize].finished + 1, |slot| slot.reduced());
         self.set_phase(channel, Phase::Gather(1))
     }
@@ -210,11 +230,14 @@ impl Peer {
         if slot.reduced().load(Acquire) <= state.finished {
             return self.needs(channel, head, index, "has not reduced its part");
         }
-        let range = chunk(head.op.target.bytes, Member { index, members });
         let peer = self.segment.arena(state.members[index]);
-        let bytes = peer.slice(Region { offset: slot.entry(state.finished).target + range.start, bytes: range.len() });
-        self.segment.arena(self.rank).write(head.op.target.offset + range.start, bytes);
-        self.received += bytes.len() as u64;
+        for (tensor, op) in state.tensors.range(..head.tensors).enumerate() {
+            let range = chunk(op.target.bytes, Member { index, members });
+            let offset = slot.target(state.finished, tensor) + range.start;
+            let bytes = peer.slice(Region { offset, bytes: range.len() });
+            self.segment.arena(self.rank).write(op.target.offset + range.start, bytes);
+            self.received += bytes.len() as u64;
+        }
         self.set_phase(channel, Phase::Gather(served + 1))
     }
 
@@ -225,10 +248,15 @@ impl Peer {
 
     fn reduce_small(&mut self, channel: u32, head: &Pending, (reduce, dtype): (Reduce, DType)) -> Advance {
         let mut held = std::mem::take(&mut self.channels[channel as usize].held);
-        held.resize(head.op.source.bytes, 0);
-        self.sources(channel).reduce(reduce, dtype, 0..head.op.source.bytes, &mut held);
+        held.resize(head.bytes, 0);
+        let mut at = 0;
+        for tensor in 0..head.tensors {
+            let bytes = self.tensor(channel, tensor).source.bytes;
+            self.sources(channel, tensor).reduce(reduce, dtype, 0..bytes, &mut held[at..at + bytes]);
+            at += bytes;
+        }
         self.channels[channel as usize].held = held;
-        self.count_reduced(head.op.source.bytes, self.me(channel));
+        self.count_reduced(head.bytes, self.me(channel));
         self.publish(channel, self.channels[channel as usize].finished + 1, |slot| slot.done());
         self.set_phase(channel, Phase::WriteHeld)
     }
@@ -239,18 +267,25 @@ impl Peer {
         if let Some(member) = self.undone(channel, state.finished) {
             return self.needs(channel, head, member, NOT_READ);
         }
-        self.segment.arena(self.rank).write(head.op.target.offset, &state.held);
+        let mut held = &state.held[..];
+        for op in state.tensors.range(..head.tensors) {
+            let (own, rest) = held.split_at(op.target.bytes);
+            self.segment.arena(self.rank).write(op.target.offset, own);
+            held = rest;
+        }
         self.finish_head(channel)
     }
 }
 
 /// Equal on both sides of a transfer iff they mean the same; not stable between builds.
-fn signature(op: &Op) -> u64 {
+pub(super) fn signature(ops: &[Op]) -> u64 {
     let mut hasher = DefaultHasher::new();
-    match op.transfer {
-        Transfer::Send { .. } => op.source.bytes.hash(&mut hasher),
-        Transfer::Recv { .. } => op.target.bytes.hash(&mut hasher),
-        collective => (collective, op.source.bytes).hash(&mut hasher),
+    for op in ops {
+        match op.transfer {
+            Transfer::Send { .. } => op.source.bytes.hash(&mut hasher),
+            Transfer::Recv { .. } => op.target.bytes.hash(&mut hasher),
+            collective => (collective, op.source.bytes).hash(&mut hasher),
+        }
     }
     hasher.finish()
 }

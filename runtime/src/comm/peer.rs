@@ -5,7 +5,7 @@
 //! it is complete once all members are done. Work happens inside waits: each wait serves every queue, then sleeps on the
 //! rank's doorbell, which peers ring after each counter that they advance.
 
-use super::advance::NOT_READ;
+use super::advance::{NOT_READ, signature};
 use super::pull::BLOCK;
 use super::segment::{Segment, WAKE};
 use super::shm::{self, Arena};
@@ -51,6 +51,10 @@ pub(super) struct Channel {
     /// Positions that read their peers' memory: all of a group, the second of a pair.
     pub readers: Range<usize>,
     pub queue: VecDeque<Pending>,
+    /// The tensors of all in the queue.
+    pub tensors: VecDeque<Op>,
+    /// How many of those are posted.
+    pub posted_tensors: usize,
     pub started: u64,
     pub posted: u64,
     /// Transfers whose work on this rank is over: the sequence number of the queue's head.
@@ -63,7 +67,11 @@ pub(super) struct Channel {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pending {
-    pub op: Op,
+    pub transfer: Transfer,
+    pub tensors: usize,
+    /// Of all sources.
+    pub bytes: usize,
+    pub signature: u64,
     pub place: Place,
     pub phase: Phase,
 }
@@ -271,13 +279,22 @@ impl Comm for Peer {
         self.segment.mark(self.rank, place);
     }
 
-    fn start(&mut self, op: &Op) -> Result<Token> {
-        let channel = self.channel_of(&op.transfer)?;
+    fn start(&mut self, ops: &[Op]) -> Result<Token> {
+        let (rank, place) = (self.rank, self.place);
+        let wrong = |what| Error::mismatch(what).at(format!("rank {rank} at {place}"));
+        let transfer = ops.first().ok_or_else(|| wrong("a transfer of nothing".to_owned()))?.transfer;
+        let channel = self.channel_of(&transfer)?;
+        if ops.len() > self.segment.layout.tensors(channel) || ops.iter().any(|op| !op.transfer.is_like(&transfer)) {
+            return Err(wrong(format!("{} tensors that are no one {}", ops.len(), transfer.name())));
+        }
         let state = &mut self.channels[channel as usize];
-        check_sizes(op, state.members.len(), self.segment.arena(self.rank).bytes())
-            .map_err(|what| Error::mismatch(what).at(format!("rank {} at {}", self.rank, self.place)))?;
+        let arena_bytes = self.segment.arena(rank).bytes();
+        ops.iter().try_for_each(|op| check_sizes(op, state.members.len(), arena_bytes).map_err(wrong))?;
         let token = Token { channel, sequence: state.started };
-        state.queue.push_back(Pending { op: *op, place: self.place, phase: Phase::Read(0) });
+        let bytes = ops.iter().map(|op| op.source.bytes).sum();
+        let signature = signature(ops);
+        state.tensors.extend(ops);
+        state.queue.push_back(Pending { transfer, tensors: ops.len(), bytes, signature, place, phase: Phase::Read(0) });
         state.started += 1;
         if state.queue.len() == 1 {
             self.active.push(channel);
@@ -349,7 +366,21 @@ impl Channel {
     fn new(members: Vec<u32>, readers: Range<usize>, rank: u32) -> Channel {
         let index = members.iter().position(|&member| member == rank).unwrap_or(0);
         let queue = VecDeque::new();
-        Channel { members, index, readers, queue, started: 0, posted: 0, finished: 0, need: None, held: Vec::new() }
+        let tensors = VecDeque::new();
+        let (posted_tensors, held) = (0, Vec::new());
+        Channel {
+            members,
+            index,
+            readers,
+            queue,
+            tensors,
+            posted_tensors,
+            started: 0,
+            posted: 0,
+            finished: 0,
+            need: None,
+            held,
+        }
     }
 }
 

@@ -29,18 +29,19 @@ impl<'a> Source<'a> {
     }
 }
 
-/// What all members posted of one transfer.
+/// What all members posted of one tensor of a transfer.
 #[derive(Clone, Copy)]
 pub struct Sources<'a> {
     pub segment: &'a Segment,
     pub channel: u32,
     pub sequence: u64,
+    pub tensor: usize,
     pub members: &'a [u32],
 }
 
 impl<'a> Sources<'a> {
     fn get(&self, member: usize) -> Source<'a> {
-        let offset = self.segment.slot(self.channel, member).entry(self.sequence).source;
+        let offset = self.segment.slot(self.channel, member).source(self.sequence, self.tensor);
         Source { arena: self.segment.arena(self.members[member]), offset }
     }
 

@@ -7,6 +7,7 @@
 use super::shm::Mapping;
 use super::{Group, Label, Place};
 use crate::error::{Error, Result};
+use dcc_program::program::MOST_TENSORS;
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -19,8 +20,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"dcc run1");
 
 /// Transfers of one channel that may be posted before the oldest is complete; later starts are posted as room comes.
 pub const RING: u64 = 16;
-const ENTRY_BYTES: usize = 96;
-const SLOT_BYTES: usize = 64 + RING as usize * ENTRY_BYTES;
+/// Of an entry: signature and label, then source and target of each tensor.
+const ENTRY_WORDS: usize = 9;
 const RANK_BYTES: usize = 512;
 
 /// A sleeping wait looks up this often, which shows that its process runs.
@@ -34,9 +35,9 @@ pub struct Layout {
     pub arena_bytes: Vec<usize>,
     /// Channels from one rank to another.
     lanes: u32,
-    /// First slot of each channel: the groups, then the lanes of each ordered pair of ranks.
-    first_slots: Vec<usize>,
-    slots: usize,
+    /// Where the slots of each channel begin: the groups, then the lanes of each ordered pair of ranks.
+    channels: Vec<usize>,
+    slot_bytes: usize,
 }
 
 impl Layout {
@@ -48,14 +49,15 @@ impl Layout {
     /// `lanes`: of messages between two ranks, each of which keeps its own order.
     pub fn with_lanes(groups: Vec<Group>, arena_bytes: Vec<usize>, lanes: u32) -> Layout {
         let world = arena_bytes.len();
-        let mut slots = 0;
-        let sizes = groups.iter().map(|group| group.0.len()).chain((0..world * world * lanes as usize).map(|_| 2));
-        let first = |members| {
-            slots += members;
-            slots - members
+        let mut slot_bytes = 0;
+        let sizes = groups.iter().map(|group| group.0.len() * Slot::bytes(MOST_TENSORS));
+        let sizes = sizes.chain((0..world * world * lanes as usize).map(|_| 2 * Slot::bytes(1)));
+        let first = |bytes| {
+            slot_bytes += bytes;
+            slot_bytes - bytes
         };
-        let first_slots = sizes.map(first).collect();
-        Layout { groups, arena_bytes, lanes, first_slots, slots }
+        let channels = sizes.map(first).collect();
+        Layout { groups, arena_bytes, lanes, channels, slot_bytes }
     }
 
     pub fn world(&self) -> u32 {
@@ -74,12 +76,13 @@ impl Layout {
         (0..world).flat_map(move |from| (0..world).flat_map(move |to| (0..lanes).map(move |_| (from, to))))
     }
 
-    pub fn first_slot(&self, channel: u32) -> usize {
-        self.first_slots[channel as usize]
+    /// Tensors that one transfer of a channel may have.
+    pub fn tensors(&self, channel: u32) -> usize {
+        if (channel as usize) < self.groups.len() { MOST_TENSORS } else { 1 }
     }
 
     pub fn control_bytes(&self) -> usize {
-        (PAGE + self.arena_bytes.len() * RANK_BYTES + self.slots * SLOT_BYTES).next_multiple_of(PAGE)
+        (PAGE + self.arena_bytes.len() * RANK_BYTES + self.slot_bytes).next_multiple_of(PAGE)
     }
 
     /// Bytes of `rank`'s arena in the segment's file.
@@ -146,16 +149,7 @@ const STOP: usize = 20;
 pub struct Slot<'a> {
     control: &'a Mapping,
     base: usize,
-}
-
-/// What a member posts of a transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
-    /// Equal on all members iff they do the same transfer.
-    pub signature: u64,
-    pub source: usize,
-    pub target: usize,
-    pub label: Label,
+    tensors: usize,
 }
 
 impl Segment {
@@ -190,7 +184,9 @@ impl Segment {
 
     pub fn slot(&self, channel: u32, member: usize) -> Slot<'_> {
         let ranks = PAGE + self.layout.arena_bytes.len() * RANK_BYTES;
-        Slot { control: &self.control, base: ranks + (self.layout.first_slot(channel) + member) * SLOT_BYTES }
+        let tensors = self.layout.tensors(channel);
+        let base = ranks + self.layout.channels[channel as usize] + member * Slot::bytes(tensors);
+        Slot { control: &self.control, base, tensors }
     }
 
     fn rank32(&self, rank: u32, word: RankWord) -> &AtomicU32 {
@@ -339,25 +335,45 @@ impl<'a> Slot<'a> {
         self.control.word64(self.base + 16)
     }
 
+    /// With entries of so many tensors.
+    fn bytes(tensors: usize) -> usize {
+        64 + RING as usize * Slot::entry_bytes(tensors)
+    }
+
+    fn entry_bytes(tensors: usize) -> usize {
+        (8 * (ENTRY_WORDS + 2 * tensors)).next_multiple_of(32)
+    }
+
     fn entry_word(self, sequence: u64, index: usize) -> &'a AtomicU64 {
-        self.control.word64(self.base + 64 + (sequence % RING) as usize * ENTRY_BYTES + 8 * index)
+        let entry = (sequence % RING) as usize * Slot::entry_bytes(self.tensors);
+        self.control.word64(self.base + 64 + entry + 8 * index)
     }
 
-    pub fn set_entry(self, sequence: u64, entry: &Entry) {
-        self.entry_word(sequence, 0).store(entry.signature, Relaxed);
-        self.entry_word(sequence, 1).store(entry.source as u64, Relaxed);
-        self.entry_word(sequence, 2).store(entry.target as u64, Relaxed);
-        entry.label.0.iter().enumerate().for_each(|(i, &word)| self.entry_word(sequence, 3 + i).store(word, Relaxed));
-    }
-
-    /// Valid once `posted` is beyond `sequence`, until all members are done with it.
-    pub fn entry(self, sequence: u64) -> Entry {
-        let word = |index| self.entry_word(sequence, index).load(Relaxed);
-        Entry {
-            signature: word(0),
-            source: word(1) as usize,
-            target: word(2) as usize,
-            label: Label(std::array::from_fn(|i| word(3 + i))),
+    /// What a member posts of a transfer: its signature, equal on all members iff they do the same, and where its tensors are.
+    pub fn set_entry(self, sequence: u64, signature: u64, label: &Label, tensors: impl Iterator<Item = (usize, usize)>) {
+        self.entry_word(sequence, 0).store(signature, Relaxed);
+        label.0.iter().enumerate().for_each(|(i, &word)| self.entry_word(sequence, 1 + i).store(word, Relaxed));
+        for (n, (source, target)) in tensors.enumerate() {
+            self.entry_word(sequence, ENTRY_WORDS + 2 * n).store(source as u64, Relaxed);
+            self.entry_word(sequence, ENTRY_WORDS + 2 * n + 1).store(target as u64, Relaxed);
         }
+    }
+
+    /// This and the following are valid once `posted` is beyond `sequence`, until all members are done with it.
+    pub fn signature(self, sequence: u64) -> u64 {
+        self.entry_word(sequence, 0).load(Relaxed)
+    }
+
+    pub fn label(self, sequence: u64) -> Label {
+        Label(std::array::from_fn(|i| self.entry_word(sequence, 1 + i).load(Relaxed)))
+    }
+
+    /// Offset of a tensor in the member's arena.
+    pub fn source(self, sequence: u64, tensor: usize) -> usize {
+        self.entry_word(sequence, ENTRY_WORDS + 2 * tensor).load(Relaxed) as usize
+    }
+
+    pub fn target(self, sequence: u64, tensor: usize) -> usize {
+        self.entry_word(sequence, ENTRY_WORDS + 2 * tensor + 1).load(Relaxed) as usize
     }
 }

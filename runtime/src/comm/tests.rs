@@ -218,7 +218,7 @@ fn run_cases(mut peer: Peer, cases: &[Case], seed: u64) {
         for case in batch {
             if let Some(member) = case.members.iter().position(|&m| m == rank) {
                 peer.mark(&Place { step: 1, microbatch: 0, label: Label::new(case.ops[member].transfer.name()) });
-                open.push((peer.start(&case.ops[member]).unwrap(), case));
+                open.push((peer.start(&case.ops[member..=member]).unwrap(), case));
             }
         }
         random.shuffle(&mut open);
@@ -260,7 +260,7 @@ fn many_ranks_and_many_open_transfers_share_few_cores() {
         let arena = peer.arena();
         for step in 0..5u64 {
             (0..200).for_each(|i| arena.write(i * 64, &(i as f32).to_ne_bytes()));
-            let tokens: Vec<Token> = (0..200).map(|i| peer.start(&all_reduce(i * 64, 4)).unwrap()).collect();
+            let tokens: Vec<Token> = (0..200).map(|i| peer.start(&[all_reduce(i * 64, 4)]).unwrap()).collect();
             tokens.iter().rev().for_each(|&token| peer.wait(token).unwrap());
             let mut found = [0; 4];
             arena.read(199 * 64, &mut found);
@@ -281,7 +281,7 @@ fn failing(transport: Transport, timeout: Duration, other: impl Fn(Peer) + Sync)
             return None;
         }
         peer.mark(&Place { step: 12, microbatch: 3, label: Label::new("forward: wait t4") });
-        let token = peer.start(&all_reduce(0, 64)).unwrap();
+        let token = peer.start(&[all_reduce(0, 64)]).unwrap();
         let error = peer.wait(token).unwrap_err();
         Some((error, began.elapsed()))
     });
@@ -322,7 +322,7 @@ fn a_peer_that_finished_or_does_something_else_is_an_error_at_once() {
         peer.mark(&Place { step: 12, microbatch: 3, label: Label::new("start all_reduce.max tp b9") });
         let mut op = all_reduce(0, 64);
         op.transfer = Transfer::AllReduce { group: GroupId(0), reduce: Reduce::Max, dtype: DType::F32 };
-        let token = peer.start(&op).unwrap();
+        let token = peer.start(&[op]).unwrap();
         assert!(peer.wait(token).is_err());
     });
     let text = error.to_string();
@@ -343,7 +343,7 @@ fn a_hang_is_blamed_on_the_rank_that_all_wait_for() {
         let region = Region { offset: 0, bytes: 64 };
         let op = Op { transfer: Transfer::Recv { from: rank + 1, lane: 0 }, source: region, target: region };
         std::thread::sleep(timeout / 4 * rank);
-        let token = peer.start(&op).unwrap();
+        let token = peer.start(&[op]).unwrap();
         Some(peer.wait(token).unwrap_err())
     });
     // Whichever of the two gives up first.
@@ -384,15 +384,15 @@ fn another_plan_is_refused_when_attaching() {
 fn wrong_regions_are_errors_not_accesses() {
     let layout = Layout::new(vec![Group(vec![0])], vec![4096; 2]);
     let mut peers = local::world(&layout, PATIENCE).unwrap();
-    assert!(peers[0].start(&all_reduce(0, 64)).is_ok());
-    assert!(peers[0].start(&all_reduce(1 << 30, 64)).is_err());
-    assert!(peers[0].start(&all_reduce(0, 63)).is_err());
-    assert!(peers[0].start(&all_reduce(usize::MAX, 64)).is_err());
-    assert!(peers[1].start(&all_reduce(0, 64)).is_err());
+    assert!(peers[0].start(&[all_reduce(0, 64)]).is_ok());
+    assert!(peers[0].start(&[all_reduce(1 << 30, 64)]).is_err());
+    assert!(peers[0].start(&[all_reduce(0, 63)]).is_err());
+    assert!(peers[0].start(&[all_reduce(usize::MAX, 64)]).is_err());
+    assert!(peers[1].start(&[all_reduce(0, 64)]).is_err());
     let region = Region { offset: 0, bytes: 8 };
     for transfer in [Transfer::Send { to: 0, lane: 0 }, Transfer::Send { to: 2, lane: 0 }, Transfer::Recv { from: 9, lane: 0 }]
     {
-        assert!(peers[0].start(&Op { transfer, source: region, target: region }).is_err());
+        assert!(peers[0].start(&[Op { transfer, source: region, target: region }]).is_err());
     }
 }
 
@@ -402,4 +402,75 @@ fn labels_keep_what_fits() {
         assert_eq!(Label::new(text).text(), text);
     }
     assert_eq!(Label::new(&"ä".repeat(40)).text(), "ä".repeat(32));
+}
+
+/// The cases that can be tensors of one transfer, as transfers.
+fn grouped(cases: Vec<Case>, most: usize) -> Vec<Vec<Case>> {
+    let mut transfers: Vec<Vec<Case>> = Vec::new();
+    for case in cases {
+        let collective = !matches!(case.ops[0].transfer, Transfer::Send { .. } | Transfer::Recv { .. });
+        let like = |others: &&mut Vec<Case>| others.len() < most && others[0].ops[0].transfer.is_like(&case.ops[0].transfer);
+        match transfers.iter_mut().filter(|_| collective).find(like) {
+            Some(others) => others.push(case),
+            None => transfers.push(vec![case]),
+        }
+    }
+    transfers
+}
+
+#[test]
+fn several_tensors_are_one_transfer() {
+    for transport in [Transport::Local, Transport::Shm] {
+        for count in 2..=4 {
+            let mut random = Random(77 + u64::from(count));
+            let mut cases: Vec<Case> = (0..120).map(|_| case(&mut random, &[everyone(count)], count)).collect();
+            let arenas = place(&mut random, &mut cases, count);
+            let transfers = grouped(cases, dcc_program::program::MOST_TENSORS);
+            assert!(transfers.iter().any(|tensors| tensors.len() > 3));
+            let layout = Layout::new(vec![everyone(count)], arenas);
+            ranks(world(transport, &layout, PATIENCE), |mut peer| {
+                let (arena, rank) = (peer.arena(), peer.rank());
+                transfers.iter().for_each(|cases| write_sources(&arena, cases, rank));
+                let mut open = Vec::new();
+                for cases in &transfers {
+                    let Some(member) = cases[0].members.iter().position(|&m| m == rank) else { continue };
+                    let ops: Vec<Op> = cases.iter().map(|case| case.ops[member]).collect();
+                    open.push((peer.start(&ops).unwrap(), cases));
+                }
+                for (token, cases) in open.into_iter().rev() {
+                    peer.wait(token).unwrap();
+                    cases.iter().for_each(|case| check_target(&arena, case, rank));
+                }
+                peer.finish();
+            });
+        }
+    }
+}
+
+#[test]
+fn tensors_that_do_not_fit_each_other_are_no_transfer() {
+    let layout = Layout::new(vec![everyone(2)], vec![1 << 16; 2]);
+    let mut peers = local::world(&layout, PATIENCE).unwrap();
+    let largest = Op {
+        transfer: Transfer::AllReduce { group: GroupId(0), reduce: Reduce::Max, dtype: DType::F32 },
+        ..all_reduce(64, 64)
+    };
+    assert!(peers[0].start(&[all_reduce(0, 64), largest]).is_err());
+    assert!(peers[0].start(&[]).is_err());
+    let many: Vec<Op> = (0..dcc_program::program::MOST_TENSORS + 1).map(|n| all_reduce(64 * n, 64)).collect();
+    assert!(peers[0].start(&many).is_err());
+    assert!(peers[0].start(&many[1..]).is_ok());
+    let region = Region { offset: 0, bytes: 8 };
+    let send = Op { transfer: Transfer::Send { to: 1, lane: 0 }, source: region, target: region };
+    assert!(peers[0].start(&[send, send]).is_err());
+}
+
+/// Other members are told, whichever tensor differs.
+#[test]
+fn another_number_of_tensors_is_another_transfer() {
+    let (error, _) = failing(Transport::Local, Duration::from_secs(60), |mut peer| {
+        let token = peer.start(&[all_reduce(0, 64), all_reduce(64, 64)]).unwrap();
+        assert!(peer.wait(token).is_err());
+    });
+    assert!(error.to_string().contains("DCC0603") || error.is_secondary(), "{error}");
 }

@@ -5,12 +5,12 @@ use super::ports::{Parameter, Port};
 use super::site::Site;
 use super::tally::Tally;
 use super::world::World;
-use super::{Action, Executor, Fresh, Instruction, Turn};
+use super::{Action, Executor, Flights, Fresh, Instruction, Tensor, Turn};
 use crate::comm::Label;
 use crate::cpu::Cpu;
 use crate::error::{Error, Result};
 use crate::slice::Slice;
-use dcc_program::program::{self, BufferId, Instr, Program};
+use dcc_program::program::{self, BufferId, Instr, MOST_TENSORS, Program};
 use dcc_program::text::print_instr;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
@@ -43,7 +43,7 @@ impl Executor {
             tally.add(&preparing.tally, runs(index));
             sections.push(body);
         }
-        let flights = tokens.flights(program)?;
+        let flights = Flights { open: tokens.flights(program)?, ops: Vec::with_capacity(MOST_TENSORS) };
         let inputs = program.inputs.iter().map(|input| port(&site, &input.name, input.buffer)).collect::<Result<_>>()?;
         let outputs = program.outputs.iter().map(|output| port(&site, &output.name, output.buffer)).collect::<Result<_>>()?;
         let turns = turns(program, &site, &blocks)?;
@@ -102,26 +102,34 @@ impl Preparing<'_> {
                 call.map(Action::Compute)
             }
             program::Action::Start { token, transfer } => {
-                let result = self.tokens.results.get(&token.0).copied().flatten();
-                let operand = instr.operands.first().copied();
-                let [source, target] = [operand, result].map(|id| id.map(|id| self.site.span(id)).transpose());
-                let (source, target) = (source?, target?);
-                let [from, to] = [operand, result].map(|id| id.map(|id| self.site.ty(id)));
-                let transfer = self.world.transfer(self.program, self.rank, transfer, from, to)?;
-                let bytes = [source, target].iter().flatten().map(|span| span.bytes as u64).max().unwrap_or(0);
+                let count = self.tokens.results.get(&token.0).map_or(0, |results| results.len()).max(instr.operands.len());
+                let tensors = (0..count).map(|n| self.tensor(token.0, transfer, instr, n)).collect::<Result<Vec<Tensor>>>()?;
                 self.tally.transfers += 1;
-                self.tally.transfer_bytes += bytes;
-                Some(Action::Start { transfer, source, target, token: self.tokens.index(token.0)? })
+                Some(Action::Start { tensors, token: self.tokens.index(token.0)? })
             }
             program::Action::Wait(token) => Some(Action::Wait(self.tokens.index(token.0)?)),
         })
     }
 }
 
+impl Preparing<'_> {
+    /// One of the tensors of a transfer.
+    fn tensor(&mut self, token: u32, transfer: &program::Transfer, instr: &Instr, n: usize) -> Result<Tensor> {
+        let result = self.tokens.results.get(&token).and_then(|results| results.get(n).copied());
+        let operand = instr.operands.get(n).copied();
+        let [source, target] = [operand, result].map(|id| id.map(|id| self.site.span(id)).transpose());
+        let (source, target) = (source?, target?);
+        let [from, to] = [operand, result].map(|id| id.map(|id| self.site.ty(id)));
+        let transfer = self.world.transfer(self.program, self.rank, transfer, from, to)?;
+        self.tally.transfer_bytes += [source, target].iter().flatten().map(|span| span.bytes as u64).max().unwrap_or(0);
+        Ok(Tensor { transfer, source, target })
+    }
+}
+
 /// Tokens of a program, numbered in the order of their waits.
 struct Tokens {
     /// What each token's wait defines.
-    results: HashMap<u32, Option<BufferId>>,
+    results: HashMap<u32, Vec<BufferId>>,
     index: HashMap<u32, usize>,
 }
 
@@ -132,7 +140,7 @@ impl Tokens {
             if let program::Action::Wait(token) = instr.action {
                 let next = tokens.index.len();
                 tokens.index.entry(token.0).or_insert(next);
-                tokens.results.insert(token.0, instr.results.first().copied());
+                tokens.results.insert(token.0, instr.results.to_vec());
             }
         }
         tokens

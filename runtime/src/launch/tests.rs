@@ -51,7 +51,7 @@ fn train(
         peer.mark(&Place { step, microbatch: 0, label: Label::new("forward: start all_reduce.sum tp b6") });
         arena.write(0, &(step as f32).to_ne_bytes());
         trouble(&mut peer, step)?;
-        let token = peer.start(&Op { transfer, source: region, target: region })?;
+        let token = peer.start(&[Op { transfer, source: region, target: region }])?;
         peer.wait(token)?;
         let mut sum = [0; 4];
         arena.read(0, &mut sum);

@@ -222,6 +222,33 @@ const FAULTS: &[Planted] = &[
         let early = body(p, site).remove(reader);
         body(p, site).insert(wait.2, early);
     }),
+    ("a wait behind the reader of what it brings", Fault::InFlight, "is read while t", |p| {
+        let site = all_reduce(p, SectionKind::Backward);
+        let wait = wait_of(p, site);
+        let result = instr(p, wait).results[0];
+        let late = body(p, site).remove(wait.2);
+        let reader = body(p, site)[wait.2..].iter().position(|i| i.operands.contains(&result)).expect("a reader");
+        body(p, site).insert(wait.2 + reader + 1, late);
+    }),
+    ("a collective that nothing waits for", Fault::Unwaited, "nothing waits for it", |p| {
+        let wait = wait_of(p, all_reduce(p, SectionKind::Backward));
+        body(p, wait).remove(wait.2);
+    }),
+    ("memory of a transfer given to another value before its wait", Fault::InFlight, "is written to while t", |p| {
+        let site = all_reduce(p, SectionKind::Backward);
+        let wait = wait_of(p, site);
+        let (size, used) = {
+            let result = p[site.0].buffer(p[site.0].sections[site.1].body[wait.2].results[0]);
+            (result.ty.local_bytes(&p[site.0].mesh), result.offset)
+        };
+        let fits = |b: &Buffer| b.place == Place::Scratch && b.ty.local_bytes(&p[site.0].mesh) <= size;
+        let later = |i: &Instr| matches!(i.action, Action::Kernel(_)) && fits(p[site.0].buffer(i.results[0]));
+        let next = p[site.0].sections[site.1].body[wait.2..].iter().position(later).expect("a kernel") + wait.2;
+        let again = instr(p, (site.0, site.1, next)).results[0].0 as usize;
+        p[site.0].buffers[again].offset = used;
+        let zero = Instr { results: [BufferId(again as u32)].into_iter().collect(), ..instr(p, wait).clone() };
+        body(p, site).insert(wait.2, Instr { action: Action::Library(Library::Zero { terms: 1 }), ..zero });
+    }),
     ("an accumulator that is not zeroed", Fault::Accumulator, "nothing has zeroed", |p| {
         let zero = find(p, SectionKind::Begin, |i| matches!(i.action, Action::Library(Library::Zero { .. })));
         body(p, zero).remove(zero.2);

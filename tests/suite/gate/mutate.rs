@@ -142,10 +142,10 @@ fn skip_transfer(p: &mut Program, r: &mut Random) -> Option<()> {
     let start = at(p, site).clone();
     let token = token_of(&start)?;
     let waits = sites(p, |i| i.action == Action::Wait(token));
-    let result = waits.first().and_then(|&w| at(p, w).results.first().copied());
+    let results = waits.first().map(|&w| at(p, w).results.clone()).unwrap_or_default();
     for section in &mut p.sections {
         section.body.retain(|i| token_of(i) != Some(token));
-        if let (Some(result), Some(&operand)) = (result, start.operands.first()) {
+        for (&result, &operand) in results.iter().zip(&start.operands) {
             let operands = section.body.iter_mut().flat_map(|i| &mut i.operands);
             operands.filter(|o| **o == result).for_each(|o| *o = operand);
         }

@@ -1,6 +1,7 @@
 //! The section with starts and waits where the buckets have them.
 
 use super::buckets::{Bucket, Start, Wait};
+use super::windows::Flight;
 use dcc_program::program::{Action, Instr};
 use std::collections::BTreeSet;
 
@@ -16,7 +17,7 @@ struct Emission {
 
 /// Every other instruction keeps its order. What a bucket waits for, or what waits for it, comes by demand: never too late.
 pub(super) fn emit(body: Vec<Instr>, buckets: Vec<Bucket>) -> Vec<Instr> {
-    let moving: BTreeSet<usize> = buckets.iter().flat_map(|b| &b.flights).flat_map(|f| [f.start, f.wait]).collect();
+    let moving: BTreeSet<usize> = buckets.iter().flat_map(|b| &b.flights).flat_map(Flight::instrs).collect();
     let (count, len) = (buckets.len(), body.len());
     let mut ready: Vec<usize> = (0..count).filter(|&n| buckets[n].start == Start::Ready).collect();
     // At one place, first what is needed first.
@@ -48,6 +49,13 @@ pub(super) fn emit(body: Vec<Instr>, buckets: Vec<Bucket>) -> Vec<Instr> {
     emission.out
 }
 
+impl Flight {
+    /// All that does not stay where it is.
+    fn instrs(&self) -> impl Iterator<Item = usize> {
+        self.lead.iter().chain(&self.trail).copied().chain([self.start, self.wait])
+    }
+}
+
 impl Bucket {
     /// Where it is waited for at the latest.
     fn wait_at(&self, len: usize) -> usize {
@@ -70,6 +78,7 @@ impl Emission {
             self.end(before);
         }
         let flights = &self.buckets[n].flights;
+        self.out.extend(flights.iter().flat_map(|flight| &flight.lead).map(|&at| self.body[at].clone()));
         let mut start = self.body[flights[0].start].clone();
         start.operands = flights.iter().map(|flight| self.body[flight.start].operands[0]).collect();
         self.out.push(start);
@@ -88,5 +97,6 @@ impl Emission {
         wait.action = Action::Wait(token);
         wait.results = flights.iter().map(|flight| self.body[flight.wait].results[0]).collect();
         self.out.push(wait);
+        self.out.extend(flights.iter().flat_map(|flight| &flight.trail).map(|&at| self.body[at].clone()));
     }
 }

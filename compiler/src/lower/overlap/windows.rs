@@ -2,7 +2,7 @@
 
 use super::super::select::Selected;
 use dcc_program::DType;
-use dcc_program::program::{Action, BufferId, Instr, TokenId, Transfer};
+use dcc_program::program::{Action, BufferId, Instr, Library, TokenId, Transfer};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A transfer that starts and ends within a section. Places are gaps: before the instruction of that number.
@@ -27,6 +27,9 @@ pub(super) struct Flight {
     /// Whether its ends would live longer, were it started earlier or waited for later.
     pub early_costs: bool,
     pub late_costs: bool,
+    /// Instructions that come along, before the start and behind the wait.
+    pub lead: Vec<usize>,
+    pub trail: Vec<usize>,
     /// Earlier transfers that must have ended before this one starts.
     pub after: Vec<usize>,
     /// The longest chain of those.
@@ -79,6 +82,8 @@ pub(super) fn flights(selected: &Selected, scratch: &BTreeSet<BufferId>, body: &
             is_read: false,
             early_costs: !in_place && scratch.contains(&root(result)),
             late_costs: !in_place && scratch.contains(&root(operand)),
+            lead: Vec::new(),
+            trail: Vec::new(),
             after: Vec::new(),
             level: 0,
         });
@@ -86,9 +91,87 @@ pub(super) fn flights(selected: &Selected, scratch: &BTreeSet<BufferId>, body: &
     let touches = touches(selected, body, &moving, &waits);
     // Waits for messages of an earlier execution come before all else.
     let first = body.iter().take_while(|i| matches!(i.action, Action::Wait(_)) && i.results.is_empty()).count();
-    flights.iter_mut().for_each(|flight| window(flight, &touches, first));
+    let section = Instrs { selected, body, touches };
+    let mut claimed = BTreeSet::new();
+    let writers: Vec<(BufferId, usize)> = flights.iter().map(|flight| (flight.result, flight.start)).collect();
+    for flight in &mut flights {
+        // Behind the next transfer to the same memory it is another value.
+        let next = writers.iter().filter(|(memory, start)| *memory == flight.result && *start > flight.start);
+        flight.trail = section.trail(flight, next.map(|(_, start)| *start).min().unwrap_or(body.len()));
+        claimed.extend(flight.trail.iter().copied());
+    }
+    for flight in &mut flights {
+        flight.lead = section.lead(flight, &claimed);
+        claimed.extend(flight.lead.iter().copied());
+        section.window(flight, first);
+    }
     chain(&mut flights);
     flights
+}
+
+struct Instrs<'a> {
+    selected: &'a Selected,
+    body: &'a [Instr],
+    touches: Touches,
+}
+
+impl Instrs<'_> {
+    fn of(&self, memory: BufferId) -> &[(usize, bool)] {
+        self.touches.get(&memory).map_or(&[], Vec::as_slice)
+    }
+
+    fn root(&self, id: BufferId) -> BufferId {
+        self.selected.storage[id.0 as usize]
+    }
+
+    /// Another name of the same memory.
+    fn is_view(&self, at: usize) -> bool {
+        let instr = &self.body[at];
+        let renames = matches!(
+            instr.action,
+            Action::Library(Library::Reshape { .. } | Library::ResolveMicrobatches | Library::DropMicrobatch { .. })
+        );
+        renames && self.root(instr.operands[0]) == self.root(instr.results[0])
+    }
+
+    /// Reads one piece of memory, and writes what nothing else in the section touches, such as what is summed over microbatches.
+    fn only_reads(&self, at: usize, memory: BufferId) -> bool {
+        let instr = &self.body[at];
+        let own = |id: &BufferId| self.root(*id) != memory && self.of(self.root(*id)).iter().all(|touch| touch.0 == at);
+        let computes = matches!(instr.action, Action::Kernel(_) | Action::Library(_));
+        computes && instr.operands.iter().all(|id| self.root(*id) == memory) && instr.results.iter().all(own)
+    }
+
+    /// What is done with the result that can be done whenever it is there.
+    fn trail(&self, flight: &Flight, end: usize) -> Vec<usize> {
+        let after = self.of(flight.result).iter().map(|touch| touch.0).filter(|&at| at > flight.wait && at < end);
+        let mut trail: Vec<usize> = after.take_while(|&at| self.is_view(at) || self.only_reads(at, flight.result)).collect();
+        trail.dedup();
+        trail
+    }
+
+    /// Names that the operand was given just before.
+    fn lead(&self, flight: &Flight, claimed: &BTreeSet<usize>) -> Vec<usize> {
+        let before = self.of(flight.operand).iter().rev().map(|touch| touch.0).filter(|&at| at < flight.start);
+        let mut lead: Vec<usize> = before.take_while(|at| self.is_view(*at) && !claimed.contains(at)).collect();
+        lead.reverse();
+        lead.dedup();
+        lead
+    }
+
+    fn window(&self, flight: &mut Flight, first: usize) {
+        let (operand, result, start) = (flight.operand, flight.result, flight.start);
+        let along = |at: &usize| flight.lead.contains(at) || flight.trail.contains(at);
+        let writes = self.of(operand).iter().filter(|(_, writes)| *writes);
+        let conflicts: Vec<usize> = writes.chain(self.of(result)).map(|touch| touch.0).filter(|at| !along(at)).collect();
+        let ready = conflicts.iter().filter(|&&at| at < start).map(|at| at + 1).max().unwrap_or(0);
+        let due = conflicts.iter().copied().filter(|&at| at > start).min();
+        flight.ready = ready.max(first).min(start);
+        flight.is_upfront = flight.ready == first;
+        if let Some(due) = due {
+            (flight.due, flight.is_read) = (due, true);
+        }
+    }
 }
 
 fn touches(selected: &Selected, body: &[Instr], moving: &BTreeSet<usize>, waits: &BTreeMap<TokenId, usize>) -> Touches {
@@ -103,18 +186,6 @@ fn touches(selected: &Selected, body: &[Instr], moving: &BTreeSet<usize>, waits:
         written.iter().for_each(|id| touches.entry(root(id)).or_default().push((at, true)));
     }
     touches
-}
-
-fn window(flight: &mut Flight, touches: &Touches, first: usize) {
-    let none = Vec::new();
-    let of = |id: BufferId| touches.get(&id).unwrap_or(&none).iter().copied();
-    let (operand, result, at) = (flight.operand, flight.result, flight.start);
-    let conflicts = move || of(operand).filter(|&(_, writes)| writes).chain(of(result)).map(|(at, _)| at);
-    flight.ready = conflicts().filter(|&n| n < at).map(|n| n + 1).max().unwrap_or(0).max(first).min(at);
-    flight.is_upfront = flight.ready == first;
-    if let Some(due) = conflicts().filter(|&n| n > at).min() {
-        (flight.due, flight.is_read) = (due, true);
-    }
 }
 
 /// Which transfers read what others bring. Such a chain starts no earlier than it did.

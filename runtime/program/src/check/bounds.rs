@@ -122,8 +122,12 @@ fn tokens_fit(p: &Program) -> Checked<()> {
             return refuse(Fault::Malformed, format!("t{} stands for two transfers", token.0));
         }
     }
-    for (token, (transfer, _)) in &starts {
-        let wanted = usize::from(!matches!(transfer, Transfer::Send { .. }));
+    for (token, (transfer, operands)) in &starts {
+        let wanted = match transfer {
+            Transfer::Send { .. } => 0,
+            Transfer::Recv { .. } => 1,
+            _ => operands.len(),
+        };
         match waits.get(token).map(|results| results.len()) {
             None => return refuse(Fault::Unwaited, format!("t{} is started, but nothing waits for it", token.0)),
             Some(n) if n != wanted => {
@@ -264,8 +268,9 @@ fn arity(p: &Program, instr: &Instr) -> Checked<()> {
             _ => (1, 1),
         },
         Action::Start { transfer: Transfer::Recv { .. }, .. } => (0, 0),
-        Action::Start { .. } => (1, 0),
-        Action::Wait(_) => (0, instr.results.len().min(1)),
+        Action::Start { transfer: Transfer::Send { .. } | Transfer::StageSum { .. }, .. } => (1, 0),
+        Action::Start { .. } => (instr.operands.len().clamp(1, MOST_TENSORS), 0),
+        Action::Wait(_) => (0, instr.results.len()),
     };
     if instr.operands.len() != operands || instr.results.len() != results {
         let (o, r) = (instr.operands.len(), instr.results.len());

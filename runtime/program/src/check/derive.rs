@@ -2,13 +2,12 @@
 
 use super::externals::is_per_microbatch;
 use super::linear::{passed, reduced};
-use super::{Checked, Fault, contract, kernel, refuse, windows, writes};
+use super::{Checked, Fault, WaitResults, contract, kernel, refuse, windows, writes};
 use crate::mesh::{AxisId, Mesh};
 use crate::program::*;
 use crate::types::{Reduce, Sharding, TensorType};
-use std::collections::BTreeMap;
 
-pub(super) fn instr(p: &Program, instr: &Instr, wait_results: &BTreeMap<TokenId, BufferId>) -> Checked<()> {
+pub(super) fn instr(p: &Program, instr: &Instr, wait_results: &WaitResults<'_>) -> Checked<()> {
     let operands: Vec<&TensorType> = instr.operands.iter().map(|&id| p.ty(id)).collect();
     let results: Vec<&TensorType> = instr.results.iter().map(|&id| p.ty(id)).collect();
     match &instr.action {
@@ -19,11 +18,11 @@ pub(super) fn instr(p: &Program, instr: &Instr, wait_results: &BTreeMap<TokenId,
         }
         Action::Library(library) => self::library(p, library, &operands, &results),
         Action::Start { transfer, token } => {
-            let result = wait_results.get(token).map(|&id| p.ty(id));
-            match (operands.first(), result) {
-                (Some(operand), Some(result)) => declared(&transferred(transfer, operand, &p.mesh)?, result, &p.mesh),
-                _ => Ok(()),
-            }
+            let results = wait_results.get(token).copied().unwrap_or_default();
+            let pairs = operands.iter().zip(results);
+            pairs
+                .into_iter()
+                .try_for_each(|(operand, &result)| declared(&transferred(transfer, operand, &p.mesh)?, p.ty(result), &p.mesh))
         }
         Action::Wait(_) => Ok(()),
     }

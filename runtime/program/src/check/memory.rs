@@ -8,18 +8,18 @@ use super::exchange::{Event, Trace};
 use super::externals::{Roles, is_per_microbatch, write as external_write};
 use super::overlap::Span;
 use super::track::{Content, Memory};
-use super::{CheckError, Checked, Fault, error, refuse, text_of, wait_results};
+use super::{CheckError, Checked, Fault, WaitResults, error, refuse, text_of, wait_results};
 use crate::kernel::{Stmt, StoreMode};
 use crate::program::*;
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 /// A started transfer.
 struct Flight {
     step: usize,
     microbatch: u32,
-    operand: Option<((Place, u32), Span)>,
-    result: Option<((Place, u32), Span)>,
+    operands: SmallVec<[((Place, u32), Span); 1]>,
+    results: SmallVec<[((Place, u32), Span); 1]>,
     /// Index of its start in the trace, if other stages take part.
     event: Option<usize>,
 }
@@ -28,8 +28,7 @@ struct Run<'a> {
     p: &'a Program,
     memory: Memory,
     roles: Roles,
-    /// Result of the wait of each token.
-    results: BTreeMap<TokenId, BufferId>,
+    results: WaitResults<'a>,
     flights: BTreeMap<TokenId, VecDeque<Flight>>,
     /// What was added to each accumulator, by microbatch, since it was zeroed.
     terms: HashMap<(BufferId, u32), Vec<&'a Instr>>,
@@ -278,27 +277,27 @@ impl<'a> Run<'a> {
     }
 
     fn start(&mut self, k: usize, token: TokenId, transfer: &Transfer, instr: &Instr) -> Checked<()> {
-        let operand = instr.operands.first().map(|&id| self.block(id, k));
-        let result = self.results.get(&token).copied();
-        if let Some(id) = result {
-            let kind = self.p.sections[self.p.order[k].section as usize].kind;
+        let results = self.results.get(&token).copied().unwrap_or_default();
+        let kind = self.p.sections[self.p.order[k].section as usize].kind;
+        for &id in results {
             external_write(self.p, kind, id, &self.roles)?;
         }
-        let target = result.map(|id| self.block(id, k));
-        if let Some((block, span)) = &target {
+        let targets: SmallVec<[_; 1]> = results.iter().map(|&id| self.block(id, k)).collect();
+        for ((block, span), &id) in targets.iter().zip(results) {
             // Nobody else may be using it.
-            let content = self.content(result.expect("has a place"), k);
+            let content = self.content(id, k);
             self.memory.write(*block, span, content)?;
             self.memory.lock(*block, span, token, true);
         }
-        let operand = operand.filter(|o| Some(o) != target.as_ref());
-        if let Some((block, span)) = &operand {
+        let operands = instr.operands.iter().map(|&id| self.block(id, k));
+        let operands: SmallVec<[_; 1]> = operands.filter(|operand| !targets.contains(operand)).collect();
+        for (block, span) in &operands {
             self.memory.lock(*block, span, token, false);
         }
-        let ty = instr.operands.first().copied().or(result).map(|id| self.p.ty(id).clone());
+        let ty = instr.operands.first().or(results.first()).map(|&id| self.p.ty(id).clone());
         let microbatch = self.p.order[k].microbatch;
         let event = ty.and_then(|ty| Event::of(self.p, transfer, ty, k)).map(|event| self.trace.push(event));
-        let flight = Flight { step: k, microbatch, operand, result: target, event };
+        let flight = Flight { step: k, microbatch, operands, results: targets, event };
         self.flights.entry(token).or_default().push_back(flight);
         Ok(())
     }
@@ -307,24 +306,27 @@ impl<'a> Run<'a> {
         let Some(flight) = self.flights.entry(token).or_default().pop_front() else {
             return refuse(Fault::Unwaited, format!("t{} is waited for, but not in flight", token.0));
         };
-        for (held, writes) in [(&flight.operand, false), (&flight.result, true)] {
-            if let Some((block, span)) = held {
+        for (held, writes) in [(&flight.operands, false), (&flight.results, true)] {
+            for (block, span) in held {
                 self.memory.unlock(*block, span, token, writes);
             }
         }
         if let Some(start) = flight.event {
             self.trace.push(Event::wait(start, k));
         }
-        let Some(&id) = instr.results.first() else { return Ok(()) };
-        let target = self.block(id, k);
-        if flight.result != Some(target) {
-            return refuse(Fault::InFlight, format!("t{} started towards another slot than it is waited for in", token.0));
+        for (n, &id) in instr.results.iter().enumerate() {
+            let target = self.block(id, k);
+            if flight.results.get(n) != Some(&target) {
+                return refuse(Fault::InFlight, format!("t{} started towards another slot than it is waited for in", token.0));
+            }
+            let other = is_per_microbatch(self.p, self.p.ty(id)) && flight.microbatch != self.p.order[k].microbatch;
+            if flight.step != k && other {
+                let mb = flight.microbatch;
+                return refuse(Fault::Microbatch, format!("t{} brings the value of microbatch {mb}", token.0));
+            }
+            self.memory.write(target.0, &target.1, self.content(id, k))?;
         }
-        if flight.step != k && is_per_microbatch(self.p, self.p.ty(id)) && flight.microbatch != self.p.order[k].microbatch {
-            let mb = flight.microbatch;
-            return refuse(Fault::Microbatch, format!("t{} brings the value of microbatch {mb}", token.0));
-        }
-        self.memory.write(target.0, &target.1, self.content(id, k))
+        Ok(())
     }
 
     fn end_of_section(&mut self, k: usize, section: &Section) -> Checked<()> {

@@ -4,10 +4,9 @@
 //! after the store. Copies, reshapes and the like may stay in place; `resolve` and `drop_mb` must. An all_reduce may end
 //! where it began. Everything else needs results of its own.
 
-use super::{Checked, Fault, refuse};
+use super::{Checked, Fault, WaitResults, refuse};
 use crate::kernel::*;
 use crate::program::*;
-use std::collections::BTreeMap;
 
 /// Bytes of a buffer in its block; slots of an area do not matter within one instruction.
 #[derive(Clone, Copy, PartialEq)]
@@ -28,7 +27,7 @@ impl Span {
     }
 }
 
-pub(super) fn instr(p: &Program, instr: &Instr, wait_results: &BTreeMap<TokenId, BufferId>) -> Checked<()> {
+pub(super) fn instr(p: &Program, instr: &Instr, wait_results: &WaitResults<'_>) -> Checked<()> {
     for (i, &a) in instr.results.iter().enumerate() {
         for &b in &instr.results[..i] {
             if Span::of(p, a).overlaps(&Span::of(p, b)) {
@@ -47,7 +46,10 @@ pub(super) fn instr(p: &Program, instr: &Instr, wait_results: &BTreeMap<TokenId,
             }
             Ok(())
         }
-        Action::Start { token, transfer } => transfer_result(p, instr, wait_results.get(token).copied(), transfer),
+        Action::Start { token, transfer } => {
+            let results = wait_results.get(token).copied().unwrap_or_default();
+            transfer_results(p, instr, results, transfer)
+        }
         _ => Ok(()),
     }
 }
@@ -100,12 +102,16 @@ fn pointwise(kernel: &Kernel, output: u8, input: u8) -> bool {
     })
 }
 
-fn transfer_result(p: &Program, instr: &Instr, result: Option<BufferId>, transfer: &Transfer) -> Checked<()> {
-    let (Some(result), Some(&operand)) = (result, instr.operands.first()) else { return Ok(()) };
-    let (a, b) = (Span::of(p, result), Span::of(p, operand));
-    let in_place = matches!(transfer, Transfer::AllReduce { .. } | Transfer::StageSum { .. }) && a == b;
-    if a.overlaps(&b) && !in_place {
-        return refuse(Fault::InPlace, format!("result b{} and operand b{} share memory", result.0, operand.0));
+/// Each result may be where its own operand is, of what may end where it began.
+fn transfer_results(p: &Program, instr: &Instr, results: &[BufferId], transfer: &Transfer) -> Checked<()> {
+    for (r, &result) in results.iter().enumerate() {
+        for (o, &operand) in instr.operands.iter().enumerate() {
+            let (a, b) = (Span::of(p, result), Span::of(p, operand));
+            let reduces = matches!(transfer, Transfer::AllReduce { .. } | Transfer::StageSum { .. });
+            if a.overlaps(&b) && !(reduces && r == o && a == b) {
+                return refuse(Fault::InPlace, format!("result b{} and operand b{} share memory", result.0, operand.0));
+            }
+        }
     }
     Ok(())
 }

@@ -11,9 +11,14 @@ pub(super) fn program(p: &Program) -> Result<(), CheckError> {
     for section in &p.sections {
         for instr in &section.body {
             let at = || format!("stage {}, section {}, `{}`", p.stage, section.id().name(), text_of(p, instr));
-            if !instr.results.is_empty() && !instr.results.iter().any(|id| read.contains(id)) {
-                let id = instr.results[0].0;
-                return Err(error(at(), (Fault::Unused, format!("nothing reads b{id}"))));
+            // Several results of one launch are computed together; those of one transfer are moved for their own sakes.
+            let unread = |id: &&BufferId| !read.contains(id);
+            let in_vain = match instr.action {
+                Action::Wait(_) => instr.results.iter().find(unread),
+                _ => instr.results.first().filter(|_| instr.results.iter().all(|id| unread(&id))),
+            };
+            if let Some(id) = in_vain {
+                return Err(error(at(), (Fault::Unused, format!("nothing reads b{}", id.0))));
             }
         }
     }

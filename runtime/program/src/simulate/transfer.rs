@@ -21,8 +21,8 @@ pub(super) struct Flight {
     communicator: Communicator,
     number: u64,
     transfer: Transfer,
-    operand: Option<(Region, Vec<u64>, TensorType)>,
-    result: Option<Region>,
+    operands: Vec<(Region, Vec<u64>, TensorType)>,
+    results: Vec<Region>,
 }
 
 #[derive(Default)]
@@ -33,7 +33,8 @@ pub(super) struct Exchange {
 
 struct Slot {
     signature: String,
-    posts: BTreeMap<u32, Vec<u64>>,
+    /// Of each tensor.
+    posts: BTreeMap<u32, Vec<Vec<u64>>>,
 }
 
 fn communicator(p: &Program, transfer: &Transfer, rank: &Rank) -> Fault<Communicator> {
@@ -68,10 +69,10 @@ fn communicator(p: &Program, transfer: &Transfer, rank: &Rank) -> Fault<Communic
     }
 }
 
-/// The wait of a token; its result is written to from the start on.
-fn wait_result(p: &Program, token: TokenId) -> Option<BufferId> {
-    let waits = p.sections.iter().flat_map(|s| &s.body).find(|i| i.action == Action::Wait(token));
-    waits.and_then(|i| i.results.first().copied())
+/// What the wait of a token gives, which is written to from the start on.
+fn wait_results(p: &Program, token: TokenId) -> &[BufferId] {
+    let wait = p.sections.iter().flat_map(|s| &s.body).find(|i| i.action == Action::Wait(token));
+    wait.map_or(&[], |i| &i.results)
 }
 
 impl Exchange {
@@ -88,10 +89,16 @@ impl Exchange {
         let number = rank.started.entry(communicator.clone()).or_default();
         *number += 1;
         let number = *number;
-        let operand = instr.operands.first().map(|&id| Block::read(p, id, step, rank)).transpose()?;
-        let result = wait_result(p, token);
-        let ty = operand.as_ref().map(|b| &b.ty).or(result.map(|id| p.ty(id)));
-        let ty = ty.ok_or_else(|| SimulateError::fault("a transfer of nothing"))?.text(&p.mesh);
+        let operands = instr.operands.iter().map(|&id| Block::read(p, id, step, rank)).collect::<Fault<Vec<Block>>>()?;
+        let results = wait_results(p, token);
+        let types: Vec<&TensorType> = match operands.is_empty() {
+            true => results.iter().map(|&id| p.ty(id)).collect(),
+            false => operands.iter().map(|b| &b.ty).collect(),
+        };
+        if types.is_empty() {
+            return Err(SimulateError::fault("a transfer of nothing"));
+        }
+        let ty = types.iter().map(|ty| ty.text(&p.mesh)).collect::<Vec<_>>().join(" and ");
         let what = match transfer {
             Transfer::Send { .. } | Transfer::Recv { .. } => "a message".to_owned(),
             // Groups are numbered per program; the communicator already says which one it is.
@@ -104,13 +111,16 @@ impl Exchange {
         if slot.signature != signature {
             return Err(SimulateError::fault(format!("starts {signature} where another rank has {}", slot.signature)));
         }
-        slot.posts.insert(rank.number, operand.as_ref().map(|b| b.bits.clone()).unwrap_or_default());
-        let result = result.map(|id| Region::of(p.buffer(id), &p.mesh, &step.slots)).transpose()?;
-        if let Some(region) = &result {
+        // A receiver hands in nothing.
+        let handed = if operands.is_empty() { vec![Vec::new()] } else { operands.iter().map(|b| b.bits.clone()).collect() };
+        slot.posts.insert(rank.number, handed);
+        let region = |&id: &BufferId| Region::of(p.buffer(id), &p.mesh, &step.slots);
+        let results = results.iter().map(region).collect::<Fault<Vec<Region>>>()?;
+        for region in &results {
             rank.memory.poison(region)?;
         }
-        let operand = operand.map(|b| (b.region, b.bits, b.ty));
-        let flight = Flight { communicator, number, transfer: transfer.clone(), operand, result };
+        let operands = operands.into_iter().map(|b| (b.region, b.bits, b.ty)).collect();
+        let flight = Flight { communicator, number, transfer: transfer.clone(), operands, results };
         rank.flights.entry(token).or_default().push(flight);
         Ok(())
     }
@@ -125,41 +135,50 @@ impl Exchange {
         }
         let flight = flights.remove(0);
         self.verify(&flight, rank)?;
-        let Some(&result) = instr.results.first() else { return Ok(true) };
-        let region = Region::of(p.buffer(result), &p.mesh, &step.slots)?;
-        if flight.result != Some(region) {
-            return Err(SimulateError::fault("the result moved between start and wait"));
+        for (n, &result) in instr.results.iter().enumerate() {
+            let region = Region::of(p.buffer(result), &p.mesh, &step.slots)?;
+            if flight.results.get(n) != Some(&region) {
+                return Err(SimulateError::fault("the result moved between start and wait"));
+            }
+            let posts = flight.communicator.members.iter().map(|m| slot.posts[m].get(n));
+            let posts = posts.collect::<Option<Vec<&Vec<u64>>>>().ok_or_else(|| SimulateError::fault("a tensor too few"))?;
+            let operand = flight.operands.get(n).map(|(_, _, ty)| ty);
+            let bits = value(p, (&flight.transfer, operand), &posts, p.ty(result), rank)?;
+            rank.memory.write(&region, &bits)?;
         }
-        let posts: Vec<&Vec<u64>> = flight.communicator.members.iter().map(|m| &slot.posts[m]).collect();
-        let bits = value(p, &flight, &posts, p.ty(result), rank)?;
-        rank.memory.write(&region, &bits)?;
         Ok(true)
     }
 
     /// Nobody may have touched operand or result since the start.
     fn verify(&self, flight: &Flight, rank: &mut Rank) -> Fault<()> {
-        if let Some(result) = &flight.result
-            && rank.memory.read(result)?.iter().any(|&b| b != POISON)
-        {
-            return Err(SimulateError::fault("a result was written to between start and wait"));
-        }
-        match &flight.operand {
-            Some((region, _, _)) if flight.result.is_some_and(|r| r.overlaps(region)) => Ok(()),
-            Some((region, bits, _)) if rank.memory.read(region)? != *bits => {
-                Err(SimulateError::fault("an operand changed between start and wait"))
+        for result in &flight.results {
+            if rank.memory.read(result)?.iter().any(|&b| b != POISON) {
+                return Err(SimulateError::fault("a result was written to between start and wait"));
             }
-            _ => Ok(()),
         }
+        for (region, bits, _) in &flight.operands {
+            let in_place = flight.results.iter().any(|result| result.overlaps(region));
+            if !in_place && rank.memory.read(region)? != *bits {
+                return Err(SimulateError::fault("an operand changed between start and wait"));
+            }
+        }
+        Ok(())
     }
 }
 
 /// What the rank gets.
-fn value(p: &Program, flight: &Flight, posts: &[&Vec<u64>], ty: &TensorType, rank: &Rank) -> Fault<Vec<u64>> {
+fn value(
+    p: &Program,
+    (transfer, operand): (&Transfer, Option<&TensorType>),
+    posts: &[&Vec<u64>],
+    ty: &TensorType,
+    rank: &Rank,
+) -> Fault<Vec<u64>> {
     let to = ty.local_shape(&p.mesh);
-    let Some((_, _, operand)) = &flight.operand else { return Ok(posts[0].clone()) };
+    let Some(operand) = operand else { return Ok(posts[0].clone()) };
     let from = operand.local_shape(&p.mesh);
     let fits = |ok: bool| if ok { Ok(()) } else { Err(SimulateError::fault("operand and result do not fit")) };
-    match &flight.transfer {
+    match transfer {
         Transfer::AllReduce { reduce, .. } | Transfer::StageSum { reduce, .. } => {
             fits(from == to)?;
             combined(posts, *reduce, operand)
