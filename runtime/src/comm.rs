@@ -3,7 +3,8 @@
 //! A transfer is a `start` and a `wait`. A start blocks nothing; a wait ends once the transfer is complete: all members have
 //! started theirs, the target is written and nobody reads the source any more. Until then neither region may be touched.
 //! Transfers of one group are matched in the order of their starts, those of one ordered pair of ranks likewise (FIFO).
-//! Every wait serves all started transfers of its rank, so that the order of waits cannot deadlock.
+//! Every wait serves all started transfers of its rank, so that the order of waits cannot deadlock; `progress` serves them between
+//! computations, so that peers do not wait for a rank that computes.
 //!
 //! Operands are regions of the rank's own arena. Reductions add member 0, member 1, … of the group in that order, whatever
 //! arrives first: the same bits from run to run, for any number of threads, and in every implementation.
@@ -50,6 +51,10 @@ pub trait Comm: Send {
     /// Starts a transfer of as many tensors as there are `ops`, all of one kind, group and reduction; messages are of one. Blocks
     /// nothing. Errors: a region outside of the arena, sizes that do not fit the transfer, tensors that do not fit each other.
     fn start(&mut self, ops: &[Op]) -> Result<Token>;
+
+    /// Does what can be done for started transfers without waiting for anybody. Cheap where nobody did anything since. Errors: a peer
+    /// started another transfer in one's place.
+    fn progress(&mut self) -> Result<()>;
 
     /// Ends once the transfer of `token` is complete. Errors: a peer failed, stayed silent for the timeout, or started
     /// another transfer in this one's place.

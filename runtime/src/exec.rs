@@ -202,5 +202,8 @@ fn run(
     if let (Some(trace), Some(began)) = (trace, began) {
         trace.span(stream, &instruction.label.text(), began)?;
     }
+    if let Action::Compute(_) = instruction.action {
+        comm.progress()?;
+    }
     Ok(())
 }

@@ -2,8 +2,8 @@
 //!
 //! Started transfers queue per channel; only the head of a queue moves. A transfer is *posted* (peers may read its source), for
 //! a large all_reduce *reduced* (peers may read the own chunk of its target), and *done* (this member reads no peer any more);
-//! it is complete once all members are done. Work happens inside waits: each wait serves every queue, then sleeps on the
-//! rank's doorbell, which peers ring after each counter that they advance.
+//! it is complete once all members are done. Work happens inside waits and between computations: each wait serves every
+//! queue, then sleeps on the rank's doorbell, which peers ring after each counter that they advance; `progress` serves them if it rang.
 
 use super::advance::{NOT_READ, signature};
 use super::pull::BLOCK;
@@ -31,6 +31,8 @@ pub struct Peer {
     /// Channels with started transfers that still need work of this rank.
     active: Vec<u32>,
     pub(super) scratch: Box<[u8]>,
+    /// The doorbell when queues were last served without waiting; `None` if something was started since.
+    heard: Option<u32>,
     barriers: u64,
     /// Bytes read from other ranks' memory.
     pub(super) received: u64,
@@ -116,6 +118,7 @@ impl Peer {
             channels,
             active: Vec::with_capacity(64),
             scratch: vec![0; BLOCK].into(),
+            heard: None,
             barriers: 0,
             received: 0,
             state: State::Running,
@@ -156,7 +159,7 @@ impl Peer {
     }
 
     /// Serves every queue once; whether anything moved.
-    fn progress(&mut self) -> Result<Advance> {
+    fn serve(&mut self) -> Result<Advance> {
         let mut moved = Advance::Idle;
         let mut next = 0;
         while next < self.active.len() {
@@ -186,7 +189,7 @@ impl Peer {
             if let Some(dead) = self.segment.dead() {
                 return Err(self.peer_failed(dead));
             }
-            let moved = self.progress()?;
+            let moved = self.serve()?;
             let Some(need) = need(self) else { return Ok(()) };
             if let Advance::Moved = moved {
                 continue;
@@ -296,11 +299,23 @@ impl Comm for Peer {
         state.tensors.extend(ops);
         state.queue.push_back(Pending { transfer, tensors: ops.len(), bytes, signature, place, phase: Phase::Read(0) });
         state.started += 1;
+        self.heard = None;
         if state.queue.len() == 1 {
             self.active.push(channel);
         }
         self.post(channel);
         Ok(token)
+    }
+
+    fn progress(&mut self) -> Result<()> {
+        if self.active.is_empty() {
+            return Ok(());
+        }
+        let bell = self.segment.bell(self.rank).load(SeqCst);
+        if self.heard.replace(bell) != Some(bell) {
+            self.serve()?;
+        }
+        Ok(())
     }
 
     fn wait(&mut self, token: Token) -> Result<()> {
