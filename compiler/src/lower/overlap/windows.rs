@@ -91,7 +91,8 @@ pub(super) fn flights(selected: &Selected, scratch: &BTreeSet<BufferId>, body: &
     let touches = touches(selected, body, &moving, &waits);
     // Waits for messages of an earlier execution come before all else.
     let first = body.iter().take_while(|i| matches!(i.action, Action::Wait(_)) && i.results.is_empty()).count();
-    let section = Instrs { selected, body, touches };
+    let flown = flights.iter().flat_map(|flight| [flight.operand, flight.result]).collect();
+    let section = Instrs { selected, body, touches, flown };
     let mut claimed = BTreeSet::new();
     let writers: Vec<(BufferId, usize)> = flights.iter().map(|flight| (flight.result, flight.start)).collect();
     for flight in &mut flights {
@@ -113,6 +114,8 @@ struct Instrs<'a> {
     selected: &'a Selected,
     body: &'a [Instr],
     touches: Touches,
+    /// Memory of the ends of transfers that may move.
+    flown: BTreeSet<BufferId>,
 }
 
 impl Instrs<'_> {
@@ -137,7 +140,10 @@ impl Instrs<'_> {
     /// Reads one piece of memory, and writes what nothing else in the section touches, such as what is summed over microbatches.
     fn only_reads(&self, at: usize, memory: BufferId) -> bool {
         let instr = &self.body[at];
-        let own = |id: &BufferId| self.root(*id) != memory && self.of(self.root(*id)).iter().all(|touch| touch.0 == at);
+        let own = |id: &BufferId| {
+            let written = self.root(*id);
+            written != memory && !self.flown.contains(&written) && self.of(written).iter().all(|touch| touch.0 == at)
+        };
         let computes = matches!(instr.action, Action::Kernel(_) | Action::Library(_));
         computes && instr.operands.iter().all(|id| self.root(*id) == memory) && instr.results.iter().all(own)
     }
@@ -150,13 +156,19 @@ impl Instrs<'_> {
         trail
     }
 
-    /// Names that the operand was given just before.
+    /// Names that the operand was given just before, for this transfer alone: what others read stays where it is.
     fn lead(&self, flight: &Flight, claimed: &BTreeSet<usize>) -> Vec<usize> {
         let before = self.of(flight.operand).iter().rev().map(|touch| touch.0).filter(|&at| at < flight.start);
-        let mut lead: Vec<usize> = before.take_while(|at| self.is_view(*at) && !claimed.contains(at)).collect();
+        let leads = |at: &usize| self.is_view(*at) && !claimed.contains(at) && self.readers(self.body[*at].results[0]) == 1;
+        let mut lead: Vec<usize> = before.take_while(leads).collect();
         lead.reverse();
         lead.dedup();
         lead
+    }
+
+    /// Instructions of the section that read a buffer by this name.
+    fn readers(&self, id: BufferId) -> usize {
+        self.body.iter().filter(|instr| instr.operands.contains(&id)).count()
     }
 
     fn window(&self, flight: &mut Flight, first: usize) {
