@@ -20,10 +20,24 @@ impl Fuser<'_> {
             let Role::Member(cluster) = self.fusion.roles[id.0 as usize] else { continue };
             let needed = self.readers(id).iter().any(|&r| self.unit(r) != Unit::Cluster(cluster));
             let into_kernels = self.uses[id.0 as usize].iter().all(|&u| self.may_compute(u, id));
-            if needed && into_kernels && !self.wanted.contains(&id) && self.is_cheap(id, &crossing) {
+            let free = !self.wanted.contains(&id) && !self.reads_unresolved(id);
+            if needed && into_kernels && free && self.is_cheap(id, &crossing) {
                 self.dissolve(id, cluster);
             }
         }
+    }
+
+    /// Whether it reads a sum over microbatches that its section resolves in place: that must wait for it, so it may not move to what
+    /// may itself wait for the resolved sum.
+    fn reads_unresolved(&self, id: NodeId) -> bool {
+        let section = self.graph[id].section();
+        let resolves =
+            |&user: &NodeId| matches!(self.graph[user].op, Op::ResolveMicrobatches(_)) && self.graph[user].section() == section;
+        let mut found = false;
+        refs::visit(self.graph, &self.fusion, id, &[], &mut |operand, _| {
+            found |= self.uses[operand.0 as usize].iter().any(resolves);
+        });
+        found
     }
 
     /// Units' nodes that read `id`, through inline nodes.
