@@ -61,6 +61,7 @@ long() {
 }
 
 section_meshes() {
+    long ranks::strategies
     long ranks::whole_sweep
     long ranks::sequence
     long ranks::context
