@@ -4,7 +4,7 @@ use super::{Placer, dims_of};
 use crate::graph::{GradOf, NodeId, Phase};
 use crate::ops::{Op, Rule};
 use crate::plan::Strategy;
-use dcc_program::{AxisId, AxisList, FactorSpec};
+use dcc_program::{AxisId, AxisList, FactorSpec, Reduce};
 
 impl Placer<'_> {
     /// The strategy of logical `id`, whose placed operands are `values` (`None` for sources, which follow).
@@ -129,7 +129,7 @@ impl Placer<'_> {
     }
 
     /// What of a strategy the rule allows: no axis twice, whole factors whole, compound dims filled exactly from the major
-    /// factor.
+    /// factor, nothing compared across microbatches.
     pub(super) fn legal(&self, rule: &Rule, mut strategy: Strategy) -> Strategy {
         let mut used: Vec<AxisId> = Vec::new();
         for factor in rule.spec.ids() {
@@ -137,6 +137,10 @@ impl Placer<'_> {
             let slot = &mut strategy.factors[usize::from(factor.0)];
             slot.retain(|a| !whole && self.plan.mesh.size(*a) >= 1 && !used.contains(a));
             slot.retain(|a| self.matters(*a));
+            // The largest of all samples is not the sum of parts, which alone can stay open until the last microbatch.
+            if rule.reduce != Reduce::Sum && !rule.spec.in_result(factor) && slot.contains(&self.mb()) {
+                slot.clear();
+            }
             used.extend(slot.iter());
         }
         let compound = rule.spec.operands.iter().chain([&rule.spec.result]).flatten().filter(|d| d.len() > 1);
