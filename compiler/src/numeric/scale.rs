@@ -305,7 +305,6 @@ impl Dims {
     }
 
     /// What else must change for a tie to hold; outer `None` where nothing helps, inner where it holds.
-    #[allow(clippy::option_option)]
     fn mended(&self, at: usize, changed: &BTreeMap<usize, u64>, original: &[u64]) -> Option<Option<(usize, u64)>> {
         let now = |class: usize| changed.get(&class).copied().unwrap_or(self.sizes[class]);
         let free = |class: &usize| !changed.contains_key(class);
