@@ -75,17 +75,27 @@ impl Machine {
     }
 }
 
-/// Multiplications and additions of one forward execution on one rank; 0 for all but products.
+/// Multiplications and additions of one forward execution on the rank that has most; 0 for all but products.
 pub fn flops(op: &Op, rule: &Rule, strategy: &Strategy, mesh: &Mesh) -> f64 {
     let products = match op {
         Op::DotGeneral(_) => 1.0,
-        Op::Attention(attention) if attention.out == 0 => 2.0 - f64::from(u8::from(attention.attributes.causal)),
+        Op::Attention(attention) if attention.out == 0 => match attention.attributes.causal {
+            // Late queries see most keys: half of all, but of the last of n parts 1 - 1/2n.
+            true => 2.0 - 1.0 / queries(rule, strategy, mesh),
+            false => 2.0,
+        },
         // Of the three factors of a window, two are loops.
         Op::Convolution(op) => 1.0 / op.windows.iter().map(|w| rule.size_of(&w.image) as f64).product::<f64>(),
         _ => return 0.0,
     };
     let locals = rule.spec.ids().map(|f| mesh.block(rule.size(f), &strategy.factors[usize::from(f.0)]) as f64);
     2.0 * products * locals.product::<f64>()
+}
+
+/// How many ranks share the queries of an attention.
+fn queries(rule: &Rule, strategy: &Strategy, mesh: &Mesh) -> f64 {
+    let Some(factor) = rule.spec.names.iter().position(|name| name == "t") else { return 1.0 };
+    strategy.factors[factor].iter().map(|&axis| f64::from(mesh.size(axis))).product()
 }
 
 /// Seconds of one execution of node `id` under `strategy`: per microbatch for what depends on the batch, per step for the rest.

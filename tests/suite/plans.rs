@@ -31,7 +31,12 @@ fn placed(graph: &Graph, options: &Parallel) -> (Plan, Graph) {
 
 /// The collectives over tensor axes of one microbatch, by section, kind and global shape.
 fn check(model: &str, tp: u32, expected: Expect) {
-    let (_, placed) = placed(&training_graph(model, 8), &Parallel { tp, ..Parallel::default() });
+    check_collectives(model, &Parallel { tp, ..Parallel::default() }, expected);
+}
+
+/// The collectives of one microbatch, by section, kind and global shape.
+fn check_collectives(model: &str, parallel: &Parallel, expected: Expect) {
+    let (_, placed) = placed(&training_graph(model, 8), parallel);
     let mut counts: BTreeMap<(Phase, &str, Shape), usize> = BTreeMap::new();
     for node in &placed.nodes {
         if matches!(node.op, Op::AllReduce(_) | Op::ReduceScatter(_) | Op::AllGather(_) | Op::AllToAll(_)) {
@@ -138,6 +143,98 @@ fn bert() {
             5 × backward all_reduce [8, 16, 64]
             1 × update all_reduce []
         "#]],
+    );
+}
+
+/// Heads are shared where there are enough for all; otherwise keys and values are gathered, twice, and their gradients scattered.
+#[test]
+fn context_parallel_attention() {
+    let over = |cp, tp| Parallel { cp, tp, ..Parallel::default() };
+    check_collectives(
+        "gpt2_tiny.onnx",
+        &over(2, 1),
+        expect![[r#"
+        16 × forward all_to_all [8, 4, 16, 16]
+        1 × backward all_gather [16, 64]
+        38 × backward all_reduce [64]
+        16 × backward all_reduce [64, 64]
+        4 × backward all_reduce [64, 256]
+        1 × backward all_reduce [211, 64]
+        4 × backward all_reduce [256]
+        4 × backward all_reduce [256, 64]
+        12 × backward all_to_all [8, 4, 16, 16]
+        4 × backward all_to_all [8, 16, 4, 16]
+        1 × update all_reduce []
+    "#]],
+    );
+    check_collectives(
+        "gpt2_tiny.onnx",
+        &over(2, 2),
+        expect![[r#"
+        3 × forward all_reduce [8, 16]
+        9 × forward all_reduce [8, 16, 64]
+        16 × forward all_to_all [8, 4, 16, 16]
+        1 × backward all_gather [16, 64]
+        9 × backward all_reduce [8, 16, 64]
+        38 × backward all_reduce [64]
+        16 × backward all_reduce [64, 64]
+        4 × backward all_reduce [64, 256]
+        1 × backward all_reduce [211, 64]
+        4 × backward all_reduce [256]
+        4 × backward all_reduce [256, 64]
+        12 × backward all_to_all [8, 4, 16, 16]
+        4 × backward all_to_all [8, 16, 4, 16]
+        2 × update all_reduce []
+    "#]],
+    );
+    check_collectives(
+        "gpt2_tiny.onnx",
+        &over(8, 1),
+        expect![[r#"
+        8 × forward all_gather [8, 4, 16, 16]
+        8 × backward all_gather [8, 4, 16, 16]
+        1 × backward all_gather [16, 64]
+        38 × backward all_reduce [64]
+        16 × backward all_reduce [64, 64]
+        4 × backward all_reduce [64, 256]
+        1 × backward all_reduce [211, 64]
+        4 × backward all_reduce [256]
+        4 × backward all_reduce [256, 64]
+        8 × backward reduce_scatter [8, 4, 16, 16]
+        1 × update all_reduce []
+    "#]],
+    );
+    check_collectives(
+        "llama_tiny.onnx",
+        &over(2, 1),
+        expect![[r#"
+        8 × forward all_to_all [8, 4, 16, 16]
+        4 × backward all_reduce [32, 64]
+        5 × backward all_reduce [64]
+        4 × backward all_reduce [64, 64]
+        2 × backward all_reduce [64, 128]
+        4 × backward all_reduce [128, 64]
+        2 × backward all_reduce [211, 64]
+        6 × backward all_to_all [8, 4, 16, 16]
+        2 × backward all_to_all [8, 16, 4, 16]
+        1 × update all_reduce []
+    "#]],
+    );
+    check_collectives(
+        "llama_tiny.onnx",
+        &over(4, 1),
+        expect![[r#"
+        8 × forward all_to_all [8, 4, 16, 16]
+        4 × backward all_reduce [32, 64]
+        5 × backward all_reduce [64]
+        4 × backward all_reduce [64, 64]
+        2 × backward all_reduce [64, 128]
+        4 × backward all_reduce [128, 64]
+        2 × backward all_reduce [211, 64]
+        6 × backward all_to_all [8, 4, 16, 16]
+        2 × backward all_to_all [8, 16, 4, 16]
+        1 × update all_reduce []
+    "#]],
     );
 }
 

@@ -2,8 +2,8 @@
 
 use super::Machine;
 use crate::schedule::{Costs, Layout, PartCost};
-use dcc_program::program::{Action, Instr, Library, Program, Section, SectionId, SectionKind, TokenId, Transfer};
-use dcc_program::{AxisId, FactorSpec, Mesh, TensorType};
+use dcc_program::program::{Action, Attention, Instr, Library, Program, Section, SectionId, SectionKind, TokenId, Transfer};
+use dcc_program::{AxisId, FactorId, FactorSpec, Mesh, TensorType};
 use std::collections::BTreeMap;
 
 /// Of one microbatch on each part of the model. Transfers are those of the forward pass; a gradient is as large as its value.
@@ -103,7 +103,7 @@ fn touched(program: &Program, instr: &Instr) -> u64 {
     instr.operands.iter().chain(&instr.results).map(|&b| program.ty(b).local_bytes(&program.mesh)).sum()
 }
 
-/// Multiplications and additions of one launch on one rank; 0 for all but products.
+/// Multiplications and additions of one launch on the rank that has most; 0 for all but products.
 pub fn flops(program: &Program, instr: &Instr) -> u64 {
     let ty = |index: usize| program.ty(instr.operands[index]);
     let mesh = &program.mesh;
@@ -120,7 +120,7 @@ pub fn flops(program: &Program, instr: &Instr) -> u64 {
             let result = program.ty(instr.results[0]);
             let scores = volume(&attention.spec, &operands, result, mesh, &["f"]);
             let values = volume(&attention.spec, &operands, result, mesh, &["e"]);
-            2 * (scores + values) / if attention.causal { 2 } else { 1 }
+            2 * seen(attention, ty(0), mesh, scores + values)
         }
         Action::Library(Library::AttentionGrad(attention)) => {
             let mut operands: Vec<&TensorType> = (1..4).map(ty).collect();
@@ -128,10 +128,23 @@ pub fn flops(program: &Program, instr: &Instr) -> u64 {
             // Scores again, dQ and dK; dP and dV.
             let scores = volume(&attention.spec, &operands, ty(0), mesh, &["f"]);
             let values = volume(&attention.spec, &operands, ty(0), mesh, &["e"]);
-            2 * (3 * scores + 2 * values) / if attention.causal { 2 } else { 1 }
+            2 * seen(attention, ty(1), mesh, 3 * scores + 2 * values)
         }
         _ => 0,
     }
+}
+
+/// Of the pairs of queries and keys, those that a causal mask leaves to the last of the ranks that share the queries: of n ranks it
+/// computes 1 - 1/2n of what it has.
+fn seen(attention: &Attention, query: &TensorType, mesh: &Mesh, pairs: u64) -> u64 {
+    if !attention.causal {
+        return pairs;
+    }
+    let spec = &attention.spec;
+    let of_queries = |f: &FactorId| spec.names[usize::from(f.0)] == "t";
+    let dim = spec.operands[0].iter().position(|dim| dim.iter().any(|f| of_queries(f)));
+    let ranks: u64 = dim.iter().flat_map(|&dim| &query.sharding.dims[dim]).map(|&axis| u64::from(mesh.size(axis))).product();
+    pairs * (2 * ranks - 1) / (2 * ranks)
 }
 
 /// The product of the sizes on one rank of all factors but `without`.

@@ -1,7 +1,6 @@
 //! Follows the batch dim through the forward graph, and sequences: which factor of each op carries the axes `mb`, `dp`, `ep` and `cp`.
 //!
-//! Context parallelism is no more than that, as in Grattafiori et al. 2024 (Llama 3, arXiv 2407.21783, section 3.3.2): keys and values
-//! meet every query, so that attention gathers them, and scatters their gradients.
+//! Context parallelism is no more than that but for attention, which `plan/tensor` may split otherwise.
 //!
 //! Before: inputs name their batch dim. After: every forward node that has a strategy at all has one over those axes, and only
 //! those; what is summed over the batch is pending and stays so through linear ops.

@@ -1,5 +1,5 @@
-//! Shards the forward graph over the tensor axes, and experts over theirs: the cheapest strategies by exact dynamic programming over the
-//! frontier.
+//! Shards the forward graph over the tensor axes, and sequences and experts over theirs: the cheapest strategies by exact dynamic
+//! programming over the frontier.
 //!
 //! Nothing is recognised: Megatron's column and row split, the vocabulary-parallel embedding and loss are what costs least. So is
 //! sequence parallelism (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2) where dims that no weight has may be sharded, and what
@@ -21,22 +21,23 @@ use super::annotated::Wish;
 use super::forward::{Forward, Kind};
 use super::pins::{self, Pins};
 use super::samples::{self, Samples};
-use super::{EXPERT, Overlap, Parallel, Plan};
+use super::{CONTEXT, EXPERT, Overlap, Parallel, Plan};
 use crate::cost::Machine;
 use crate::error::{Error, Result};
 use crate::graph::NodeId;
 use crate::ops::Op;
 use classes::Classes;
-use dcc_program::{AxisList, FactorId};
+use context::Context;
+use dcc_program::{AxisId, AxisList, FactorId};
 use experts::Experts;
 use layout::TensorAxes;
 use model::{Builder, Cost, Problem};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The plan without stages.
 pub(super) fn shard(forward: &Forward, options: &Parallel) -> Result<Plan> {
     let pins = Pins::of(forward.graph, options)?;
-    if options.tp > 1 || options.ep > 1 {
+    if options.tp > 1 || options.cp > 1 || options.ep > 1 {
         return Ok(solve(forward, options, pins)?.into_plan());
     }
     let (plan, samples) = whole(forward, options, &[("tp", 1)])?;
@@ -97,22 +98,17 @@ fn unmet(wish: &Wish, possible: BTreeSet<Vec<u64>>) -> Error {
     Error::pin(what).at(&wish.at).help(format!("shards that it can have on this mesh: {}", some.join(", ")))
 }
 
-/// The axis of experts and what it may stand on; samples without it.
-fn experts(
-    forward: &Forward,
-    options: &Parallel,
-    classes: &Classes,
-    plan: &mut Plan,
-    samples: Samples,
-) -> Result<(Option<Experts>, Samples)> {
-    let Some(axis) = plan.mesh.axis(EXPERT) else { return Ok((None, samples)) };
+/// Takes an axis that choices place out of what follows samples, but for inputs. Returns it and the factors that it stood on.
+fn take(name: &str, forward: &Forward, plan: &mut Plan, samples: &mut Samples) -> Option<(AxisId, BTreeMap<NodeId, FactorId>)> {
+    let axis = plan.mesh.axis(name)?;
     let (others, found) = samples.without(axis);
     for (id, strategy) in &mut plan.strategies {
         if !matches!(forward.graph[*id].op, Op::Input(_)) {
             *strategy = others.strategies[id].clone();
         }
     }
-    Ok((Some(Experts::of(forward, classes, axis, options.ep, found)?), others))
+    *samples = others;
+    Some((axis, found))
 }
 
 /// The cheapest of all ways to name the tensor axes.
@@ -122,16 +118,21 @@ fn solve(forward: &Forward, options: &Parallel, pins: Pins) -> Result<Solution> 
     let mut best: Option<Solution> = None;
     for axes in splits(forward, &classes, options.tp) {
         let named: Vec<(&str, u32)> = axes.iter().map(|(name, size)| (name.as_str(), *size)).collect();
-        let (mut plan, all) = whole(forward, options, &named)?;
-        let inputs = all.clone();
-        let (experts, samples) = experts(forward, options, &classes, &mut plan, all)?;
+        let (mut plan, inputs) = whole(forward, options, &named)?;
+        let mut samples = inputs.clone();
+        let context = take(CONTEXT, forward, &mut plan, &mut samples).map(|(axis, positions)| Context { axis, positions });
+        let experts = match take(EXPERT, forward, &mut plan, &mut samples) {
+            Some((axis, found)) => Some(Experts::of(forward, &classes, axis, options.ep, found)?),
+            None => None,
+        };
         let pins = experts.iter().fold(pins.clone(), |pins, experts| pins.beside_experts(&experts.stacks, options.ep));
         check_whole(&pins, |id| matches!(forward.graph[id].op, Op::Input(_)), forward, &plan, &inputs)?;
         let tensor = named.iter().filter(|(_, size)| *size > 1).filter_map(|(name, _)| plan.mesh.axis(name));
-        let axes: TensorAxes = experts.iter().map(|experts| experts.axis).chain(tensor).collect();
+        let others = context.iter().map(|context| context.axis).chain(experts.iter().map(|experts| experts.axis));
+        let axes: TensorAxes = others.chain(tensor).collect();
         let along_sequence = options.sequence_parallel;
-        let experts = experts.as_ref();
-        let builder = Builder { forward, samples: &samples, classes: &classes, pins: &pins, experts, along_sequence };
+        let (context, experts) = (context.as_ref(), experts.as_ref());
+        let builder = Builder { forward, samples: &samples, classes: &classes, pins: &pins, context, experts, along_sequence };
         let problem = builder.build(&plan.mesh, axes, rates(options))?;
         refuse_unshardable(forward, &classes, &problem, options.tp)?;
         let (choices, cost) = frontier::solve(&problem).expect("every node can be computed whole");

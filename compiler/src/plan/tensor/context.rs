@@ -2,14 +2,41 @@
 //!
 //! Positions are what attention has queries and keys of, and what products of two batched operands compute on where attention is written
 //! out, samples and features aside.
+//!
+//! All that has positions is split along them, but for attention: there every query meets all keys and values, which are gathered for it
+//! (Grattafiori et al. 2024, Llama 3, arXiv 2407.21783, section 3.3.2); or its heads are split instead, and an all_to_all leads there
+//! and back (Jacobs et al. 2023, DeepSpeed-Ulysses, arXiv 2309.14509, section 3), which under a causal mask gives all ranks the same
+//! work. Costs decide.
 
 use super::super::forward::{Forward, Kind};
 use super::super::samples::Sequences;
 use super::classes::{Classes, counts_positions};
+use super::model::Place;
 use crate::error::{Error, Result};
 use crate::graph::NodeId;
-use crate::ops::Op;
-use dcc_program::FactorId;
+use crate::ops::{Op, Rule};
+use dcc_program::{AxisId, FactorId};
+use std::collections::BTreeMap;
+
+/// Where context parallelism may split each node.
+#[derive(Debug)]
+pub(super) struct Context {
+    pub axis: AxisId,
+    /// The factor of positions of each node that has one.
+    pub positions: BTreeMap<NodeId, FactorId>,
+}
+
+impl Context {
+    /// By positions; attention by heads too.
+    pub fn places(&self, forward: &Forward, id: NodeId, rule: &Rule) -> Vec<Option<Place>> {
+        let mut places = vec![self.positions.get(&id).map(|&factor| Place { factor, inner: false })];
+        if matches!(forward.graph[id].op, Op::Attention(_)) && places[0].is_some() {
+            let heads = |f: &FactorId| ["h", "g"].contains(&rule.spec.names[usize::from(f.0)].as_str()) && !rule.is_whole(*f);
+            places.extend(rule.spec.ids().filter(heads).map(|factor| Some(Place { factor, inner: true })));
+        }
+        places
+    }
+}
 
 /// The dims that `cp` ranks share; none for a single rank.
 /// Errors: no input has such a dim, of a position for each rank.

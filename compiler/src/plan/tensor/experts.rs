@@ -6,6 +6,7 @@
 
 use super::super::forward::{Forward, Kind};
 use super::classes::Classes;
+use super::model::Place;
 use crate::error::{Error, Result};
 use crate::graph::NodeId;
 use crate::ops::{Op, Rule};
@@ -68,22 +69,23 @@ impl Experts {
     }
 
     /// Where a node may have the axis: on its samples, and on its experts; only there where it reads what they alone have.
-    pub fn places(&self, forward: &Forward, classes: &Classes, id: NodeId, rule: &Rule) -> Vec<Option<FactorId>> {
+    pub fn places(&self, forward: &Forward, classes: &Classes, id: NodeId, rule: &Rule) -> Vec<Option<Place>> {
+        let at = |factor| Place { factor, inner: false };
         let home = self.samples.get(&id).copied();
         if let Some(&dim) = self.stacks.get(&id) {
-            return vec![Some(FactorId(dim as u8))];
+            return vec![Some(at(FactorId(dim as u8)))];
         }
         let operands = &forward.graph[id].operands;
         let of_stacks = self.of_stacks.contains(&id) || operands.iter().any(|o| self.of_stacks.contains(o));
         // To move inputs costs, which the planner does not count.
         let of_inputs = home.is_some() && operands.iter().any(|&o| forward.kind(o) == Kind::Input);
         if self.routers.contains(&id) || (of_inputs && !of_stacks) {
-            return vec![home];
+            return vec![home.map(at)];
         }
         let counts = |f: &FactorId| self.roots.contains(&classes.root_of(forward, id, *f)) && !rule.is_whole(*f);
-        let mut places: Vec<_> = rule.spec.ids().filter(counts).filter(|&f| home != Some(f)).map(Some).collect();
+        let mut places: Vec<_> = rule.spec.ids().filter(counts).filter(|&f| home != Some(f)).map(|f| Some(at(f))).collect();
         if !of_stacks || places.is_empty() {
-            places.push(home);
+            places.push(home.map(at));
         }
         places
     }

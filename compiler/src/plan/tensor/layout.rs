@@ -3,13 +3,14 @@
 use dcc_program::{AxisId, Reduce, Sharding};
 use smallvec::SmallVec;
 
-/// The axes that choices place, major first: `ep` where there is one; `tp`, or `tp0 tp1` where heads need the split.
+/// The axes that choices place, major first: `cp` and `ep` where there are any; `tp`, or `tp0 tp1` where heads need the split.
 pub(super) type TensorAxes = SmallVec<[AxisId; 2]>;
 
 /// At most this many such axes.
-pub(super) const MAX_AXES: usize = 3;
+pub(super) const MAX_AXES: usize = 4;
 
-/// Where each tensor axis lies in a value: nowhere (whole), on a dim, or pending. On one dim the major axis stands first.
+/// Where each axis lies in a value: nowhere (whole), on a dim, or pending. On one dim the major axis stands first, but for one that is
+/// `Inner`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Layout([At; MAX_AXES]);
 
@@ -18,6 +19,8 @@ pub(super) enum At {
     #[default]
     Whole,
     Dim(u8),
+    /// On a dim, minor to axes that come after it.
+    Inner(u8),
     Pending(Reduce),
 }
 
@@ -42,7 +45,13 @@ impl Layout {
             match self.0[i] {
                 At::Whole => {}
                 At::Dim(dim) => sharding.dims[usize::from(dim)].push(axis),
+                At::Inner(_) => {}
                 At::Pending(reduce) => sharding.pending.push((axis, reduce)),
+            }
+        }
+        for (i, &axis) in axes.iter().enumerate() {
+            if let At::Inner(dim) = self.0[i] {
+                sharding.dims[usize::from(dim)].push(axis);
             }
         }
         sharding.pending.sort_unstable();

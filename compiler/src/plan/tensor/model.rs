@@ -1,4 +1,4 @@
-//! The planner's problem over the tensor axes and `ep`: nodes with their choices, what each choice wants of the values it reads, what it
+//! The planner's problem over the tensor axes, `cp` and `ep`: nodes with their choices, what each choice wants of the values it reads, what it
 //! makes, and what all of that costs.
 //!
 //! A value has one layout. Each distinct layout that its readers want is made once; each distinct layout of the contributions to
@@ -9,7 +9,8 @@ use super::super::forward::{Forward, Kind};
 use super::super::pins::{Pins, shards};
 use super::super::samples::{self, Samples};
 use super::super::{CONTEXT, EXPERT, Strategy};
-use super::classes::Classes;
+use super::classes::{Classes, counts_positions};
+use super::context::Context;
 use super::experts::Experts;
 use super::layout::{At, Layout, MAX_AXES, TensorAxes};
 use super::unmet;
@@ -147,7 +148,7 @@ impl Problem {
 
     /// The axes of tensor parallelism.
     pub fn tensor_axes(&self) -> TensorAxes {
-        self.axes.iter().copied().filter(|&axis| self.mesh.name(axis) != EXPERT).collect()
+        self.axes.iter().copied().filter(|&axis| ![CONTEXT, EXPERT].contains(&self.mesh.name(axis))).collect()
     }
 
     /// `strategy` over the batch axes, and these axes.
@@ -175,10 +176,18 @@ pub(super) struct Builder<'a> {
     pub samples: &'a Samples,
     pub classes: &'a Classes,
     pub pins: &'a Pins,
-    /// Expert parallelism: what `samples` knows nothing of.
+    /// Context and expert parallelism: what `samples` knows nothing of.
+    pub context: Option<&'a Context>,
     pub experts: Option<&'a Experts>,
     /// Sequence parallelism.
     pub along_sequence: bool,
+}
+
+/// Where an axis that is no tensor axis may stand: major to those, or minor to them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub factor: FactorId,
+    pub inner: bool,
 }
 
 /// A use of a value through sources: the value, and for each of its dims the dim of the operand it stands on.
@@ -320,7 +329,7 @@ impl Builder<'_> {
         let count = rule.spec.names.len();
         // A pinned parameter may be sharded where the planner would not.
         let pinned = self.forward.kind(id) == Kind::Param && self.pins.values.contains_key(&id);
-        let allowed: Vec<FactorId> = rule.spec.ids().filter(|&f| pinned || self.may_shard(problem, id, rule, f)).collect();
+        let allowed: Vec<FactorId> = rule.spec.ids().filter(|&f| pinned || self.may_shard(id, rule, f)).collect();
         let mut choices = Vec::new();
         for factors in self.legal_assignments(problem, id, rule, count, &allowed) {
             let free: SmallVec<[u8; MAX_AXES]> = (0..problem.axes.len() as u8)
@@ -332,7 +341,7 @@ impl Builder<'_> {
         choices
     }
 
-    /// The axis of experts and the tensor axes on factors.
+    /// Axes on factors: the tensor axes in all ways, those of sequences and experts where they may stand and all fits.
     fn legal_assignments(
         &self,
         problem: &Problem,
@@ -341,21 +350,16 @@ impl Builder<'_> {
         count: usize,
         allowed: &[FactorId],
     ) -> Vec<Vec<AxisList>> {
-        let mut tensor = self.assignments(&problem.tensor_axes(), id, count, allowed);
         let legal = |factors: &Vec<AxisList>| self.is_legal(problem, id, rule, factors);
-        let Some(experts) = self.experts else {
-            tensor.retain(legal);
-            return tensor;
-        };
-        let mut all = Vec::new();
-        for place in experts.places(self.forward, self.classes, id, rule) {
-            let with = |factors: &Vec<AxisList>| with_axis(factors, place, experts.axis);
-            all.extend(tensor.iter().map(with).filter(legal));
+        let mut all = self.assignments(&problem.tensor_axes(), id, count, allowed);
+        let experts = self.experts.map(|experts| (experts.axis, experts.places(self.forward, self.classes, id, rule)));
+        let context = self.context.map(|context| (context.axis, context.places(self.forward, id, rule)));
+        for (axis, places) in experts.into_iter().chain(context) {
+            let with = |&place: &Option<Place>| all.iter().map(move |factors| with_axis(factors, place, axis)).filter(legal);
+            let placed: Vec<Vec<AxisList>> = places.iter().flat_map(with).collect();
+            all = if placed.is_empty() { all } else { placed };
         }
-        if all.is_empty() {
-            tensor.retain(legal);
-            return tensor;
-        }
+        all.retain(legal);
         all
     }
 
@@ -380,9 +384,8 @@ impl Builder<'_> {
         all
     }
 
-    fn may_shard(&self, problem: &Problem, id: NodeId, rule: &Rule, factor: FactorId) -> bool {
-        let axes = &self.samples.strategies[&id].factors[usize::from(factor.0)];
-        let of_batch = axes.iter().any(|&axis| problem.mesh.name(axis) != CONTEXT);
+    fn may_shard(&self, id: NodeId, rule: &Rule, factor: FactorId) -> bool {
+        let of_batch = !self.samples.strategies[&id].factors[usize::from(factor.0)].is_empty();
         let feature = self.classes.is_feature(self.forward, id, factor);
         let allowed = if self.along_sequence { self.may_shard_along(id, rule, factor) } else { feature };
         allowed && !rule.is_whole(factor) && !of_batch
@@ -419,10 +422,11 @@ impl Builder<'_> {
     /// Every rank gets a part, heads are whole, compound dims are filled exactly from the major factor on.
     fn is_legal(&self, problem: &Problem, id: NodeId, rule: &Rule, factors: &[AxisList]) -> bool {
         let mesh = &problem.mesh;
-        let heads = matches!(self.forward.graph[id].op, Op::Attention(_));
+        let op = &self.forward.graph[id].op;
+        let heads = |f: FactorId| matches!(op, Op::Attention(_)) && !counts_positions(op, &rule.spec, f);
         let fits = rule.spec.ids().all(|f| {
             let parts: u64 = factors[usize::from(f.0)].iter().map(|&a| u64::from(mesh.size(a))).product();
-            parts <= rule.size(f) && (!heads || rule.size(f).is_multiple_of(parts))
+            parts <= rule.size(f) && (!heads(f) || rule.size(f).is_multiple_of(parts))
         });
         let strategy = problem.merge(&self.samples.strategies[&id], factors, &[]);
         let sides = rule.spec.operands.iter().flatten().chain(&rule.spec.result);
@@ -451,11 +455,12 @@ impl Builder<'_> {
     }
 }
 
-/// `factors` with `axis`, which is major to the tensor axes, at `place`.
-fn with_axis(factors: &[AxisList], place: Option<FactorId>, axis: AxisId) -> Vec<AxisList> {
+/// `factors` with `axis` at `place`.
+fn with_axis(factors: &[AxisList], place: Option<Place>, axis: AxisId) -> Vec<AxisList> {
     let mut factors = factors.to_vec();
-    if let Some(place) = place {
-        factors[usize::from(place.0)].insert(0, axis);
+    if let Some(Place { factor, inner }) = place {
+        let axes = &mut factors[usize::from(factor.0)];
+        axes.insert(if inner { axes.len() } else { 0 }, axis);
     }
     factors
 }
@@ -465,8 +470,13 @@ fn layout(axes: &TensorAxes, dims: &[DimFactors], factors: &[AxisList], reduce: 
     let mut layout = Layout::default();
     for (i, axis) in axes.iter().enumerate() {
         if let Some(factor) = factors.iter().position(|axes| axes.contains(axis)) {
+            let at = |dim: usize| {
+                // Of the major factors of the dim too.
+                let mut on = dims[dim].iter().flat_map(|f| &factors[usize::from(f.0)]).take_while(|a| *a != axis);
+                if on.any(|a| axes[i..].contains(a)) { At::Inner(dim as u8) } else { At::Dim(dim as u8) }
+            };
             let dim = dims.iter().position(|dim| dim.contains(&FactorId(factor as u8)));
-            layout.set(i, dim.map_or(At::Pending(reduce), |dim| At::Dim(dim as u8)));
+            layout.set(i, dim.map_or(At::Pending(reduce), at));
         }
     }
     layout

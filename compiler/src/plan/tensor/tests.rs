@@ -72,9 +72,17 @@ fn problem_of(graph: &Graph, tensor: &[(&str, u32)], machine: &Machine, along_se
     let axes = tensor.iter().filter_map(|(name, _)| plan.mesh.axis(name)).collect();
     let classes = Classes::of(&forward);
     let pins = Pins::default();
-    Builder { forward: &forward, samples: &samples, classes: &classes, pins: &pins, experts: None, along_sequence }
-        .build(&plan.mesh, axes, *machine)
-        .expect("nothing is pinned")
+    Builder {
+        forward: &forward,
+        samples: &samples,
+        classes: &classes,
+        pins: &pins,
+        context: None,
+        experts: None,
+        along_sequence,
+    }
+    .build(&plan.mesh, axes, *machine)
+    .expect("nothing is pinned")
 }
 
 /// The least cost of all combinations.
