@@ -1,7 +1,7 @@
 //! Random models: a chain of layers as exporters write them, with branches, residuals, tied and fused weights, dims that divide by
 //! nothing. Every op treats samples alike, so that a batch may be split.
 
-use crate::onnx_model::{Dice, external, int_tensor, node, opset, size, value, with_int, with_ints};
+use crate::onnx_model::{Dice, external, int_tensor, node, opset, size, tensor, value, with_int, with_ints};
 use dcc::import::proto::tensor_proto::DataType;
 use dcc::import::proto::type_proto::Value;
 use dcc::import::proto::{GraphProto, ModelProto, NodeProto, TensorProto};
@@ -25,14 +25,16 @@ struct Builder<'a> {
     values: Vec<(String, Shape)>,
     weights: Vec<(String, Shape)>,
     names: usize,
+    /// Experts and causal masks too.
+    wide: bool,
 }
 
 const WIDTHS: [i64; 7] = [2, 3, 4, 5, 6, 8, 12];
 
-/// A model of a batch of so many samples.
-pub fn random(dice: &mut Dice, batch: i64) -> Subject {
-    let mut builder =
-        Builder { dice, nodes: Vec::new(), tensors: Vec::new(), values: Vec::new(), weights: Vec::new(), names: 0 };
+/// A model of a batch of so many samples; `wide`: of layers that seeds of old do not know.
+pub fn random(dice: &mut Dice, batch: i64, wide: bool) -> Subject {
+    let (nodes, tensors, values, weights) = Default::default();
+    let mut builder = Builder { dice, nodes, tensors, values, weights, names: 0, wide };
     let input = builder.begin(batch);
     let layers = 2 + builder.dice.below(6);
     for _ in 0..layers {
@@ -121,7 +123,7 @@ impl Builder<'_> {
 
     fn layer(&mut self) {
         let rank = self.here().1.len();
-        match self.dice.below(16) {
+        match self.dice.below(if self.wide { 20 } else { 16 }) {
             0..=3 => self.linear(),
             4 | 5 => self.activation(),
             6 => self.residual(),
@@ -132,7 +134,8 @@ impl Builder<'_> {
             11 => self.cut(),
             12 => self.split(),
             13 if rank > 2 => self.reduced(),
-            14 if rank == 3 => self.attention(),
+            14 | 16 if rank == 3 => self.attention(),
+            17.. if rank == 3 => self.experts(),
             15 if rank == 4 => self.convolution(),
             _ => self.gain(),
         }
@@ -274,7 +277,14 @@ impl Builder<'_> {
             parts.push(self.push("Transpose", &[&y], to, |node| with_ints(node, "perm", &perm)));
         }
         let scores = vec![batch, heads, length, length];
-        let s = self.plain("MatMul", &[&parts[0], &parts[1]], scores.clone());
+        let mut s = self.plain("MatMul", &[&parts[0], &parts[1]], scores.clone());
+        if self.wide && self.dice.once_in(2) {
+            let above = |i: i64| if i % length > i / length { -1e4f32 } else { 0.0 };
+            let bytes: Vec<u8> = (0..length * length).flat_map(|i| above(i).to_le_bytes()).collect();
+            let name = self.name("c");
+            self.tensors.push(tensor(&name, &[length, length], &bytes));
+            s = self.plain("Add", &[&s, &name], scores.clone());
+        }
         let s = self.push("Softmax", &[&s], scores, |node| with_int(node, "axis", -1));
         let y = self.plain("MatMul", &[&s, &parts[2]], vec![batch, heads, length, size]);
         let y = self.push("Transpose", &[&y], vec![batch, length, heads, size], |node| with_ints(node, "perm", &[0, 2, 1, 3]));
@@ -283,6 +293,32 @@ impl Builder<'_> {
         let w = self.weight(&[width, from], "w");
         let y = self.plain("MatMul", &[&y, &w], shape.clone());
         self.plain("Add", &[&x, &y], shape);
+    }
+
+    /// Experts that all compute all positions, weighed by a router.
+    fn experts(&mut self) {
+        let (x, shape) = self.here();
+        let (batch, length, from) = (shape[0], shape[1], shape[2]);
+        let (experts, width) = (self.dice.of(&[2, 3, 4]), self.dice.of(&WIDTHS));
+        let all = vec![batch, experts, length, width];
+        let axes = self.ints(&[1]);
+        let each = self.plain("Unsqueeze", &[&x, &axes], vec![batch, 1, length, from]);
+        let up = self.weight(&[experts, from, width], "stack");
+        let y = self.plain("MatMul", &[&each, &up], all.clone());
+        let y = self.plain("Tanh", &[&y], all);
+        let down = self.weight(&[experts, width, from], "stack");
+        let all = vec![batch, experts, length, from];
+        let y = self.plain("MatMul", &[&y, &down], all.clone());
+        let router = self.weight(&[from, experts], "router");
+        let scores = vec![batch, length, experts];
+        let s = self.plain("MatMul", &[&x, &router], scores.clone());
+        let s = self.push("Softmax", &[&s], scores, |node| with_int(node, "axis", -1));
+        let turned = vec![batch, experts, length];
+        let s = self.push("Transpose", &[&s], turned, |node| with_ints(node, "perm", &[0, 2, 1]));
+        let last = self.ints(&[3]);
+        let s = self.plain("Unsqueeze", &[&s, &last], vec![batch, experts, length, 1]);
+        let y = self.plain("Mul", &[&y, &s], all);
+        self.push("ReduceSum", &[&y, &axes], shape, |node| with_int(node, "keepdims", 0));
     }
 
     fn convolution(&mut self) {
