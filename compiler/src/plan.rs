@@ -222,9 +222,41 @@ fn mesh(options: &Parallel, tensor: &[(&str, u32)]) -> Mesh {
 /// nothing, more stages than the model has places to cut.
 pub fn choose(graph: &Graph, options: &Parallel) -> Result<Plan> {
     let forward = Forward::of(graph);
-    let mut plan = tensor::shard(&forward, options)?;
+    finished(graph, &forward, tensor::shard(&forward, options)?, options)
+}
+
+/// The plans that take least time for several amounts of memory, what `--tp` ranks share chosen with that in view: from what needs the
+/// fewest bytes to what takes least time.
+pub(crate) struct Front<'a> {
+    graph: &'a Graph,
+    options: &'a Parallel,
+    forward: Forward<'a>,
+    shards: tensor::Front,
+}
+
+impl<'a> Front<'a> {
+    /// Errors: as `choose`; no `--tp`.
+    pub fn of(graph: &'a Graph, options: &'a Parallel) -> Result<Front<'a>> {
+        let forward = Forward::of(graph);
+        let shards = tensor::Front::of(&forward, options)?;
+        Ok(Front { graph, options, forward, shards })
+    }
+
+    /// At least one.
+    pub fn len(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// Errors: as `choose`.
+    pub fn plan(&self, number: usize) -> Result<Plan> {
+        finished(self.graph, &self.forward, self.shards.plan(&self.forward, number), self.options)
+    }
+}
+
+/// A plan with its stages, and what data-parallel ranks share.
+fn finished(graph: &Graph, forward: &Forward, mut plan: Plan, options: &Parallel) -> Result<Plan> {
     runs(&plan)?;
-    plan.stages = stages::cut(&forward, &plan, &options.machine, &options.wishes.stages)?;
+    plan.stages = stages::cut(forward, &plan, &options.machine, &options.wishes.stages)?;
     plan.shards = zero::shards(graph, &plan);
     plan.masters = zero::masters(graph, &plan);
     plan.repeats = match options.recompute {

@@ -146,13 +146,16 @@ fn bert() {
     );
 }
 
+fn sharing(cp: u32, tp: u32) -> Parallel {
+    Parallel { cp, tp, ..Parallel::default() }
+}
+
 /// Heads are shared where there are enough for all; otherwise keys and values are gathered, twice, and their gradients scattered.
 #[test]
 fn context_parallel_attention() {
-    let over = |cp, tp| Parallel { cp, tp, ..Parallel::default() };
     check_collectives(
         "gpt2_tiny.onnx",
-        &over(2, 1),
+        &sharing(2, 1),
         expect![[r#"
         16 × forward all_to_all [8, 4, 16, 16]
         1 × backward all_gather [16, 64]
@@ -169,7 +172,7 @@ fn context_parallel_attention() {
     );
     check_collectives(
         "gpt2_tiny.onnx",
-        &over(2, 2),
+        &sharing(2, 2),
         expect![[r#"
         3 × forward all_reduce [8, 16]
         9 × forward all_reduce [8, 16, 64]
@@ -189,7 +192,7 @@ fn context_parallel_attention() {
     );
     check_collectives(
         "gpt2_tiny.onnx",
-        &over(8, 1),
+        &sharing(8, 1),
         expect![[r#"
         8 × forward all_gather [8, 4, 16, 16]
         8 × backward all_gather [8, 4, 16, 16]
@@ -204,9 +207,13 @@ fn context_parallel_attention() {
         1 × update all_reduce []
     "#]],
     );
+}
+
+#[test]
+fn context_parallel_attention_of_few_key_heads() {
     check_collectives(
         "llama_tiny.onnx",
-        &over(2, 1),
+        &sharing(2, 1),
         expect![[r#"
         8 × forward all_to_all [8, 4, 16, 16]
         4 × backward all_reduce [32, 64]
@@ -222,7 +229,7 @@ fn context_parallel_attention() {
     );
     check_collectives(
         "llama_tiny.onnx",
-        &over(4, 1),
+        &sharing(4, 1),
         expect![[r#"
         8 × forward all_to_all [8, 4, 16, 16]
         4 × backward all_reduce [32, 64]

@@ -5,7 +5,7 @@ use crate::cost::{Machine, sections};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::place;
-use crate::plan::{self, Overlap, Parallel, Plan};
+use crate::plan::{self, Front, Overlap, Parallel, Plan};
 use crate::recompute::{self, Recompute, Repeats};
 use crate::schedule::{self, Order};
 use dcc_program::program::{Mode, Program};
@@ -22,16 +22,17 @@ pub(super) struct Fitting {
     peak: u64,
 }
 
-/// The programs of a training graph under the limit of memory. Where that demands something, all of the recomputation that it takes
-/// is compared with sequence parallelism and what it then takes: the one whose step is estimated to take less time is taken.
+/// The programs of a training graph under the limit of memory. Where that demands something, the recomputation that it takes is compared
+/// with sharding that keeps less, and what that then takes: the one whose step is estimated to take less time is taken.
 /// Errors: those of the planner; DCC0401 where no way to keep less fits.
 pub(super) fn fit(graph: &Graph, parallel: &Parallel, options: &Options) -> Result<Fitting> {
     let limit = options.memory_limit.unwrap_or(u64::MAX);
-    let plain = climb(graph, parallel, options)?;
+    let search = Search { graph, parallel, options, limit };
+    let plain = search.climb(plan::choose(graph, parallel)?)?;
     let enough = plain.rung == 0 && plain.peak <= limit;
     let other = match !enough && parallel.tp > 1 && !parallel.sequence_parallel {
-        // Errors: nothing to shard so. Then there is no other way.
-        true => climb(graph, &Parallel { sequence_parallel: true, ..parallel.clone() }, options).ok(),
+        // Errors: a plan that has no order, no stages. Then there is no other way.
+        true => search.leaner().ok(),
         false => None,
     };
     let best = match other {
@@ -51,26 +52,85 @@ fn better(first: Fitting, second: Fitting, limit: u64, machine: &Machine) -> Fit
     if takes_second { second } else { first }
 }
 
-/// The lowest rung of the ladder that fits the limit, else the one that needs least.
-fn climb(graph: &Graph, parallel: &Parallel, options: &Options) -> Result<Fitting> {
-    let plan = plan::choose(graph, parallel)?;
-    let placed = place::place(graph, &plan)?;
-    let ladder = match (parallel.recompute, options.memory_limit) {
-        (Recompute::Budget, Some(_)) => Repeats::ladder(),
-        _ => vec![plan.repeats],
-    };
-    let limit = options.memory_limit.unwrap_or(u64::MAX);
-    let attempt = |rung: usize| -> Result<Fitting> {
-        let plan = Plan { repeats: ladder[rung], ..plan.clone() };
+struct Search<'a> {
+    graph: &'a Graph,
+    parallel: &'a Parallel,
+    options: &'a Options,
+    limit: u64,
+}
+
+impl Search<'_> {
+    /// Of the planner's front of time and memory the fastest plan that fits as it is; if none does, that of fewest bytes, with what it is to
+    /// compute again.
+    fn leaner(&self) -> Result<Fitting> {
+        let front = Front::of(self.graph, self.parallel)?;
+        let alone = |number: usize| {
+            let plan = front.plan(number)?;
+            self.attempt(&place::place(self.graph, &plan)?, &plan, 0)
+        };
+        let mut best = alone(0)?;
+        if best.peak > self.limit {
+            return self.climb(front.plan(0)?);
+        }
+        // Plans further on need more memory.
+        let (mut fits, mut above) = (0, front.len());
+        while fits + 1 < above {
+            let middle = fits.midpoint(above);
+            let next = alone(middle)?;
+            if next.peak <= self.limit {
+                (best, fits) = (next, middle);
+            } else {
+                above = middle;
+            }
+        }
+        Ok(best)
+    }
+
+    fn ladder(&self, plan: &Plan) -> Vec<Repeats> {
+        match (self.parallel.recompute, self.options.memory_limit) {
+            (Recompute::Budget, Some(_)) => Repeats::ladder(),
+            _ => vec![plan.repeats],
+        }
+    }
+
+    /// The lowest rung of the ladder that fits the limit, else the one that needs least.
+    fn climb(&self, plan: Plan) -> Result<Fitting> {
+        let placed = place::place(self.graph, &plan)?;
+        let last = self.ladder(&plan).len() - 1;
+        let attempt = |rung: usize| self.attempt(&placed, &plan, rung);
+        let first = attempt(0)?;
+        let mut best = if first.peak <= self.limit || last == 0 { first } else { attempt(last)? };
+        if best.peak <= self.limit {
+            // Further up takes less memory.
+            let mut below = 0;
+            while below + 1 < best.rung {
+                let next = attempt(below.midpoint(best.rung))?;
+                if next.peak <= self.limit { best = next } else { below = next.rung }
+            }
+        } else {
+            // Unless what is computed again takes more room while it is than it saves.
+            for rung in 1..last {
+                let next = attempt(rung)?;
+                best = if next.peak < best.peak { next } else { best };
+                if best.peak <= self.limit {
+                    break;
+                }
+            }
+        }
+        Ok(best)
+    }
+
+    /// A plan, placed, with as much computed again as a rung says.
+    fn attempt(&self, placed: &Graph, plan: &Plan, rung: usize) -> Result<Fitting> {
+        let mut plan = Plan { repeats: self.ladder(plan)[rung], ..plan.clone() };
         let placed = recompute::apply(placed.clone(), &plan)?;
-        let order = order(&placed, &plan, options)?;
+        let order = order(&placed, &plan, self.options)?;
         let lowered = |plan: &Plan| -> Result<(u64, Vec<Program>)> {
-            let programs = programs(&placed, plan, &order, options, Mode::Train, &[])?;
+            let programs = programs(&placed, plan, &order, self.options, Mode::Train, &[])?;
             Ok((programs.iter().map(planned_bytes).max().unwrap_or(0), programs))
         };
         let (mut peak, mut programs) = lowered(&plan)?;
-        let mut plan = plan;
-        if peak > limit {
+        if peak > self.limit {
             // What is under way takes room too.
             let waiting = Plan { overlap: Overlap::Off, ..plan.clone() };
             let (less, alone) = lowered(&waiting)?;
@@ -79,27 +139,7 @@ fn climb(graph: &Graph, parallel: &Parallel, options: &Options) -> Result<Fittin
             }
         }
         Ok(Fitting { rung, plan, placed, order, programs, peak })
-    };
-    let (first, last) = (attempt(0)?, ladder.len() - 1);
-    let mut best = if first.peak <= limit || last == 0 { first } else { attempt(last)? };
-    if best.peak <= limit {
-        // Further up takes less memory.
-        let mut below = 0;
-        while below + 1 < best.rung {
-            let next = attempt(below.midpoint(best.rung))?;
-            if next.peak <= limit { best = next } else { below = next.rung }
-        }
-    } else {
-        // Unless what is computed again takes more room while it is than it saves.
-        for rung in 1..last {
-            let next = attempt(rung)?;
-            best = if next.peak < best.peak { next } else { best };
-            if best.peak <= limit {
-                break;
-            }
-        }
     }
-    Ok(best)
 }
 
 impl Fitting {

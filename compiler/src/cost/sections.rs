@@ -142,7 +142,7 @@ fn seen(attention: &Attention, query: &TensorType, mesh: &Mesh, pairs: u64) -> u
     }
     let spec = &attention.spec;
     let of_queries = |f: &FactorId| spec.names[usize::from(f.0)] == "t";
-    let dim = spec.operands[0].iter().position(|dim| dim.iter().any(|f| of_queries(f)));
+    let dim = spec.operands[0].iter().position(|dim| dim.iter().any(of_queries));
     let ranks: u64 = dim.iter().flat_map(|&dim| &query.sharding.dims[dim]).map(|&axis| u64::from(mesh.size(axis))).product();
     pairs * (2 * ranks - 1) / (2 * ranks)
 }

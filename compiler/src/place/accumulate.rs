@@ -5,6 +5,9 @@ use crate::graph::{Graph, NodeId, Phase};
 use crate::ops::{GradSum, Op};
 use std::collections::BTreeSet;
 
+/// Tells copies of whole sums from those of terms, which other sums have.
+const COPY: u32 = 1 << 30;
+
 /// `placed` with a copy, made by a kernel of its own, for each value that the update resolves over microbatches and that no kernel
 /// makes, or that others read one microbatch at a time.
 pub(super) fn own_accumulators(placed: Graph) -> Result<Graph> {
@@ -17,7 +20,7 @@ pub(super) fn own_accumulators(placed: Graph) -> Result<Graph> {
         if shared.contains(&id) {
             let sum = placed[id].operands[0];
             out.set_phase(placed[sum].phase);
-            let copy = out.add_typed(GradSum { of: sum.0 }, operands, placed.ty(sum).clone());
+            let copy = out.add_typed(GradSum { of: COPY | sum.0 }, operands, placed.ty(sum).clone());
             out.set_phase(node.phase);
             return Ok(out.add_typed(node.op.clone(), &[copy], node.ty.clone()));
         }

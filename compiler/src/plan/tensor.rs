@@ -21,7 +21,7 @@ use super::annotated::Wish;
 use super::forward::{Forward, Kind};
 use super::pins::{self, Pins};
 use super::samples::{self, Samples};
-use super::{CONTEXT, EXPERT, Overlap, Parallel, Plan};
+use super::{CONTEXT, EXPERT, Overlap, Parallel, Plan, Schedule, Zero};
 use crate::cost::Machine;
 use crate::error::{Error, Result};
 use crate::graph::NodeId;
@@ -30,50 +30,76 @@ use classes::Classes;
 use context::Context;
 use dcc_program::{AxisId, AxisList, FactorId};
 use experts::Experts;
+use frontier::Solved;
 use layout::TensorAxes;
-use model::{Builder, Cost, Problem};
+use model::{Along, Builder, Cost, Held, Problem};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The plan without stages.
 pub(super) fn shard(forward: &Forward, options: &Parallel) -> Result<Plan> {
     let pins = Pins::of(forward.graph, options)?;
     if options.tp > 1 || options.cp > 1 || options.ep > 1 {
-        return Ok(solve(forward, options, pins)?.into_plan());
+        let along = if options.sequence_parallel { Along::Sequence } else { Along::Features };
+        let Solution { plan, problem, found, .. } = solve(forward, options, pins, along, 1)?;
+        return Ok(planned(&plan, &problem, &found[0]));
     }
     let (plan, samples) = whole(forward, options, &[("tp", 1)])?;
     check_whole(&pins, |_| true, forward, &plan, &samples)?;
     Ok(plan)
 }
 
+/// Levels of memory that plans are found for.
+const LEVELS: u64 = 32;
+
+/// The cheapest plans, without stages, for several amounts of memory: from what needs fewest bytes to what takes least time.
+pub(super) struct Front(Solution);
+
+impl Front {
+    /// Errors: as `shard`; no tensor axis.
+    pub fn of(forward: &Forward, options: &Parallel) -> Result<Front> {
+        Ok(Front(solve(forward, options, Pins::of(forward.graph, options)?, Along::Memory, LEVELS)?))
+    }
+
+    /// At least one.
+    pub fn len(&self) -> usize {
+        self.0.found.len()
+    }
+
+    pub fn plan(&self, forward: &Forward, number: usize) -> Plan {
+        let Solution { plan, problem, found } = &self.0;
+        let sequence_parallel = shards_a_sequence(forward, &Classes::of(forward), problem, &found[number]);
+        Plan { sequence_parallel, ..planned(plan, problem, &found[number]) }
+    }
+}
+
 /// A way to name the tensor axes, and the cheapest choices under it.
 struct Solution {
     plan: Plan,
     problem: Problem,
-    choices: Vec<usize>,
-    cost: Cost,
+    /// By memory; the last takes least time.
+    found: Vec<Solved>,
 }
 
-impl Solution {
-    /// Whether a tensor axis shards something computed per microbatch along a dim that no weight has.
-    fn shards_a_sequence(&self, forward: &Forward, classes: &Classes) -> bool {
-        let tensor = self.problem.tensor_axes();
-        self.problem.items.iter().zip(&self.choices).any(|(item, &choice)| {
-            let factors = &self.problem.classes[item.class].choices[choice].factors;
-            let shards = |f: FactorId| factors[usize::from(f.0)].iter().any(|axis| tensor.contains(axis));
-            let along = |f: FactorId| shards(f) && !classes.is_feature(forward, item.id, f);
-            forward.kind(item.id) == Kind::Batched && forward.rule(item.id).spec.ids().any(along)
-        })
-    }
+/// Whether a tensor axis shards something computed per microbatch along a dim that no weight has.
+fn shards_a_sequence(forward: &Forward, classes: &Classes, problem: &Problem, solved: &Solved) -> bool {
+    let tensor = problem.tensor_axes();
+    problem.items.iter().zip(&solved.choices).any(|(item, &choice)| {
+        let factors = &problem.classes[item.class].choices[choice].factors;
+        let shards = |f: FactorId| factors[usize::from(f.0)].iter().any(|axis| tensor.contains(axis));
+        let along = |f: FactorId| shards(f) && !classes.is_feature(forward, item.id, f);
+        forward.kind(item.id) == Kind::Batched && forward.rule(item.id).spec.ids().any(along)
+    })
+}
 
-    fn into_plan(self) -> Plan {
-        let Solution { mut plan, problem, choices, .. } = self;
-        for (item, &choice) in problem.items.iter().zip(&choices) {
-            let choice = &problem.classes[item.class].choices[choice];
-            let strategy = plan.strategies.get_mut(&item.id).expect("every item has its batch axes");
-            *strategy = problem.merge(strategy, &choice.factors, &choice.keep);
-        }
-        plan
+/// `plan` with the strategies of a solution.
+fn planned(plan: &Plan, problem: &Problem, solved: &Solved) -> Plan {
+    let mut plan = plan.clone();
+    for (item, &choice) in problem.items.iter().zip(&solved.choices) {
+        let choice = &problem.classes[item.class].choices[choice];
+        let strategy = plan.strategies.get_mut(&item.id).expect("every item has its batch axes");
+        *strategy = problem.merge(strategy, &choice.factors, &choice.keep);
     }
+    plan
 }
 
 /// What no tensor axis can shard lies as the batch axes have it.
@@ -112,10 +138,10 @@ fn take(name: &str, forward: &Forward, plan: &mut Plan, samples: &mut Samples) -
 }
 
 /// The cheapest of all ways to name the tensor axes.
-fn solve(forward: &Forward, options: &Parallel, pins: Pins) -> Result<Solution> {
+fn solve(forward: &Forward, options: &Parallel, pins: Pins, along: Along, levels: u64) -> Result<Solution> {
     check_heads(forward, options)?;
     let classes = Classes::of(forward);
-    let mut best: Option<Solution> = None;
+    let mut best: Option<(Cost, Solution)> = None;
     for axes in splits(forward, &classes, options.tp) {
         let named: Vec<(&str, u32)> = axes.iter().map(|(name, size)| (name.as_str(), *size)).collect();
         let (mut plan, inputs) = whole(forward, options, &named)?;
@@ -130,18 +156,20 @@ fn solve(forward: &Forward, options: &Parallel, pins: Pins) -> Result<Solution> 
         let tensor = named.iter().filter(|(_, size)| *size > 1).filter_map(|(name, _)| plan.mesh.axis(name));
         let others = context.iter().map(|context| context.axis).chain(experts.iter().map(|experts| experts.axis));
         let axes: TensorAxes = others.chain(tensor).collect();
-        let along_sequence = options.sequence_parallel;
+        let held = held(options);
         let (context, experts) = (context.as_ref(), experts.as_ref());
-        let builder = Builder { forward, samples: &samples, classes: &classes, pins: &pins, context, experts, along_sequence };
-        let problem = builder.build(&plan.mesh, axes, rates(options))?;
+        let builder = Builder { forward, samples: &samples, classes: &classes, pins: &pins, context, experts, along, held };
+        let problem = builder.build(&plan.mesh, axes, rates(options, along))?;
         refuse_unshardable(forward, &classes, &problem, options.tp)?;
-        let (choices, cost) = frontier::solve(&problem).expect("every node can be computed whole");
-        if best.as_ref().is_none_or(|least| cost < least.cost) {
-            best = Some(Solution { plan, problem, choices, cost });
+        let found = frontier::front(&problem, levels);
+        let cost = found.last().expect("every node can be computed whole").cost;
+        if best.as_ref().is_none_or(|(least, _)| cost < *least) {
+            best = Some((cost, Solution { plan, problem, found }));
         }
     }
-    let best = best.expect("there is a way to name the axes");
-    if options.sequence_parallel && !best.shards_a_sequence(forward, &classes) {
+    let (_, best) = best.expect("there is a way to name the axes");
+    let shards = |solved: &Solved| shards_a_sequence(forward, &classes, &best.problem, solved);
+    if along == Along::Sequence && !best.found.iter().any(shards) {
         let what = format!(
             "--sequence-parallel has nothing to split: no value has a dim, of at least {} elements, that is neither of \
              samples nor of weights, where no product or attention needs it whole",
@@ -154,9 +182,22 @@ fn solve(forward: &Forward, options: &Parallel, pins: Pins) -> Result<Solution> 
 
 /// The rates that plans are compared by. Under sequence parallelism bytes that are kept are weighed against bytes that are moved, in small
 /// models as in large ones: latency does not count.
-fn rates(options: &Parallel) -> Machine {
-    let latency = if options.sequence_parallel { 0.0 } else { options.machine.latency };
+fn rates(options: &Parallel, along: Along) -> Machine {
+    let latency = if along == Along::Sequence { 0.0 } else { options.machine.latency };
     Machine { latency, ..options.machine }
+}
+
+/// What stays in memory, with an optimizer of two moments.
+fn held(options: &Parallel) -> Held {
+    let shared = 1.0 / f64::from(options.shard_group.unwrap_or(options.dp));
+    let copies = match options.zero {
+        Zero::Nothing => 4.0,
+        Zero::State => 2.0 + 2.0 * shared,
+        Zero::Gradients => 1.0 + 3.0 * shared,
+        Zero::Parameters => 4.0 * shared,
+    };
+    let most = if options.schedule == Schedule::GPipe { options.microbatches } else { options.pp };
+    Held { copies, in_flight: u64::from(most.min(options.microbatches)) }
 }
 
 /// Everything whole over the tensor axes.

@@ -1,5 +1,6 @@
 //! Plans of whole graphs.
 
+use super::forward::Kind;
 use super::testing::*;
 use super::*;
 use crate::graph::Graph;
@@ -482,4 +483,33 @@ fn ninety_six_layers_are_planned() {
         let plan = choose(&graph, &Parallel { sequence_parallel, ..options(2, 8, 16, 16) }).unwrap();
         assert_eq!(plan.stages.values().max(), Some(&15));
     }
+}
+
+/// From what keeps about as little as sequence parallelism to what `choose` finds, layer by layer.
+#[test]
+fn ninety_six_layers_have_a_front_of_time_and_memory() {
+    let (width, heads) = (12288, 96);
+    let sizes =
+        Sizes { batch: 64, tokens: 2048, width, heads, kv_heads: heads, hidden: 4 * width, vocabulary: 51200, layers: 96 };
+    let graph = gpt(&sizes);
+    let options = options(2, 8, 16, 16);
+    let front = Front::of(&graph, &options).unwrap();
+    let plans: Vec<Plan> = (0..front.len()).step_by(4).map(|number| front.plan(number).unwrap()).collect();
+    assert!(front.len() > 24, "{} plans", front.len());
+    let whole = choose(&graph, &options).unwrap();
+    let along = choose(&graph, &Parallel { sequence_parallel: true, ..options.clone() }).unwrap();
+    let forward = Forward::of(&graph);
+    let kept = |plan: &Plan| -> f64 {
+        let of = |(&id, strategy): (&NodeId, &Strategy)| match forward.kind(id) {
+            Kind::Batched => crate::cost::bytes(graph.ty(id), &forward.rule(id).spec.result, strategy, &plan.mesh),
+            _ => 0.0,
+        };
+        plan.strategies.iter().map(of).sum()
+    };
+    assert!(plans.windows(2).all(|pair| kept(&pair[0]) < kept(&pair[1])));
+    // All values count here, in the front those that gradients read.
+    assert!(kept(&plans[0]) < 1.05 * kept(&along) && plans[0].sequence_parallel);
+    let last = front.plan(front.len() - 1).unwrap();
+    assert!(kept(&last) <= kept(&whole) && !last.sequence_parallel);
+    assert!(kept(&plans[0]) < 0.6 * kept(&last));
 }

@@ -5,6 +5,7 @@ use dcc::compile::planned_bytes;
 use dcc::import::Dropout;
 use dcc::plan::{Parallel, Schedule, Zero};
 use dcc::recompute::{Recompute, Repeats};
+use dcc_program::program::Program;
 
 /// A mesh whose tensor-parallel ranks share the sequence too.
 pub fn along(dp: u32, tp: u32, pp: u32) -> Parallel {
@@ -82,10 +83,17 @@ fn a_limit_shards_the_sequence_where_that_is_cheaper() {
         (compiled.plan.sequence_parallel, compiled.artifact.train)
     };
     let [(none, _), (quick, selective)] = [Repeats::NONE, Repeats::SELECTIVE].map(|repeats| peak(repeats, mesh(1, 2, 1)));
-    let [(shared, kept), (least, both)] = [Repeats::NONE, Repeats::SELECTIVE].map(|repeats| peak(repeats, along(1, 2, 1)));
+    let [(shared, _), (least, _)] = [Repeats::NONE, Repeats::SELECTIVE].map(|repeats| peak(repeats, along(1, 2, 1)));
     assert!(least < quick && quick < shared && shared < none, "{least} {quick} {shared} {none}");
     assert!(!limited(&mesh(1, 2, 1), none).0);
-    assert!(limited(&mesh(1, 2, 1), quick) == (false, selective));
-    assert!(limited(&mesh(1, 2, 1), least) == (true, both));
-    assert!(limited(&repeating(Repeats::NONE, mesh(1, 2, 1)), shared) == (true, kept));
+    assert!(limited(&mesh(1, 2, 1), quick) == (false, selective.clone()));
+    let bytes = |programs: &[Program]| planned_bytes(&programs[0]);
+    let (shares, programs) = limited(&mesh(1, 2, 1), least);
+    assert!(shares && bytes(&programs) <= least && programs != selective);
+    // In between, layer by layer: as much of the sequence as the limit demands.
+    for eighths in 0..8 {
+        let [limit, next] = [eighths, eighths + 1].map(|n| shared + (none - shared) * n / 8);
+        let (shares, programs) = limited(&repeating(Repeats::NONE, mesh(1, 2, 1)), next);
+        assert!(shares == (next < none) && bytes(&programs) > limit, "{limit} {} {next}", bytes(&programs));
+    }
 }

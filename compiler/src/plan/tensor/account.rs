@@ -5,7 +5,8 @@ use super::super::pins::Pins;
 use super::super::{Parallel, Plan};
 use super::frontier::with_kept;
 use super::layout::{At, Layout};
-use super::model::{Class, Cost, Item, Problem};
+use super::model::{Along, Class, Cost, Item, Problem};
+use super::planned;
 use crate::cost::reshard::{self, Move, Step};
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
@@ -26,15 +27,19 @@ pub(in super::super) struct Collective {
 /// The plan of a graph and the collectives over tensor axes that its solution counts with.
 pub(in super::super) fn solved(graph: &Graph, options: &Parallel) -> Result<(Plan, Vec<Collective>)> {
     let forward = Forward::of(graph);
-    let solution = super::solve(&forward, options, Pins::of(graph, options)?)?;
-    let account = account(&solution.problem, &solution.choices).expect("the solver's choices fit together");
-    assert_eq!(account.cost, solution.cost, "the parts of the cost add up");
-    Ok((solution.into_plan(), account.collectives))
+    let along = if options.sequence_parallel { Along::Sequence } else { Along::Features };
+    let solution = super::solve(&forward, options, Pins::of(graph, options)?, along, 1)?;
+    let solved = &solution.found[0];
+    let account = account(&solution.problem, &solved.choices).expect("the solver's choices fit together");
+    assert_eq!((account.cost, account.more), (solved.cost, solved.more), "the parts add up");
+    Ok((planned(&solution.plan, &solution.problem, solved), account.collectives))
 }
 
 #[derive(Debug)]
 pub(super) struct Account {
     pub cost: Cost,
+    /// Bytes beyond those of the choices that need least.
+    pub more: u64,
     pub collectives: Vec<Collective>,
 }
 
@@ -49,7 +54,7 @@ struct Uses {
 pub(super) fn account(problem: &Problem, choices: &[usize]) -> Option<Account> {
     let mut layouts: Vec<Layout> = Vec::new();
     let mut uses: Vec<Uses> = problem.items.iter().map(|_| Uses::default()).collect();
-    let mut cost = 0;
+    let (mut cost, mut more) = (0, 0);
     for (item, &choice) in problem.items.iter().zip(choices) {
         let class = &problem.classes[item.class];
         let choice = &class.choices[choice];
@@ -76,8 +81,9 @@ pub(super) fn account(problem: &Problem, choices: &[usize]) -> Option<Account> {
         kept.iter().for_each(|&(axis, _)| makes.set(usize::from(axis), At::Pending(Reduce::Sum)));
         layouts.push(makes);
         cost += choice.cost;
+        more += choice.bytes - class.least();
     }
-    let mut account = Account { cost, collectives: Vec::new() };
+    let mut account = Account { cost, more, collectives: Vec::new() };
     for ((item, uses), layout) in problem.items.iter().zip(&uses).zip(layouts) {
         account.add(problem, item, uses, layout);
     }

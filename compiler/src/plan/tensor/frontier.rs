@@ -1,18 +1,23 @@
 //! Exact dynamic programming over the frontier: the values that are alive between two nodes.
 //!
 //! A state is the layout of each live value and what its readers so far have paid for. Every node extends every state by every
-//! choice; of equal states the cheapest stays. Steps are memoised by their structure, so a repeated layer costs nothing once
-//! its states repeat (nnScaler's cut-set recurrence, OSDI 2024, section 5). States that cannot win, because the cheapest
-//! one could turn into them for less than they cost more, are dropped; beyond `BEAM` states the dearest are.
+//! choice; of equal states the cheapest stays, at each level of memory. The ways from states to states are found once for all layers
+//! that repeat (nnScaler's cut-set recurrence, OSDI 2024, section 5). States that cannot win, because the cheapest one could turn into
+//! them for less than they cost more, are dropped; beyond a beam the dearest are.
 
 use super::layout::{At, Layout, MAX_AXES};
 use super::model::{Choice, Class, Cost, Item, Moving, Problem, Read};
 use dcc_program::Reduce;
 use smallvec::SmallVec;
 use std::collections::HashMap;
+use std::rc::Rc;
 
-/// States kept after a node.
+/// States kept after a node, for one level of memory and for each of many.
 const BEAM: usize = 4096;
+const BEAM_OF_MANY: usize = 1024;
+
+/// Ways of a step that are kept for the next of its kind.
+const REMEMBERED: usize = 1 << 16;
 
 /// Readers to come that states distinguish: more are as many.
 const FAR: u32 = 4;
@@ -28,10 +33,7 @@ struct Live {
 /// Live values by their place in the frontier, as indices into `Solver::lives`.
 type State = SmallVec<[u32; 8]>;
 
-/// States with their costs above the cheapest, sorted.
-type States = Vec<(State, Cost)>;
-
-/// What decides a step but for its states.
+/// What decides the ways through a step but for its states.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Shape {
     class: usize,
@@ -43,11 +45,38 @@ struct Shape {
     stays: bool,
 }
 
-struct Step {
-    states: usize,
+/// A state, a choice, and the state that they lead to.
+struct Way {
+    from: u32,
+    choice: u32,
+    to: u32,
     added: Cost,
-    /// By new state: the old state and the choice.
-    back: Vec<(u32, u32)>,
+    /// More than the choice that needs least.
+    bytes: u64,
+}
+
+/// All ways from the states of a set.
+struct Step {
+    ways: Vec<Way>,
+    states: Vec<State>,
+}
+
+/// The cheapest known way to a state at a level of memory.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    cost: Cost,
+    bytes: u64,
+    /// Index of the entry before, and the choice that led here.
+    before: u32,
+    choice: u32,
+}
+
+/// What is known after a node: the states, sorted, and of each its entries, from little memory to much, from dear to cheap.
+struct Reached {
+    set: usize,
+    /// First entry of each state, and the end.
+    first: Vec<u32>,
+    entries: Vec<Entry>,
 }
 
 /// Tensor axes whose pending sums pass through, and the operands that keep them.
@@ -55,72 +84,89 @@ type Kept<'a> = SmallVec<[(u8, &'a [usize]); 2]>;
 
 pub(super) struct Solver<'a> {
     problem: &'a Problem,
+    /// Bytes of a level of memory, and that are kept at most: those of choices beyond those that need least.
+    level: u64,
+    most: u64,
     lives: Vec<Live>,
     live_index: HashMap<Live, u32>,
-    sets: Vec<States>,
-    set_index: HashMap<States, usize>,
+    sets: Vec<Vec<State>>,
+    set_index: HashMap<Vec<State>, usize>,
     movings: HashMap<(usize, Layout, Layout), Moving>,
-    shapes: HashMap<(Shape, usize), usize>,
-    steps: Vec<Step>,
+    steps: HashMap<(Shape, usize), Rc<Step>>,
 }
 
-/// The index of the choice of each item, and the cost of all. `None` where choices contradict each other.
-pub(super) fn solve(problem: &Problem) -> Option<(Vec<usize>, Cost)> {
-    Solver {
+/// A choice for each item, and what all of them take.
+pub(super) struct Solved {
+    pub choices: Vec<usize>,
+    pub cost: Cost,
+    /// Bytes kept by a rank beyond those of the choices that need least.
+    pub more: u64,
+}
+
+/// For each amount of memory the cheapest choices that need no more, from the fewest bytes to the least cost; one of each of so many
+/// levels, as far apart. Of one level: the cheapest of all. None where choices contradict each other.
+pub(super) fn front(problem: &Problem, levels: u64) -> Vec<Solved> {
+    let mut solver = Solver {
         problem,
+        level: u64::MAX,
+        most: u64::MAX,
         lives: Vec::new(),
         live_index: HashMap::new(),
         sets: Vec::new(),
         set_index: HashMap::new(),
         movings: HashMap::new(),
-        shapes: HashMap::new(),
-        steps: Vec::new(),
+        steps: HashMap::new(),
+    };
+    let cheapest = solver.run();
+    let most = cheapest.iter().flatten().map(|solved| solved.more).max();
+    match most.filter(|_| levels > 1) {
+        Some(most) => {
+            (solver.level, solver.most) = (most / levels + 1, most);
+            solver.run().unwrap_or_default()
+        }
+        None => cheapest.unwrap_or_default(),
     }
-    .run()
 }
 
 impl Solver<'_> {
-    fn run(mut self) -> Option<(Vec<usize>, Cost)> {
+    fn run(&mut self) -> Option<Vec<Solved>> {
         let problem = self.problem;
         let mut left = vec![0u32; problem.items.len()];
         for &value in problem.items.iter().flat_map(|item| &item.values) {
             left[value] += 1;
         }
         let mut frontier: Vec<usize> = Vec::new();
-        let mut set = self.intern_states(vec![(State::new(), 0)]);
-        let mut total = 0;
-        let mut trace = Vec::with_capacity(problem.items.len());
+        let set = self.intern_states(vec![State::new()]);
+        let begin = Entry { cost: 0, bytes: 0, before: 0, choice: 0 };
+        let mut trace = Vec::with_capacity(problem.items.len() + 1);
+        trace.push(Reached { set, first: vec![0, 1], entries: vec![begin] });
         for (index, item) in problem.items.iter().enumerate() {
             let shape = self.shape(item, &frontier, &left, left[index] > 0);
             for &value in &item.values {
                 left[value] -= 1;
             }
-            let key = (shape, set);
-            let step = match self.shapes.get(&key) {
-                Some(&step) => step,
-                None => {
-                    let step = self.step(problem.class(index), &key.0, set)?;
-                    self.steps.push(step);
-                    self.shapes.insert(key, self.steps.len() - 1);
-                    self.steps.len() - 1
-                }
-            };
+            let last = trace.last().expect("it begins somewhere");
+            let step = self.step(problem.class(index), &shape, last.set);
+            let allowance = self.allowance(&shape, problem.class(index));
+            let next = self.follow(&step, last, allowance)?;
+            trace.push(next);
             frontier.retain(|&v| left[v] > 0);
             if left[index] > 0 {
                 frontier.push(index);
             }
-            set = self.steps[step].states;
-            total += self.steps[step].added;
-            trace.push(step);
         }
-        let mut choices = vec![0; trace.len()];
-        let mut state = 0;
-        for (index, &step) in trace.iter().enumerate().rev() {
-            let (old, choice) = self.steps[step].back[state];
-            choices[index] = choice as usize;
-            state = old as usize;
-        }
-        Some((choices, total))
+        let last = trace.last().expect("it ends somewhere");
+        let solved = |end: usize| {
+            let mut choices = vec![0; problem.items.len()];
+            let mut at = end;
+            for (reached, choice) in trace[1..].iter().zip(&mut choices).rev() {
+                *choice = reached.entries[at].choice as usize;
+                at = reached.entries[at].before as usize;
+            }
+            let Entry { cost, bytes: more, .. } = last.entries[end];
+            Solved { choices, cost, more }
+        };
+        Some((0..last.entries.len()).map(solved).collect())
     }
 
     fn shape(&self, item: &Item, frontier: &[usize], left: &[u32], stays: bool) -> Shape {
@@ -132,39 +178,102 @@ impl Solver<'_> {
         Shape { class: item.class, places, frontier, stays }
     }
 
-    fn step(&mut self, class: &Class, shape: &Shape, set: usize) -> Option<Step> {
+    /// All ways out of the states of a set.
+    fn step(&mut self, class: &Class, shape: &Shape, set: usize) -> Rc<Step> {
+        let key = (shape.clone(), set);
+        if let Some(step) = self.steps.get(&key) {
+            return step.clone();
+        }
         let old = self.sets[set].clone();
-        let mut best: HashMap<State, (Cost, u32, u32)> = HashMap::new();
-        let mut least = Cost::MAX;
-        let allowance = self.allowance(shape, class);
-        for (from, (state, cost)) in old.iter().enumerate() {
+        let mut step = Step { ways: Vec::new(), states: Vec::new() };
+        let mut index: HashMap<State, u32> = HashMap::new();
+        let least = class.least();
+        for (from, state) in old.iter().enumerate() {
             for (number, choice) in class.choices.iter().enumerate() {
                 let Some((next, added)) = self.extend(class, shape, choice, state) else { continue };
-                let cost = cost + added;
-                if cost > least.saturating_add(allowance) {
-                    continue;
-                }
-                least = least.min(cost);
-                let entry = best.entry(next).or_insert((Cost::MAX, 0, 0));
-                if cost < entry.0 {
-                    *entry = (cost, from as u32, number as u32);
-                }
+                let to = *index.entry(next).or_insert_with_key(|next| {
+                    step.states.push(next.clone());
+                    step.states.len() as u32 - 1
+                });
+                step.ways.push(Way { from: from as u32, choice: number as u32, to, added, bytes: choice.bytes - least });
             }
         }
-        let mut states: Vec<(State, (Cost, u32, u32))> =
-            best.into_iter().filter(|(_, (cost, ..))| *cost <= least.saturating_add(allowance)).collect();
-        states.sort_unstable();
-        if states.len() > BEAM {
-            states.sort_by_key(|(_, (cost, ..))| *cost);
-            states.truncate(BEAM);
-            states.sort_unstable();
+        let step = Rc::new(step);
+        if step.ways.len() <= REMEMBERED {
+            self.steps.insert(key, step.clone());
         }
+        step
+    }
+
+    /// What the ways lead to, without what cannot win. `None` where there is no way.
+    fn follow(&mut self, step: &Step, last: &Reached, allowance: Cost) -> Option<Reached> {
+        let mut found = self.all(step, last);
+        let mut least: Vec<Cost> = Vec::new();
+        for entries in &mut found {
+            let mut cheapest = Cost::MAX;
+            for (level, slot) in entries.iter_mut().enumerate() {
+                if least.len() <= level {
+                    least.push(Cost::MAX);
+                }
+                match slot {
+                    Some(entry) if entry.cost < cheapest => cheapest = entry.cost,
+                    _ => *slot = None,
+                }
+                least[level] = least[level].min(cheapest);
+            }
+        }
+        for level in 1..least.len() {
+            least[level] = least[level].min(least[level - 1]);
+        }
+        let mut states: Vec<(usize, Vec<Entry>)> = Vec::new();
+        for (state, entries) in found.into_iter().enumerate() {
+            let wins = |(level, entry): (usize, Option<Entry>)| {
+                entry.filter(|entry| entry.cost <= least[level].saturating_add(allowance))
+            };
+            let entries: Vec<Entry> = entries.into_iter().enumerate().filter_map(wins).collect();
+            if !entries.is_empty() {
+                states.push((state, entries));
+            }
+        }
+        let beam = if self.most == u64::MAX { BEAM } else { BEAM_OF_MANY };
+        if states.len() > beam {
+            states.sort_by_key(|(state, entries)| (entries.last().map(|entry| entry.cost), &step.states[*state]));
+            states.truncate(beam);
+        }
+        states.sort_unstable_by_key(|(state, _)| &step.states[*state]);
         if states.is_empty() {
             return None;
         }
-        let back = states.iter().map(|(_, (_, from, number))| (*from, *number)).collect();
-        let states = states.into_iter().map(|(state, (cost, ..))| (state, cost - least)).collect();
-        Some(Step { states: self.intern_states(states), added: least, back })
+        let set = self.intern_states(states.iter().map(|(state, _)| step.states[*state].clone()).collect());
+        let mut reached = Reached { set, first: vec![0], entries: Vec::new() };
+        for (_, entries) in states {
+            reached.entries.extend(entries);
+            reached.first.push(reached.entries.len() as u32);
+        }
+        Some(reached)
+    }
+
+    /// By state and level, the cheapest of all ways; of as cheap ones that of fewer bytes, then the first.
+    fn all(&self, step: &Step, last: &Reached) -> Vec<Vec<Option<Entry>>> {
+        let mut found: Vec<Vec<Option<Entry>>> = vec![Vec::new(); step.states.len()];
+        for way in &step.ways {
+            let entries = &mut found[way.to as usize];
+            for before in last.first[way.from as usize]..last.first[way.from as usize + 1] {
+                let old = &last.entries[before as usize];
+                let (cost, bytes) = (old.cost + way.added, old.bytes + way.bytes);
+                if bytes > self.most {
+                    continue;
+                }
+                let level = (bytes / self.level) as usize;
+                if entries.len() <= level {
+                    entries.resize(level + 1, None);
+                }
+                if entries[level].is_none_or(|entry| (cost, bytes) < (entry.cost, entry.bytes)) {
+                    entries[level] = Some(Entry { cost, bytes, before, choice: way.choice });
+                }
+            }
+        }
+        found
     }
 
     /// How much dearer than the cheapest a state may be and still win: what it costs at most to move every live value to any
@@ -276,7 +385,7 @@ impl Solver<'_> {
         index
     }
 
-    fn intern_states(&mut self, states: States) -> usize {
+    fn intern_states(&mut self, states: Vec<State>) -> usize {
         if let Some(&index) = self.set_index.get(&states) {
             return index;
         }

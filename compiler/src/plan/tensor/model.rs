@@ -35,6 +35,8 @@ pub(super) struct Choice {
     pub keep: SmallVec<[u8; MAX_AXES]>,
     /// Work of the op and its gradient.
     pub cost: Cost,
+    /// Kept by a rank: a parameter with its gradient and state, a result until the gradients of its readers are computed.
+    pub bytes: u64,
     /// By read: the wanted layout, pendings that are kept aside.
     pub wants: SmallVec<[Layout; 3]>,
     /// By read: the layout of the contribution to the gradient.
@@ -66,6 +68,13 @@ pub(super) struct Class {
     /// Of the result; index into `Problem::kinds`.
     pub kind: usize,
     pub output: bool,
+}
+
+impl Class {
+    /// Of the choice that needs least.
+    pub fn least(&self) -> u64 {
+        self.choices.iter().map(|choice| choice.bytes).min().unwrap_or(0)
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -170,6 +179,26 @@ impl Problem {
 /// again, and to add up the gradients of what is added to it or scales it.
 const KEPT: f64 = 8.0;
 
+/// What tensor axes may split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Along {
+    /// Dims that weights have.
+    Features,
+    /// Sequence parallelism: the others too, instead of the width, and what is kept has a price.
+    Sequence,
+    /// The same, as memory allows.
+    Memory,
+}
+
+/// What stays in memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Held {
+    /// Bytes that a rank has for each byte of a weight: itself, gradient and state, less what data-parallel ranks share.
+    pub copies: f64,
+    /// Microbatches between their forward and their backward.
+    pub in_flight: u64,
+}
+
 /// Builds the problem of the forward graph on a mesh whose tensor axes are `axes`.
 pub(super) struct Builder<'a> {
     pub forward: &'a Forward<'a>,
@@ -179,8 +208,8 @@ pub(super) struct Builder<'a> {
     /// Context and expert parallelism: what `samples` knows nothing of.
     pub context: Option<&'a Context>,
     pub experts: Option<&'a Experts>,
-    /// Sequence parallelism.
-    pub along_sequence: bool,
+    pub along: Along,
+    pub held: Held,
 }
 
 /// Where an axis that is no tensor axis may stand: major to those, or minor to them.
@@ -387,7 +416,10 @@ impl Builder<'_> {
     fn may_shard(&self, id: NodeId, rule: &Rule, factor: FactorId) -> bool {
         let of_batch = !self.samples.strategies[&id].factors[usize::from(factor.0)].is_empty();
         let feature = self.classes.is_feature(self.forward, id, factor);
-        let allowed = if self.along_sequence { self.may_shard_along(id, rule, factor) } else { feature };
+        let allowed = match self.along {
+            Along::Features => feature,
+            Along::Sequence | Along::Memory => self.may_shard_along(id, rule, factor),
+        };
         allowed && !rule.is_whole(factor) && !of_batch
     }
 
@@ -407,16 +439,33 @@ impl Builder<'_> {
     fn keeping(&self, problem: &Problem, id: NodeId, strategy: &Strategy) -> f64 {
         let (forward, mesh) = (self.forward, &problem.mesh);
         let dims = &forward.rule(id).spec.result;
-        let reads = |&reader: &NodeId| forward.differentiable(reader) && reads_again(&forward.graph[reader].op);
         let has_features = || dims.iter().flatten().any(|&f| self.classes.is_feature(forward, id, f));
-        let kept = self.along_sequence && forward.kind(id) == Kind::Batched && has_features();
-        if !kept || !forward.readers[id.0 as usize].iter().any(reads) {
+        let priced = self.along == Along::Sequence && has_features();
+        if !priced || !self.is_kept(id) {
             return 0.0;
         }
         let [whole, local] =
             [&self.samples.strategies[&id], strategy].map(|strategy| cost::bytes(forward.graph.ty(id), dims, strategy, mesh));
         let gather = reshard::Step { kind: reshard::Move::AllGather, axes: problem.tensor_axes(), bytes: whole as u64 };
         KEPT * problem.machine.collective(&gather, mesh) * local / whole.max(1.0)
+    }
+
+    /// Whether gradients read the result.
+    fn is_kept(&self, id: NodeId) -> bool {
+        let forward = self.forward;
+        let reads = |&reader: &NodeId| forward.differentiable(reader) && reads_again(&forward.graph[reader].op);
+        forward.kind(id) == Kind::Batched && forward.readers[id.0 as usize].iter().any(reads)
+    }
+
+    fn held(&self, problem: &Problem, id: NodeId, strategy: &Strategy) -> u64 {
+        let forward = self.forward;
+        let local = cost::bytes(forward.graph.ty(id), &forward.rule(id).spec.result, strategy, &problem.mesh);
+        match forward.kind(id) {
+            Kind::Param if forward.differentiable(id) => (local * self.held.copies) as u64,
+            Kind::Param => local as u64,
+            _ if self.is_kept(id) => local as u64 * self.held.in_flight,
+            _ => 0,
+        }
     }
 
     /// Every rank gets a part, heads are whole, compound dims are filled exactly from the major factor on.
@@ -451,7 +500,8 @@ impl Builder<'_> {
         let per_step = matches!(self.forward.kind(id), Kind::Begin | Kind::Constant);
         let keeping = self.keeping(problem, id, &strategy);
         let cost = problem.units(keeping + if per_step { seconds / problem.microbatches() } else { seconds });
-        Choice { factors, keep, cost, wants, gives, makes }
+        let bytes = self.held(problem, id, &strategy);
+        Choice { factors, keep, cost, bytes, wants, gives, makes }
     }
 }
 

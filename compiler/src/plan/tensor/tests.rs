@@ -65,38 +65,41 @@ fn random_graph(random: &mut Random, sequence: bool) -> Graph {
     g
 }
 
-fn problem_of(graph: &Graph, tensor: &[(&str, u32)], machine: &Machine, along_sequence: bool) -> Problem {
+fn problem_of(graph: &Graph, tensor: &[(&str, u32)], machine: &Machine, along: Along) -> Problem {
     let forward = Forward::of(graph);
     let options = Parallel { microbatches: 2, tp: 2, ..Parallel::default() };
     let (plan, samples) = whole(&forward, &options, tensor).unwrap();
     let axes = tensor.iter().filter_map(|(name, _)| plan.mesh.axis(name)).collect();
     let classes = Classes::of(&forward);
     let pins = Pins::default();
-    Builder {
-        forward: &forward,
-        samples: &samples,
-        classes: &classes,
-        pins: &pins,
-        context: None,
-        experts: None,
-        along_sequence,
-    }
-    .build(&plan.mesh, axes, *machine)
-    .expect("nothing is pinned")
+    let held = Held { copies: 4.0, in_flight: 2 };
+    Builder { forward: &forward, samples: &samples, classes: &classes, pins: &pins, context: None, experts: None, along, held }
+        .build(&plan.mesh, axes, *machine)
+        .expect("nothing is pinned")
 }
 
-/// The least cost of all combinations.
-fn brute_force(problem: &Problem) -> Cost {
-    let mut least = Cost::MAX;
+fn along(sequence: bool) -> Along {
+    if sequence { Along::Sequence } else { Along::Features }
+}
+
+/// Cost and bytes of all combinations that fit together.
+fn brute_force(problem: &Problem) -> Vec<(Cost, u64)> {
+    let mut all = Vec::new();
     let mut choices = vec![0; problem.items.len()];
     loop {
-        if let Some(account) = account(problem, &choices) {
-            least = least.min(account.cost);
-        }
-        let Some(place) = (0..choices.len()).find(|&i| choices[i] + 1 < problem.class(i).choices.len()) else { return least };
+        all.extend(account(problem, &choices).map(|account| (account.cost, account.more)));
+        let Some(place) = (0..choices.len()).find(|&i| choices[i] + 1 < problem.class(i).choices.len()) else { return all };
         choices[..place].fill(0);
         choices[place] += 1;
     }
+}
+
+fn least_cost(problem: &Problem) -> Cost {
+    brute_force(problem).into_iter().map(|(cost, _)| cost).min().expect("nodes can be computed whole")
+}
+
+fn combinations(problem: &Problem) -> f64 {
+    (0..problem.items.len()).map(|i| problem.class(i).choices.len() as f64).product()
 }
 
 #[test]
@@ -109,14 +112,13 @@ fn the_solver_finds_what_brute_force_finds() {
         // Between "never shard" and "always shard".
         let link = [2e7, 1e8, 1e9, 1e10][random.below(4)];
         let machine = Machine { flops: 1e9, memory: 1e9, link, latency: 1e-9 };
-        let problem = problem_of(&graph, &[("tp", 2)], &machine, sequence);
-        let combinations: f64 = (0..problem.items.len()).map(|i| problem.class(i).choices.len() as f64).product();
-        if combinations > 30_000.0 {
+        let problem = problem_of(&graph, &[("tp", 2)], &machine, along(sequence));
+        if combinations(&problem) > 30_000.0 {
             continue;
         }
-        let (choices, cost) = frontier::solve(&problem).unwrap();
+        let Solved { choices, cost, .. } = frontier::front(&problem, 1).pop().unwrap();
         assert_eq!(account(&problem, &choices).unwrap().cost, cost, "the parts of the cost add up");
-        assert_eq!(cost, brute_force(&problem), "graph {tried}");
+        assert_eq!(cost, least_cost(&problem), "graph {tried}");
         let chosen = || choices.iter().enumerate().map(|(i, &c)| (problem.class(i), &problem.class(i).choices[c]));
         sharded += usize::from(chosen().any(|(_, c)| c.factors.iter().any(|f| !f.is_empty())));
         kept += usize::from(chosen().any(|(class, c)| !class.scalar && !c.keep.is_empty()));
@@ -133,12 +135,49 @@ fn two_axes_too() {
         let sequence = tried % 2 == 1;
         let graph = random_graph(&mut random, sequence);
         let machine = Machine { flops: 1e9, memory: 1e9, link: 1e9, latency: 1e-9 };
-        let problem = problem_of(&graph, &[("tp0", 2), ("tp1", 2)], &machine, sequence);
-        let combinations: f64 = (0..problem.items.len()).map(|i| problem.class(i).choices.len() as f64).product();
-        if combinations <= 30_000.0 {
-            let (_, cost) = frontier::solve(&problem).unwrap();
-            assert_eq!(cost, brute_force(&problem), "graph {tried}");
+        let problem = problem_of(&graph, &[("tp0", 2), ("tp1", 2)], &machine, along(sequence));
+        if combinations(&problem) <= 30_000.0 {
+            let cost = frontier::front(&problem, 1).pop().unwrap().cost;
+            assert_eq!(cost, least_cost(&problem), "graph {tried}");
             tried += 1;
         }
     }
+}
+
+/// What all combinations that no other beats in both cost and bytes are, the solver finds, where levels are as fine as bytes.
+#[test]
+fn memory_is_an_axis() {
+    let mut random = Random(0x2545F4914F6CDD1D);
+    let (mut tried, mut points, mut lost) = (0, 0, 0);
+    while tried < 200 {
+        let graph = random_graph(&mut random, tried % 2 == 1);
+        let link = [1e6, 1e7, 1e8][random.below(3)];
+        let machine = Machine { flops: 1e9, memory: 1e9, link, latency: 1e-9 };
+        let problem = problem_of(&graph, &[("tp", 2)], &machine, Along::Memory);
+        if combinations(&problem) > 30_000.0 {
+            continue;
+        }
+        let mut all = brute_force(&problem);
+        all.sort_unstable_by_key(|&(cost, bytes)| (bytes, cost));
+        let mut least = Cost::MAX;
+        all.retain(|&(cost, _)| {
+            let beats = cost < least;
+            least = least.min(cost);
+            beats
+        });
+        let found = |levels| frontier::front(&problem, levels);
+        let exact: Vec<(Cost, u64)> = found(1 << 40).iter().map(|solved| (solved.cost, solved.more)).collect();
+        assert_eq!(exact, all, "graph {tried}");
+        let coarse = found(2);
+        for solved in &coarse {
+            let account = account(&problem, &solved.choices).unwrap();
+            assert_eq!((account.cost, account.more), (solved.cost, solved.more), "the parts add up");
+        }
+        // A control: what levels lump together is lost.
+        lost += all.len() - coarse.len().min(all.len());
+        points += all.len();
+        tried += 1;
+    }
+    assert!(2 * points > 3 * tried, "{points} ways in {tried} graphs");
+    assert!(lost > 0, "two levels are as good as all");
 }
