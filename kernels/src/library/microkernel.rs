@@ -73,29 +73,69 @@ unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Block<V:
     // SAFETY: the caller's.
     unsafe {
         let last = t.columns - (VECTORS - 1) * V::LANES;
-        let mut sums = [[V::zero(); VECTORS]; ROWS];
-        let (mut a, mut b) = (t.a, t.b);
-        for _ in 0..t.depth {
-            let mut right = [V::zero(); VECTORS];
-            for (j, vector) in right.iter_mut().enumerate() {
-                let p = b.add(j * V::LANES);
-                *vector = if j + 1 == VECTORS { V::load_first(p, last) } else { V::load(p) };
+        if t.c_column == 1 {
+            // C is read or written when the sums are there: by then it is on its way.
+            for i in 0..ROWS {
+                (0..VECTORS).for_each(|j| V::prefetch(t.c.offset(i as isize * t.c_row).add(j * V::LANES)));
             }
-            for (i, row) in sums.iter_mut().enumerate() {
-                let left = V::splat(*a.offset(i as isize * t.a_row));
-                for (sum, vector) in row.iter_mut().zip(right) {
-                    *sum = left.fma(vector, *sum);
-                }
-            }
-            a = a.offset(t.a_step);
-            b = b.offset(t.b_step);
         }
+        let sums = if t.a_row == 1 { sums::<V, ROWS, VECTORS, true>(t, last) } else { sums::<V, ROWS, VECTORS, false>(t, last) };
         if t.c_column == 1 {
             write_rows::<V, ROWS, VECTORS>(t, &sums, last);
         } else {
             write_scattered::<V, ROWS, VECTORS>(t, &sums, last);
         }
     }
+}
+
+/// Rows that one pointer into A serves: what an address can hold beside it are one, two and three strides.
+const GROUP: usize = 4;
+
+/// The products; `ADJACENT` where the rows of A lie side by side.
+///
+/// # Safety
+/// As `block`.
+#[inline(always)]
+unsafe fn sums<V: Vector, const ROWS: usize, const VECTORS: usize, const ADJACENT: bool>(
+    t: &Block<V::E>,
+    last: usize,
+) -> [[V; VECTORS]; ROWS] {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut sums = [[V::zero(); VECTORS]; ROWS];
+        let mut b = t.b;
+        // Pointers of their own: one that walks from row to row would take as long as the products do.
+        let row = if ADJACENT { 1 } else { t.a_row };
+        let mut groups = [t.a; MAX_ROWS / GROUP];
+        for (g, pointer) in groups.iter_mut().enumerate().filter(|_| !ADJACENT) {
+            *pointer = opaque(t.a.wrapping_offset((g * GROUP) as isize * t.a_row));
+        }
+        for _ in 0..t.depth {
+            let mut right = [V::zero(); VECTORS];
+            for (j, vector) in right.iter_mut().enumerate() {
+                let p = b.add(j * V::LANES);
+                *vector = if j + 1 == VECTORS { V::load_first(p, last) } else { V::load(p) };
+            }
+            for (i, sums) in sums.iter_mut().enumerate() {
+                let group = if ADJACENT { 0 } else { i / GROUP };
+                let left = V::splat(*groups[group].offset((i - group * GROUP) as isize * row));
+                for (sum, vector) in sums.iter_mut().zip(right) {
+                    *sum = left.fma(vector, *sum);
+                }
+            }
+            groups.iter_mut().for_each(|pointer| *pointer = pointer.wrapping_offset(t.a_step));
+            b = b.offset(t.b_step);
+        }
+        sums
+    }
+}
+
+/// The same address, which the compiler does not derive from others.
+#[inline(always)]
+fn opaque<E>(mut pointer: *const E) -> *const E {
+    // SAFETY: no instruction at all.
+    unsafe { std::arch::asm!("/* {0} */", inout(reg) pointer, options(pure, nomem, nostack, preserves_flags)) };
+    pointer
 }
 
 /// # Safety

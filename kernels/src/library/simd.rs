@@ -33,6 +33,9 @@ pub(super) trait Vector: Copy {
     /// self * b + c, rounded once.
     unsafe fn fma(self, b: Self, c: Self) -> Self;
     unsafe fn mul(self, b: Self) -> Self;
+    /// Asks for the cache line of `p`, which need not be memory.
+    #[inline(always)]
+    unsafe fn prefetch(_p: *const Self::E) {}
 }
 
 macro_rules! element {
@@ -224,6 +227,11 @@ pub(super) mod x86 {
                 unsafe fn mul(self, b: Self) -> Self {
                     // SAFETY: see above.
                     $name(unsafe { $mul(self.0, b.0) })
+                }
+                #[inline(always)]
+                unsafe fn prefetch(p: *const $e) {
+                    // SAFETY: a hint.
+                    unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
                 }
             }
         };
