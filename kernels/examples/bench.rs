@@ -1,6 +1,7 @@
 //! Speed of the library kernels: GF/s and GB/s on the shapes that decide whole steps. `cargo run --release --example bench [filter] [threads]`.
 
 use dcc_kernels::library::attention::{Attention, Gradient, Gradients, Inputs, Mask, Shape, Strides};
+use dcc_kernels::library::convolution::{Convolution, Form, IMAGE, KERNEL, OUTPUT, Plain, Spatial};
 use dcc_kernels::library::matmul::{DotGeneral, Factor};
 use dcc_kernels::{Jit, Nest, Pool};
 use dcc_program::kernel::{Argument, BinaryOp, DimId, Expr, ExprId, Index, Kernel, Outside, Stmt, StoreMode, UnaryOp, VarId};
@@ -14,6 +15,7 @@ fn main() {
     let threads = arguments.next().and_then(|n| n.parse().ok()).unwrap_or(1);
     let bench = Bench { filter, pool: Pool::new(threads) };
     bench.matmul();
+    bench.convolution();
     bench.attention();
     bench.generated();
 }
@@ -79,9 +81,47 @@ impl Bench {
         }
     }
 
-    /// GPT-2's head size; causal.
+    /// Layers of ResNet-18 on 32 images of 64 x 64: channels, size of the image, taps, stride.
+    fn convolution(&self) {
+        let samples = 32;
+        for (c, o, size, taps, stride) in [
+            (3, 64, 64, 7, 2),
+            (64, 64, 16, 3, 1),
+            (64, 128, 16, 3, 2),
+            (128, 128, 8, 3, 1),
+            (256, 256, 4, 3, 1),
+            (512, 512, 2, 3, 1),
+            (64, 128, 16, 1, 2),
+        ] {
+            let (pad, y) = (taps / 2, size / stride);
+            let (image, output, kernel) = (samples * c * size * size, samples * o * y * y, o * c * taps * taps);
+            let plain = [
+                Plain { size: samples, strides: [Some(c * size * size), Some(o * y * y), None] },
+                Plain { size: c, strides: [Some(size * size), None, Some(taps * taps)] },
+                Plain { size: o, strides: [None, Some(y * y), Some(c * taps * taps)] },
+            ];
+            let dim = |strides| Spatial { sizes: [size, y, taps], strides, stride, dilation: 1, pad: pad as isize };
+            let spatial = [dim([size, y, taps]), dim([1, 1, 1])];
+            let sizes = [image, output, kernel];
+            for (result, operands, what) in
+                [(OUTPUT, [IMAGE, KERNEL], "forward"), (IMAGE, [OUTPUT, KERNEL], "image"), (KERNEL, [IMAGE, OUTPUT], "kernel")]
+            {
+                let convolution = Convolution::<f32>::new(Form { result, operands }, &plain, &spatial);
+                let [a, b] = operands.map(|role| vec![0.5f32; sizes[role]]);
+                let (mut to, mut workspace) = (vec![0f32; sizes[result]], vec![0f32; convolution.workspace()]);
+                let name = format!("convolution {what} {c}->{o} {size}x{size} {taps}x{taps}/{stride}");
+                self.time(&name, "GF/s", convolution.flops() as f64, |pool| {
+                    convolution.run(pool, false, &a, &b, &mut to, &mut workspace)
+                });
+            }
+        }
+    }
+
+    /// GPT-2's head size, causal; and a small vision transformer's, which is not.
     fn attention(&self) {
-        for (batch, heads, length, channels) in [(2, 12, 256, 64), (8, 4, 128, 64), (1, 12, 1024, 64)] {
+        for (batch, heads, length, channels, causal) in
+            [(2, 12, 256, 64, true), (8, 4, 128, 64, true), (1, 12, 1024, 64, true), (32, 3, 65, 64, false)]
+        {
             let width = heads * channels;
             let layout = Strides { batch: length * width, head: channels, group: 0, position: width, channel: 1 };
             let shape = Shape {
@@ -93,7 +133,7 @@ impl Bench {
                 channels,
                 values: channels,
                 scale: 0.125,
-                causal: Some(0),
+                causal: causal.then_some(0),
                 q: layout,
                 k: layout,
                 v: layout,

@@ -7,6 +7,7 @@ pub mod half;
 pub mod math;
 pub mod matmul;
 mod microkernel;
+mod pack;
 pub mod pool;
 pub mod random;
 pub mod scatter;

@@ -81,10 +81,10 @@ impl Case {
         out
     }
 
-    fn plan(&self, form: Form) -> Convolution<f64> {
+    fn factors(&self) -> (Vec<Plain>, Vec<Spatial>) {
         let Case { n, g, c, o, .. } = *self;
         let (xs, ys, ks) = (self.size(|d| d.image), self.size(|d| d.output), self.size(|d| d.taps));
-        let plain = [
+        let plain = vec![
             Plain { size: n, strides: [Some(g * c * xs), Some(g * o * ys), None] },
             Plain { size: g, strides: [Some(c * xs), Some(o * ys), Some(o * c * ks)] },
             Plain { size: c, strides: [Some(xs), None, Some(ks)] },
@@ -96,7 +96,7 @@ impl Case {
             spatial.insert(0, Spatial { sizes, strides, stride: d.stride, dilation: d.dilation, pad: d.pad });
             (0..3).for_each(|i| strides[i] *= sizes[i]);
         }
-        Convolution::new(form, &plain, &spatial)
+        (plain, spatial)
     }
 
     fn check(&self) {
@@ -105,20 +105,37 @@ impl Case {
         for (result, operands) in [(OUTPUT, [IMAGE, KERNEL]), (IMAGE, [OUTPUT, KERNEL]), (KERNEL, [IMAGE, OUTPUT])] {
             let expected = self.naive(result, [&tensors[0], &tensors[1], &tensors[2]]);
             for operands in [operands, [operands[1], operands[0]]] {
-                let plan = self.plan(Form { result, operands });
-                for threads in [1, 3] {
-                    let pool = Pool::new(threads);
-                    let (mut out, mut workspace) = (vec![f64::NAN; shapes[result]], vec![f64::NAN; plan.workspace()]);
-                    let [a, b] = operands.map(|i| &tensors[i][..]);
-                    plan.run(&pool, false, a, b, &mut out, &mut workspace);
-                    assert_eq!(out, expected, "result {result}, {threads} threads");
-                    plan.run(&pool, true, a, b, &mut out, &mut workspace);
-                    assert!(out.iter().zip(&expected).all(|(x, y)| *x == 2.0 * y), "result {result} added");
-                }
+                self.check_f64(Form { result, operands }, operands.map(|i| &tensors[i][..]), &expected);
+                self.check_f32(Form { result, operands }, operands.map(|i| &tensors[i][..]), &expected);
             }
         }
     }
 }
+
+macro_rules! check {
+    ($name:ident, $e:ty) => {
+        impl Case {
+            fn $name(&self, form: Form, operands: [&[f64]; 2], expected: &[f64]) {
+                let (plain, spatial) = self.factors();
+                let plan = Convolution::<$e>::new(form, &plain, &spatial);
+                let [a, b] = operands.map(|x| x.iter().map(|x| *x as $e).collect::<Vec<_>>());
+                for threads in [1, 3] {
+                    let pool = Pool::new(threads);
+                    let (mut out, mut workspace) = (vec![<$e>::NAN; expected.len()], vec![<$e>::NAN; plan.workspace()]);
+                    plan.run(&pool, false, &a, &b, &mut out, &mut workspace);
+                    let same = |times: f64| out.iter().zip(expected).all(|(x, y)| *x as f64 == times * y);
+                    assert!(same(1.0), "{form:?}, {threads} threads");
+                    plan.run(&pool, true, &a, &b, &mut out, &mut workspace);
+                    let same = |times: f64| out.iter().zip(expected).all(|(x, y)| *x as f64 == times * y);
+                    assert!(same(2.0), "{form:?} added");
+                    assert!(expected.is_empty() || expected.iter().all(|y| *y == 0.0) || !same(1.0), "the control");
+                }
+            }
+        }
+    };
+}
+check!(check_f64, f64);
+check!(check_f32, f32);
 
 /// Indices n, g, c, o.
 fn itertools(case: &Case) -> impl Iterator<Item = (usize, usize, usize, usize)> {
@@ -135,6 +152,12 @@ fn convolutions_and_their_gradients() {
     case(2, 3, 2, 4, &[dim(11, 4, 3, 3, 2, 2), dim(6, 6, 2, 1, 1, 0)]);
     case(1, 6, 1, 1, &[dim(10, 10, 5, 1, 1, 2), dim(7, 4, 3, 2, 1, 1)]);
     case(2, 1, 2, 2, &[dim(5, 3, 2, 2, 2, 0), dim(6, 2, 1, 4, 1, 0), dim(4, 5, 3, 1, 2, 3)]);
+    // Panels of several images, wide ones, and many channels of few.
+    case(7, 1, 20, 40, &[dim(2, 2, 3, 1, 1, 1), dim(2, 2, 3, 1, 1, 1)]);
+    case(3, 1, 17, 33, &[dim(4, 4, 3, 1, 1, 1), dim(4, 4, 3, 1, 1, 1)]);
+    case(3, 1, 16, 8, &[dim(16, 8, 3, 2, 1, 1), dim(16, 8, 3, 2, 1, 1)]);
+    case(2, 1, 3, 32, &[dim(16, 8, 7, 2, 1, 3), dim(16, 8, 7, 2, 1, 3)]);
+    case(2, 1, 300, 5, &[dim(3, 3, 1, 1, 1, 0), dim(5, 5, 3, 1, 1, 1)]);
     // A kernel shorter than the stride leaves gaps; a negative pad begins inside of the image.
     case(2, 1, 3, 2, &[dim(11, 3, 2, 5, 1, 0), dim(12, 5, 3, 2, 1, -2)]);
     // Stride and dilation with a common factor: half of the phases meet no tap.

@@ -11,13 +11,15 @@ mod rows;
 pub use backward::{Gradient, Gradients};
 
 use super::SharedPtr;
-use super::gemm::pack;
 use super::math::Real;
 use super::microkernel::{Block, Kernels};
+use super::pack::{Size, Source};
 use crate::cpu::isa::Isa;
 use crate::cpu::pool::{Pool, WORKER_BYTES, Worker};
 use rows::{Row, RowKernels};
 
+/// Most queries of one block.
+const MAX_BLOCK: usize = 96;
 /// Keys of one block: whole vectors, so that the last one may be padded.
 const KEYS: usize = 128;
 
@@ -114,7 +116,10 @@ impl<E: Real> Attention<E> {
             "channels of q, k and v are contiguous"
         );
         let kernels = E::kernels(isa);
-        let attention = Attention { shape: shape.clone(), kernels, rows: RowKernels::new::<E>(isa), block: 4 * kernels.rows };
+        // Larger blocks read and write the sums of keys less often, and compute more above the diagonal.
+        let most = if shape.causal.is_some() { 4 } else { 8 } * kernels.rows;
+        let block = shape.queries.div_ceil(shape.queries.div_ceil(most).max(1)).max(1);
+        let attention = Attention { shape: shape.clone(), kernels, rows: RowKernels::new::<E>(isa), block };
         assert!(attention.scratch_elements() * size_of::<E>() <= WORKER_BYTES, "{} value channels are too many", shape.values);
         attention
     }
@@ -233,8 +238,9 @@ impl<E: Real> Attention<E> {
                 // panels are its own.
                 unsafe {
                     let panel = to.get().add(chunk * size + key * channels);
-                    let steps = (strides.position as isize, strides.channel as isize);
-                    pack(&self.kernels, here.as_ptr(), steps, panel, (width.min(s.keys - key), width, channels));
+                    let (stride, step) = (strides.position as isize, strides.channel as isize);
+                    let size = Size { rows: width.min(s.keys - key), width, apart: width, steps: channels };
+                    (self.kernels.pack)(Source { from: here.as_ptr(), stride, step }, panel, size);
                 }
             }
         });
@@ -330,7 +336,7 @@ impl<E: Real> Attention<E> {
         let q = task.inputs.q.as_ptr().wrapping_add(b * s.q.batch + h * s.q.head + g * s.q.group + first * s.q.position);
         let v = task.inputs.v.as_ptr().wrapping_add(b * s.v.batch + h * s.v.head);
         let packed = task.packed_k.wrapping_add((b * s.heads + h) * self.packed(s.channels));
-        let mut state = [Row::<E>::start(); 48];
+        let mut state = [Row::<E>::start(); MAX_BLOCK];
         let seen = self.limit(first + rows - 1);
         // SAFETY: blocks stay inside the operands by the loops' limits.
         unsafe {
@@ -343,9 +349,9 @@ impl<E: Real> Attention<E> {
                 for (r, row) in state[..rows].iter_mut().enumerate() {
                     let count = self.limit(first + r).saturating_sub(from).min(keys);
                     let mask = self.masked(task.inputs.mask, [b, h, g], first + r, from);
-                    row.describe(s.scale, mask, s.mask.channel, keys);
-                    self.rows.softmax(scores.add(r * KEYS), row, sums.add(r * s.values), s.values, count);
+                    row.describe(s.scale, mask, s.mask.channel, keys, count);
                 }
+                self.rows.softmax(scores, &mut state[..rows], sums, s.values);
                 let product = Block {
                     depth: keys,
                     a: scores,
@@ -366,8 +372,10 @@ impl<E: Real> Attention<E> {
                 let (factor, log) = row.finish();
                 let t = first + r;
                 let at = b * s.o.batch + h * s.o.head + g * s.o.group + t * s.o.position;
-                for f in 0..s.values {
-                    *o.add(at + f * s.o.channel) = (*sums.add(r * s.values + f)).times(factor);
+                let sums = sums.add(r * s.values);
+                match s.o.channel {
+                    1 => self.rows.scale(o.add(at), sums, factor, s.values),
+                    apart => (0..s.values).for_each(|f| *o.add(at + f * apart) = (*sums.add(f)).times(factor)),
                 }
                 *lse.add(b * s.lse.batch + h * s.lse.head + g * s.lse.group + t * s.lse.position) = log;
             }

@@ -7,12 +7,16 @@
 //! - Result image: elements x ≡ φ (mod stride) meet every `stride / gcd(stride, dilation)`-th tap only. For each phase φ, x = φ + stride·j, this is
 //!   Σ over these taps m, kernel · bordered output at y₀ + j − (dilation / gcd)·m: a convolution of stride 1 with the kernel reversed.
 //!
-//! A kernel that is read is copied first, so that what is summed lies together in the order in which it is.
+//! A kernel that is read is copied first, so that what is summed lies together in the order in which it is; one that is the result is
+//! summed in an order that products write fast, and copied then.
+
+mod kernel;
 
 use super::SharedPtr;
 use super::matmul::{DotGeneral, Factor};
 use super::simd::Element;
 use crate::cpu::pool::Pool;
+use kernel::{Copy, Taps};
 
 /// Elements of bordered copies at a time.
 const CHUNK: usize = 1 << 20;
@@ -49,8 +53,8 @@ pub struct Form {
 /// A planned convolution.
 pub struct Convolution<E> {
     form: Form,
-    /// The kernel in the order of the products that read it: where each element comes from.
-    repack: Vec<u32>,
+    /// The kernel in the order of the products; none where it has one tap.
+    kernel: Option<Copy<E>>,
     border: Option<Border>,
     chunks: Chunks,
     /// Products of a full chunk of samples, and of the last one.
@@ -120,21 +124,26 @@ impl<E: Element> Convolution<E> {
         let (full, last) = (shortened(false), shortened(true));
         let border = border.map(|dims| Border::new(dims, moved, &full, &last));
         let gaps = views.iter().any(View::is_empty);
-        let mut repack = Vec::new();
         let views: Vec<&View> = views.iter().filter(|view| !view.is_empty()).collect();
-        let kernels: Vec<Kernel> = match form.result {
-            KERNEL => Vec::new(),
-            _ => views.iter().map(|view| Kernel::new(view, plain, spatial, form.result, &mut repack)).collect(),
-        };
+        let kernel = (spatial.iter().any(|s| s.sizes[KERNEL] > 1) && !views.is_empty()).then(|| {
+            let taps: Vec<Vec<kernel::Along>> = views.iter().map(|view| view.taps()).collect();
+            let depth = |f: &Plain| match (form.result, f.strides.map(|stride| stride.is_some())) {
+                (_, [true, true, _]) => 0,
+                (KERNEL, [_, output, _]) => 1 + u8::from(output),
+                (result, _) => u8::from(f.strides[result].is_none()),
+            };
+            Copy::new(plain, spatial, &taps, depth)
+        });
         let products = [&full, &last].map(|plain| {
-            let product = |(i, view): (usize, &&View)| view.product(roles, plain, spatial, (border.as_ref(), kernels.get(i)));
+            let taps = |i: usize| kernel.as_ref().map(|copy| (&copy.plain[..], &copy.views[i]));
+            let product = |(i, view): (usize, &&View)| view.product(roles, plain, spatial, (border.as_ref(), taps(i)));
             views.iter().enumerate().map(product).collect::<Vec<_>>()
         });
         let steps = roles.map(|role| chunked.map_or(0, |(f, samples)| samples * plain[f].strides[role].unwrap_or(0)));
         let flops = |products: &[Product<E>]| products.iter().map(|product| product.dot.flops()).sum::<usize>();
         Convolution {
             form,
-            repack,
+            kernel,
             gaps,
             flops: flops(&products[0]) * (size - 1) + flops(&products[1]),
             chunks: Chunks { count: size, steps },
@@ -150,7 +159,11 @@ impl<E: Element> Convolution<E> {
 
     /// Elements of scratch that a run needs.
     pub fn workspace(&self) -> usize {
-        self.repack.len() + self.border.as_ref().map_or(0, |border| border.elements)
+        self.copied() + self.border.as_ref().map_or(0, |border| border.elements)
+    }
+
+    fn copied(&self) -> usize {
+        self.kernel.as_ref().map_or(0, |copy| copy.elements)
     }
 
     /// `result = convolution(a, b)`, or `+=`. Operands in the order of `Form::operands`.
@@ -160,14 +173,22 @@ impl<E: Element> Convolution<E> {
     pub fn run(&self, pool: &Pool, accumulate: bool, a: &[E], b: &[E], result: &mut [E], workspace: &mut [E]) {
         let moved = if self.form.result == IMAGE { OUTPUT } else { IMAGE };
         let (still, moved) = if self.form.operands[1] == moved { (a, b) } else { (b, a) };
-        let (copied, bordered) = workspace.split_at_mut(self.repack.len());
-        let still = match self.form.result {
-            KERNEL => still,
-            _ => {
-                repack(pool, &self.repack, still, copied);
-                &*copied
+        let (copied, bordered) = workspace.split_at_mut(self.copied());
+        match &self.kernel {
+            Some(kernel) if self.form.result == KERNEL => {
+                self.products(pool, false, still, moved, copied, bordered);
+                kernel.write(pool, accumulate, copied, result);
             }
-        };
+            Some(kernel) => {
+                kernel.read(pool, still, copied);
+                self.products(pool, accumulate, copied, moved, result, bordered);
+            }
+            None => self.products(pool, accumulate, still, moved, result, bordered),
+        }
+    }
+
+    /// The contractions, chunk by chunk, on the kernel's copy where there is one.
+    fn products(&self, pool: &Pool, accumulate: bool, still: &[E], moved: &[E], result: &mut [E], bordered: &mut [E]) {
         if self.gaps && !accumulate {
             result.fill(E::ZERO);
         }
@@ -268,104 +289,70 @@ fn gradient_dim(s: &Spatial, phase: usize) -> ViewDim {
 }
 
 impl View {
+    /// Its taps along each dim, in the order of the contraction.
+    fn taps(&self) -> Vec<kernel::Along> {
+        let along = |dim: &ViewDim| {
+            let taps = if dim.tap.tensor == KERNEL { &dim.tap } else { &dim.row };
+            (taps.start, taps.size, taps.step)
+        };
+        self.dims.iter().map(along).collect()
+    }
+
     /// Elements that no tap reaches.
     fn is_empty(&self) -> bool {
         self.dims.iter().any(|dim| dim.tap.size == 0)
     }
 
+    /// With the kernel's copy: strides of the plain factors and taps.
     fn product<E: Element>(
         &self,
         roles: [usize; 3],
         plain: &[Plain],
         spatial: &[Spatial],
-        (border, kernel): (Option<&Border>, Option<&Kernel>),
+        (border, kernel): (Option<&Border>, Option<(&[Option<usize>], &Taps)>),
     ) -> Product<E> {
-        let [still, moved, result] = roles;
+        let [_, moved, _] = roles;
         let inner = |dim: usize| match border {
             Some(border) => border.stride(dim),
             None => spatial[dim].strides[moved],
         };
-        let mut starts = [kernel.map_or(0, |kernel| kernel.start), 0, 0];
+        let place = |role: usize| roles.iter().position(|&r| r == role).expect("a tensor has a role");
+        let mut starts = [0; 3];
         let mut factors: Vec<Factor> = Vec::new();
         let copied = border.map(|border| border.plain_strides(plain, moved));
-        for (f, factor) in plain.iter().enumerate() {
-            let lhs = kernel.map_or(factor.strides[still], |kernel| kernel.plain[f]);
-            let rhs = copied.as_ref().map_or(factor.strides[moved], |strides| strides[f]);
-            factors.push(Factor { size: factor.size, lhs, rhs, out: factor.strides[result] });
+        let factor = |size: usize, [lhs, rhs, out]: [Option<usize>; 3]| Factor { size, lhs, rhs, out };
+        for (f, plain) in plain.iter().enumerate() {
+            factors.push(factor(
+                plain.size,
+                roles.map(|role| match (role, kernel) {
+                    (KERNEL, Some((strides, _))) => strides[f],
+                    _ if role == moved => copied.as_ref().map_or(plain.strides[role], |strides| strides[f]),
+                    _ => plain.strides[role],
+                }),
+            ));
+        }
+        if let Some((_, taps)) = kernel {
+            starts[place(KERNEL)] = taps.start;
         }
         for (d, dim) in self.dims.iter().enumerate() {
             let low = border.map_or(0, |border| border.dims[d].origin);
             starts[1] += (dim.origin - low) as usize * inner(d);
             for l in [&dim.row, &dim.tap] {
-                let mut factor = Factor { size: l.size, lhs: None, rhs: Some(l.moved_step * inner(d)), out: None };
-                if let Some(kernel) = kernel.filter(|_| l.tensor == KERNEL) {
-                    factor.lhs = Some(kernel.taps[d]);
-                } else {
-                    let own = spatial[d].strides[l.tensor];
-                    let (at, slot) =
-                        if l.tensor == result { (&mut starts[2], &mut factor.out) } else { (&mut starts[0], &mut factor.lhs) };
-                    *at += l.start * own;
-                    *slot = Some(l.step as usize * own);
+                let mut strides = [None, Some(l.moved_step * inner(d)), None];
+                let at = place(l.tensor);
+                match kernel.filter(|_| l.tensor == KERNEL) {
+                    Some((_, taps)) => strides[at] = Some(taps.strides[d]),
+                    None => {
+                        let own = spatial[d].strides[l.tensor];
+                        starts[at] += l.start * own;
+                        strides[at] = Some(l.step as usize * own);
+                    }
                 }
-                factors.push(factor);
+                factors.push(factor(l.size, strides));
             }
         }
         Product { dot: DotGeneral::new(&factors), starts }
     }
-}
-
-/// A view's copy of the kernel: factors of the result, then taps, then what is summed besides.
-struct Kernel {
-    start: usize,
-    plain: Vec<Option<usize>>,
-    taps: Vec<usize>,
-}
-
-impl Kernel {
-    fn new(view: &View, plain: &[Plain], spatial: &[Spatial], result: usize, repack: &mut Vec<u32>) -> Kernel {
-        let has = |kept: bool| {
-            let of = |f: &usize| plain[*f].strides[KERNEL].is_some() && plain[*f].strides[result].is_some() == kept;
-            let mut found: Vec<usize> = (0..plain.len()).filter(of).collect();
-            found.sort_by_key(|&f| std::cmp::Reverse(plain[f].strides[KERNEL]));
-            found
-        };
-        let stride = |f: usize| plain[f].strides[KERNEL].unwrap_or(0) as isize;
-        let first: usize = view.dims.iter().zip(spatial).map(|(dim, s)| dim.tap.start * s.strides[KERNEL]).sum();
-        let mut sources = vec![first as isize];
-        let mut spread = |size: usize, step: isize| {
-            sources = sources.iter().flat_map(|&at| (0..size as isize).map(move |i| at + i * step)).collect();
-        };
-        has(true).iter().for_each(|&f| spread(plain[f].size, stride(f)));
-        for (dim, s) in view.dims.iter().zip(spatial) {
-            spread(dim.tap.size, dim.tap.step * s.strides[KERNEL] as isize);
-        }
-        has(false).iter().for_each(|&f| spread(plain[f].size, stride(f)));
-        let start = repack.len();
-        repack.extend(sources.iter().map(|&at| u32::try_from(at).expect("a kernel of less than 2^32 elements")));
-        let (mut strides, mut taps, mut dense) = (vec![None; plain.len()], vec![0; spatial.len()], 1);
-        let mut take = |size: usize| {
-            let stride = dense;
-            dense *= size;
-            stride
-        };
-        has(false).iter().rev().for_each(|&f| strides[f] = Some(take(plain[f].size)));
-        (0..spatial.len()).rev().for_each(|d| taps[d] = take(view.dims[d].tap.size));
-        has(true).iter().rev().for_each(|&f| strides[f] = Some(take(plain[f].size)));
-        Kernel { start, plain: strides, taps }
-    }
-}
-
-/// `to[i] = from[sources[i]]`.
-fn repack<E: Element>(pool: &Pool, sources: &[u32], from: &[E], to: &mut [E]) {
-    const CHUNK: usize = 1 << 14;
-    let target = SharedPtr::new(to.as_mut_ptr());
-    let count = sources.len().min(to.len());
-    pool.run(count.div_ceil(CHUNK), count, &|_, chunk| {
-        let part = chunk * CHUNK..count.min((chunk + 1) * CHUNK);
-        // SAFETY: chunks are disjoint parts of `to`.
-        let to = unsafe { std::slice::from_raw_parts_mut(target.get().add(part.start), part.len()) };
-        to.iter_mut().zip(&sources[part]).for_each(|(to, &at)| *to = from[at as usize]);
-    });
 }
 
 /// The dims of a bordered copy that all views lie in; none where they lie in the tensor itself.

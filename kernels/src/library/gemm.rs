@@ -5,9 +5,11 @@
 //! length alone; a thread owns whole elements of C. Hence the same bits for every number of threads.
 
 use super::SharedPtr;
-use super::microkernel::{Block, Kernels};
+use super::microkernel::{Block, Kernels, MAX_COLUMNS, MAX_ROWS, Stretch};
+use super::pack::{Size, Source};
 use super::simd::Element;
 use crate::cpu::pool::{Pool, SHARED_BYTES, Team, WORKER_BYTES, Worker};
+use std::mem::MaybeUninit;
 
 /// Most steps of the contracted dim that one pass over C takes.
 pub(super) const PIECE: usize = 256;
@@ -18,12 +20,49 @@ const A_BYTES: usize = WORKER_BYTES / 3;
 /// Column panels packed per chunk.
 const PACK_PANELS: usize = 8;
 
-/// Consecutive rows (columns) of A (B) and of C.
+/// Rows (columns) that are computed together, and the parts of A (B) that they come from.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Panel {
-    pub source: isize,
+    /// Where it begins in C.
     pub c: isize,
     pub size: usize,
+    /// The first of its parts, and how many.
+    pub first: usize,
+    pub count: usize,
+    /// The first of the stretches of C that its rows are, and how many; none where they are one.
+    pub stretches: [usize; 2],
+}
+
+/// Consecutive rows (columns) of A (B), `position` into their panel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    pub source: isize,
+    pub position: usize,
+    pub size: usize,
+}
+
+/// All rows (columns).
+#[derive(Default)]
+pub(super) struct Side {
+    pub panels: Vec<Panel>,
+    pub parts: Vec<Part>,
+    /// Offsets from where their panels begin in C.
+    pub stretches: Vec<Stretch>,
+}
+
+impl Side {
+    fn parts(&self, panel: &Panel) -> &[Part] {
+        &self.parts[panel.first..panel.first + panel.count]
+    }
+
+    fn source(&self, panel: &Panel) -> isize {
+        self.parts[panel.first].source
+    }
+
+    /// Whether each panel lies in one part.
+    pub fn is_whole(&self) -> bool {
+        self.parts.len() == self.panels.len()
+    }
 }
 
 /// Consecutive steps of the contracted dim, `position` steps into their piece.
@@ -51,8 +90,8 @@ pub(super) struct Gemm<E> {
     pub kernels: Kernels<E>,
     /// Offsets of A, B and C of each product.
     pub batch: Vec<[isize; 3]>,
-    pub rows: Vec<Panel>,
-    pub columns: Vec<Panel>,
+    pub rows: Side,
+    pub columns: Side,
     /// Runs of each piece.
     pub pieces: Vec<Vec<Run>>,
     pub strides: Strides,
@@ -136,15 +175,15 @@ impl<E: Element> Gemm<E> {
     /// # Safety
     /// As `run`; `packed_a` holds A_BYTES, `packed_b` holds `width` panels.
     unsafe fn alone(&self, operands: Operands<E>, packed_a: *mut E, packed_b: *mut E, width: usize) {
-        for (index, columns) in self.columns.chunks(width).enumerate() {
+        for (index, columns) in self.columns.panels.chunks(width).enumerate() {
             for piece in 0..self.pieces.len() {
                 // SAFETY: the caller's.
                 unsafe {
                     if self.pack_b {
                         self.pack_columns(operands.b, columns, piece, packed_b);
                     }
-                    for first in (0..self.rows.len()).step_by(ROW_PANELS) {
-                        let rows = first..self.rows.len().min(first + ROW_PANELS);
+                    for first in (0..self.rows.panels.len()).step_by(ROW_PANELS) {
+                        let rows = first..self.rows.panels.len().min(first + ROW_PANELS);
                         let block = Task { rows, columns: index * width..index * width + columns.len(), piece };
                         self.compute(&operands, &block, packed_a, packed_b);
                     }
@@ -159,13 +198,13 @@ impl<E: Element> Gemm<E> {
     /// As `run`; `buffer` holds SHARED_BYTES.
     unsafe fn run_together(&self, team: &mut Team, operands: Operands<E>, buffer: SharedPtr<E>) {
         let most = SHARED_BYTES / size_of::<E>() / self.panel_elements();
-        let stretch = self.columns.len().div_ceil(self.columns.len().div_ceil(most).max(1));
-        let row_tasks = self.rows.len().div_ceil(ROW_PANELS);
-        for (index, columns) in self.columns.chunks(stretch.max(1)).enumerate() {
+        let stretch = self.columns.panels.len().div_ceil(self.columns.panels.len().div_ceil(most).max(1));
+        let row_tasks = self.rows.panels.len().div_ceil(ROW_PANELS);
+        for (index, columns) in self.columns.panels.chunks(stretch.max(1)).enumerate() {
             let column_tasks = 8usize.div_ceil(row_tasks).min(columns.len().div_ceil(4)).max(1);
             let width = columns.len().div_ceil(column_tasks);
             let column_tasks = columns.len().div_ceil(width);
-            let total = self.nanoseconds(self.work / self.pieces.len() * columns.len() / self.columns.len());
+            let total = self.nanoseconds(self.work / self.pieces.len() * columns.len() / self.columns.panels.len());
             for piece in 0..self.pieces.len() {
                 if self.pack_b {
                     let chunks = columns.len().div_ceil(PACK_PANELS);
@@ -186,7 +225,7 @@ impl<E: Element> Gemm<E> {
                 team.run(row_tasks * column_tasks, total, &|worker: &mut Worker, chunk| {
                     let (row, column) = (chunk % row_tasks * ROW_PANELS, chunk / row_tasks * width);
                     let first = index * stretch;
-                    let rows = row..self.rows.len().min(row + ROW_PANELS);
+                    let rows = row..self.rows.panels.len().min(row + ROW_PANELS);
                     let block = Task { rows, columns: first + column..first + columns.len().min(column + width), piece };
                     // SAFETY: the caller's; the block's first column was packed `column` panels into the buffer.
                     unsafe {
@@ -201,8 +240,8 @@ impl<E: Element> Gemm<E> {
     /// # Safety
     /// As `run`; `packed_b` holds the task's columns if B is packed, `packed_a` has A_BYTES.
     unsafe fn compute(&self, operands: &Operands<E>, task: &Task, packed_a: *mut E, packed_b: *const E) {
-        let rows = &self.rows[task.rows.clone()];
-        let columns = &self.columns[task.columns.clone()];
+        let rows = &self.rows.panels[task.rows.clone()];
+        let columns = &self.columns.panels[task.columns.clone()];
         // SAFETY: the caller's.
         unsafe {
             if self.pack_a {
@@ -239,12 +278,12 @@ impl<E: Element> Gemm<E> {
             let (a, a_row, a_step) = if self.pack_a {
                 (packed_a.add(i * self.kernels.rows * PIECE), 1, rows.size as isize)
             } else {
-                (operands.a.offset(rows.source + runs[0].a), s.a_row, s.a_step)
+                (operands.a.offset(self.rows.source(&rows) + runs[0].a), s.a_row, s.a_step)
             };
             let (b, b_step) = if self.pack_b {
                 (packed_b.add(j * self.panel_elements()), self.kernels.columns as isize)
             } else {
-                (operands.b.offset(columns.source + runs[0].b), s.b_step)
+                (operands.b.offset(self.columns.source(&columns) + runs[0].b), s.b_step)
             };
             let block = Block {
                 depth: last.position + last.size,
@@ -260,7 +299,15 @@ impl<E: Element> Gemm<E> {
                 alpha: operands.alpha,
                 beta: if piece == 0 { operands.beta } else { E::ONE },
             };
-            self.kernels.run(rows.size, &block);
+            let [first, count] = rows.stretches;
+            if count == 0 {
+                return self.kernels.run(rows.size, &block);
+            }
+            let mut sums = MaybeUninit::<[E; MAX_ROWS * MAX_COLUMNS]>::uninit();
+            let (tile, width) = (sums.as_mut_ptr().cast::<E>(), self.kernels.columns);
+            self.kernels
+                .run(rows.size, &Block { c: tile, c_row: width as isize, c_column: 1, alpha: E::ONE, beta: E::ZERO, ..block });
+            (self.kernels.place)(tile, width, rows.size, &block, &self.rows.stretches[first..first + count]);
         }
     }
 
@@ -271,17 +318,15 @@ impl<E: Element> Gemm<E> {
     unsafe fn pack_rows(&self, a: *const E, rows: &[Panel], piece: usize, packed: *mut E) {
         for (i, panel) in rows.iter().enumerate() {
             for run in &self.pieces[piece] {
-                // SAFETY: the caller's.
-                unsafe {
-                    let to = packed.add(i * self.kernels.rows * PIECE + run.position * panel.size);
-                    let from = a.offset(panel.source + run.a);
-                    pack(
-                        &self.kernels,
-                        from,
-                        (self.strides.a_row, self.strides.a_step),
-                        to,
-                        (panel.size, panel.size, run.size),
-                    );
+                let step = i * self.kernels.rows * PIECE + run.position * panel.size;
+                for part in self.rows.parts(panel) {
+                    // SAFETY: the caller's.
+                    unsafe {
+                        let from = a.offset(part.source + run.a);
+                        let source = Source { from, stride: self.strides.a_row, step: self.strides.a_step };
+                        let size = Size { rows: part.size, width: part.size, apart: panel.size, steps: run.size };
+                        (self.kernels.pack)(source, packed.add(step + part.position), size);
+                    }
                 }
             }
         }
@@ -292,32 +337,36 @@ impl<E: Element> Gemm<E> {
     /// # Safety
     /// As `run`; `packed` holds `columns.len()` panels.
     unsafe fn pack_columns(&self, b: *const E, columns: &[Panel], piece: usize, packed: *mut E) {
-        let width = self.kernels.columns;
-        if self.strides.b_column == 1 && columns.iter().all(|panel| panel.size == width) {
-            // Step by step through all panels: longer stretches of a row of B at a time, fewer pages.
+        let (width, s) = (self.kernels.columns, &self.strides);
+        let mut first = 0;
+        while first < columns.len() {
+            // Whole panels that follow one another in a row of B go together.
+            let at = self.columns.source(&columns[first]);
+            let follows = |j: &usize| {
+                let panel = &columns[*j];
+                panel.count == 1 && panel.size == width && self.columns.source(panel) == at + ((*j - first) * width) as isize
+            };
+            let count = if s.b_column == 1 { (first..columns.len()).take_while(follows).count() } else { 0 };
             for run in &self.pieces[piece] {
-                for q in 0..run.size {
-                    for (j, panel) in columns.iter().enumerate() {
-                        // SAFETY: the caller's.
-                        unsafe {
-                            let to = packed.add(j * self.panel_elements() + (run.position + q) * width);
-                            let from = b.offset(panel.source + run.b + q as isize * self.strides.b_step);
-                            std::ptr::copy_nonoverlapping(from, to, width);
-                        }
+                let to = first * self.panel_elements() + run.position * width;
+                let source = |at: isize| Source { from: b.wrapping_offset(at + run.b), stride: s.b_column, step: s.b_step };
+                // SAFETY: the caller's.
+                unsafe {
+                    if count > 0 {
+                        let size = Size { rows: width, width, apart: width, steps: run.size };
+                        (self.kernels.pack_side)(source(at), packed.add(to), size, count, self.panel_elements());
+                        continue;
+                    }
+                    let parts = self.columns.parts(&columns[first]);
+                    for (n, part) in parts.iter().enumerate() {
+                        // The last one fills the panel.
+                        let lanes = if n + 1 == parts.len() { width - part.position } else { part.size };
+                        let size = Size { rows: part.size, width: lanes, apart: width, steps: run.size };
+                        (self.kernels.pack)(source(part.source), packed.add(to + part.position), size);
                     }
                 }
             }
-            return;
-        }
-        for (j, panel) in columns.iter().enumerate() {
-            for run in &self.pieces[piece] {
-                // SAFETY: the caller's.
-                unsafe {
-                    let to = packed.add(j * self.panel_elements() + run.position * width);
-                    let from = b.offset(panel.source + run.b);
-                    pack(&self.kernels, from, (self.strides.b_column, self.strides.b_step), to, (panel.size, width, run.size));
-                }
-            }
+            first += count.max(1);
         }
     }
 }
@@ -335,78 +384,5 @@ fn shift<E: Element>(operands: Operands<E>, item: &[isize; 3]) -> Operands<E> {
         b: operands.b.wrapping_offset(item[1]),
         c: operands.c.wrapping_offset(item[2]),
         ..operands
-    }
-}
-
-/// With (stride, step) of `from` and (size, width, steps): to[q * width + i] = from[i * stride + q * step] for i < size, q < steps; zero
-/// for size <= i < width.
-///
-/// # Safety
-/// The addresses above are readable and writable.
-pub(super) unsafe fn pack<E: Element>(
-    kernels: &Kernels<E>,
-    from: *const E,
-    (stride, step): (isize, isize),
-    to: *mut E,
-    (size, width, steps): (usize, usize, usize),
-) {
-    // SAFETY: the caller's.
-    unsafe {
-        if stride == 1 {
-            match size {
-                12 => pack_contiguous::<E, 12>(from, step, to, width, steps),
-                16 => pack_contiguous::<E, 16>(from, step, to, width, steps),
-                32 => pack_contiguous::<E, 32>(from, step, to, width, steps),
-                _ => (0..steps)
-                    .for_each(|q| std::ptr::copy_nonoverlapping(from.offset(q as isize * step), to.add(q * width), size)),
-            }
-        } else {
-            pack_across(kernels, from, (stride, step), to, (size, width, steps));
-        }
-        for q in 0..if size < width { steps } else { 0 } {
-            (size..width).for_each(|i| *to.add(q * width + i) = E::ZERO);
-        }
-    }
-}
-
-/// The part of `pack` against the memory order: squares by the microkernel's transposition where the steps are contiguous.
-///
-/// # Safety
-/// As `pack`.
-unsafe fn pack_across<E: Element>(
-    kernels: &Kernels<E>,
-    from: *const E,
-    (stride, step): (isize, isize),
-    to: *mut E,
-    (size, width, steps): (usize, usize, usize),
-) {
-    let square = kernels.lanes;
-    let transpose = kernels.transpose.filter(|_| step == 1);
-    for first in (0..steps).step_by(square) {
-        let count = square.min(steps - first);
-        let mut i = 0;
-        // SAFETY: the caller's.
-        unsafe {
-            if let Some(transpose) = transpose.filter(|_| count == square) {
-                while i + square <= size {
-                    transpose(from.offset(i as isize * stride).add(first), stride, to.add(first * width + i), width);
-                    i += square;
-                }
-            }
-            for i in i..size {
-                for q in first..first + count {
-                    *to.add(q * width + i) = *from.offset(i as isize * stride + q as isize * step);
-                }
-            }
-        }
-    }
-}
-
-/// # Safety
-/// As `pack`.
-unsafe fn pack_contiguous<E: Element, const SIZE: usize>(from: *const E, step: isize, to: *mut E, width: usize, steps: usize) {
-    for q in 0..steps {
-        // SAFETY: the caller's; `[E; SIZE]` has the alignment of E.
-        unsafe { *to.add(q * width).cast::<[E; SIZE]>() = *from.offset(q as isize * step).cast::<[E; SIZE]>() };
     }
 }

@@ -3,7 +3,8 @@
 //! A factor that both operands and the result have is a batch dim, one that the result lacks is contracted, the others are rows (of the
 //! left operand) and columns (of the right one). Neighbouring dims that are one dim in memory are merged; what remains becomes panels.
 
-use super::gemm::{Gemm, Operands, PIECE, Panel, Run, Strides};
+use super::gemm::{Gemm, Operands, PIECE, Panel, Part, Run, Side, Strides};
+use super::microkernel::{Kernels, Stretch};
 use super::simd::Element;
 use crate::cpu::isa::Isa;
 use crate::cpu::pool::Pool;
@@ -59,7 +60,7 @@ impl<E: Element> DotGeneral<E> {
         merge(&mut n, 2);
         merge(&mut k, 0);
         let count = |dims: &[Dim]| dims.iter().map(|dim| dim.0).product::<usize>();
-        let swapped = swap_costs_less(&m, &n, &k);
+        let swapped = swap_costs_less(&kernels, &m, &n, &k);
         if swapped {
             std::mem::swap(&mut m, &mut n);
             [&mut batch, &mut m, &mut n, &mut k].into_iter().for_each(|dims| dims.iter_mut().for_each(|dim| dim.1.swap(0, 1)));
@@ -85,8 +86,13 @@ impl<E: Element> DotGeneral<E> {
         let gemm = Gemm {
             kernels,
             batch: offsets(&batch),
-            pack_a: broken(|run| run.a, strides.a_step) || (strides.a_step != 1 && columns.len() > 1),
-            pack_b: broken(|run| run.b, strides.b_step) || strides.b_column != 1 || rows.len() > 2,
+            pack_a: !rows.is_whole()
+                || broken(|run| run.a, strides.a_step)
+                || (strides.a_step != 1 && columns.panels.len() > 1),
+            pack_b: !columns.is_whole()
+                || broken(|run| run.b, strides.b_step)
+                || strides.b_column != 1
+                || rows.panels.len() > 2,
             by_batch: count(&batch) >= 8 || (count(&batch) > 1 && work < 1 << 20),
             rows,
             columns,
@@ -148,17 +154,39 @@ fn inner(dims: &[Dim]) -> Dim {
     dims.last().copied().unwrap_or((1, [1; 3]))
 }
 
-/// Whether C^T = B^T A^T is cheaper: picoseconds of packing an operand and of writing C against its direction.
-fn swap_costs_less(m: &[Dim], n: &[Dim], k: &[Dim]) -> bool {
-    let count = |dims: &[Dim]| dims.iter().map(|dim| dim.0).product::<usize>();
+/// Whether C^T = B^T A^T is cheaper: picoseconds of the products, of packing both operands (one that is read where it is comes in
+/// slowly) and of writing C.
+fn swap_costs_less<E>(kernels: &Kernels<E>, m: &[Dim], n: &[Dim], k: &[Dim]) -> bool {
+    let count = |dims: &[Dim]| dims.iter().map(|dim| dim.0).product::<usize>() as f64;
     let (depth, inner_k) = (count(k), inner(k));
+    let pieces = (depth / PIECE as f64).ceil();
     let cost = |rows: &[Dim], columns: &[Dim], a: usize, b: usize| {
-        let pack_rows = if inner_k.1[a] == 1 { 0 } else { 100 };
-        let pack_columns = if inner(columns).1[b] == 1 { 100 } else { 400 };
-        let write = if inner(columns).1[2] == 1 { 0 } else { 500 * depth.div_ceil(PIECE) };
-        // Vectors run along columns: fewer than a vector of them waste the rest.
-        let lanes = if inner(columns).0 < 8 { 200 * depth } else { 0 };
-        count(rows) * depth * pack_rows + count(columns) * depth * pack_columns + count(rows) * count(columns) * (write + lanes)
+        let (row, column) = (inner(rows), inner(columns));
+        let [height, width] = [rows, columns].map(|dims| dims[joint(dims)..].iter().map(|dim| dim.0).product::<usize>());
+        let pack = |side: Dim, operand: usize| match (side.1[operand], inner_k.1[operand]) {
+            (1, _) => 80.0,
+            (_, 1) => 120.0,
+            _ => 600.0,
+        };
+        let pack_rows = if inner_k.1[a] == 1 { 40.0 } else { pack(row, a) };
+        let write = match (row.1[2], column.1[2]) {
+            (_, 1) => 30.0,
+            (1, _) => 200.0,
+            _ => 500.0,
+        };
+        // Of a product, which takes a lane for half a cycle: lanes beyond the last column idle. Each step loads a vector or two of B
+        // and an element of A per row, in the time of as many products at best.
+        let (panel, lanes) = (width.clamp(1, kernels.columns), kernels.lanes as f64);
+        let vectors = (panel as f64 / lanes).ceil();
+        let short = is_short(rows, kernels.rows);
+        let height = if short { count(rows) } else { height as f64 };
+        let held = height / (height / kernels.rows as f64).ceil();
+        let write = if short { write + 50.0 } else { write };
+        let slow = ((held + vectors) / (held * vectors)).max(8.0 / (held * vectors)).max(1.0);
+        let product = 125.0 / lanes * slow * vectors * lanes / panel as f64;
+        count(rows) * depth * pack_rows
+            + count(columns) * depth * pack(column, b)
+            + count(rows) * count(columns) * (write * pieces + product * depth)
     };
     cost(n, m, 1, 0) < cost(m, n, 0, 1)
 }
@@ -175,23 +203,51 @@ fn offsets(dims: &[Dim]) -> Vec<[isize; 3]> {
     all
 }
 
-/// Panels of at most `most` rows or columns; none crosses from one inner dim into the next. `even` makes them equally large.
-fn panels(dims: &[Dim], operand: usize, most: usize, even: bool) -> Vec<Panel> {
-    let (size, strides) = inner(dims);
+/// The first of the dims that lie in C as one: panels do not end between them.
+fn joint(dims: &[Dim]) -> usize {
+    let follows = |d: &usize| dims[*d - 1].1[2] == dims[*d].1[2] * dims[*d].0 as isize;
+    (1..dims.len()).rev().take_while(follows).last().map_or(dims.len().saturating_sub(1), |d| d - 1)
+}
+
+/// Panels of at most `most` rows or columns. `even` makes them equally large, and lets those of short stretches of C have several.
+fn panels(dims: &[Dim], operand: usize, most: usize, even: bool) -> Side {
+    let (run, strides) = inner(dims);
+    let first = if even && is_short(dims, most) { 0 } else { joint(dims) };
+    let (outer, within) = dims.split_at(first);
+    let runs = offsets(&within[..within.len().saturating_sub(1)]);
+    let size = run * runs.len();
     let width = if even && size > 0 { size.div_ceil(size.div_ceil(most)) } else { most };
-    let outer = offsets(&dims[..dims.len().saturating_sub(1)]);
-    let mut panels = Vec::with_capacity(outer.len() * size.div_ceil(width));
-    for base in outer {
-        for first in (0..size).step_by(width) {
-            let at = first as isize;
-            panels.push(Panel {
-                source: base[operand] + at * strides[operand],
-                c: base[2] + at * strides[2],
-                size: width.min(size - first),
-            });
+    let mut side = Side::default();
+    for base in offsets(outer) {
+        for begin in (0..size).step_by(width) {
+            let (end, first, stretch) = (size.min(begin + width), side.parts.len(), side.stretches.len());
+            let mut at = begin;
+            while at < end {
+                let count = (end - at).min(run - at % run);
+                let place = |o: usize| base[o] + runs[at / run][o] + (at % run) as isize * strides[o];
+                let position = at - begin;
+                side.parts.push(Part { source: place(operand), position, size: count });
+                match side.stretches[stretch..].last_mut().filter(|last| last.c + last.size as isize * strides[2] == place(2)) {
+                    Some(last) => last.size += count,
+                    None => side.stretches.push(Stretch { c: place(2), position, size: count }),
+                }
+                at += count;
+            }
+            let c = side.stretches[stretch].c;
+            side.stretches[stretch..].iter_mut().for_each(|other| other.c -= c);
+            if side.stretches.len() == stretch + 1 {
+                side.stretches.pop();
+            }
+            let stretches = [stretch, side.stretches.len() - stretch];
+            side.panels.push(Panel { c, size: end - begin, first, count: side.parts.len() - first, stretches });
         }
     }
-    panels
+    side
+}
+
+/// Whether the stretches of C fill less than half of a panel.
+fn is_short(dims: &[Dim], most: usize) -> bool {
+    2 * dims[joint(dims)..].iter().map(|dim| dim.0).product::<usize>() < most
 }
 
 /// Cuts the contracted dims into pieces of equal length, a function of that length only, and these into runs along the inner dim.

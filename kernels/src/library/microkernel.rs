@@ -3,7 +3,9 @@
 //! A row's factor is broadcast from A (any strides), a column's comes as vectors from B (unit column stride). Every element of C
 //! is a chain of fused multiply-adds in ascending depth, so that all shapes of block and all instruction sets give the same bits.
 
-use super::simd::{Element, Vector};
+use super::pack::{self, Pack, PackSide, Spread};
+use super::simd::{Element, Square, Vector};
+use std::mem::MaybeUninit;
 
 /// One block: C[rows, columns] = alpha * A[rows, depth] B[depth, columns] + beta * C. Strides in elements; beta 0 never reads C.
 #[derive(Clone, Copy)]
@@ -26,7 +28,7 @@ type Kernel<E> = unsafe fn(&Block<E>);
 
 /// Most rows of a block, any instruction set.
 pub const MAX_ROWS: usize = 12;
-const MAX_COLUMNS: usize = 32;
+pub const MAX_COLUMNS: usize = 32;
 
 /// The blocks of one element type and instruction set.
 #[derive(Clone, Copy)]
@@ -39,20 +41,27 @@ pub struct Kernels<E> {
     pub columns: usize,
     narrow: [Kernel<E>; MAX_ROWS],
     wide: [Kernel<E>; MAX_ROWS],
-    /// Transposes a square of `lanes` x `lanes` elements: (from, its row stride, to, its row stride).
-    pub transpose: Option<Transpose<E>>,
+    pub pack: Pack<E>,
+    pub pack_side: PackSide<E>,
+    pub spread: Spread<E>,
+    pub place: Place<E>,
 }
 
+/// Rows of a block that follow one another in C: how far behind the block's first, which and how many.
+#[derive(Clone, Copy, Debug)]
+pub struct Stretch {
+    pub c: isize,
+    pub position: usize,
+    pub size: usize,
+}
+
+/// Writes sums (row by row, so many elements apart, so many rows) to the stretches of a block's C as the block says.
+///
 /// # Safety
-/// Both squares are readable and writable; the machine has the instruction set.
-pub type Transpose<E> = unsafe fn(*const E, isize, *mut E, usize);
+/// The sums are readable, C is as in `Kernels::run`; the machine has the instruction set.
+pub type Place<E> = unsafe fn(*const E, usize, usize, &Block<E>, &[Stretch]);
 
 impl<E: Element> Kernels<E> {
-    /// The same with a transposition.
-    pub(super) fn with_transpose(self, transpose: Option<Transpose<E>>) -> Self {
-        Kernels { transpose, ..self }
-    }
-
     /// Computes `block` with `rows` rows.
     ///
     /// # Safety
@@ -79,11 +88,12 @@ unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Block<V:
                 (0..VECTORS).for_each(|j| V::prefetch(t.c.offset(i as isize * t.c_row).add(j * V::LANES)));
             }
         }
-        let sums = if t.a_row == 1 { sums::<V, ROWS, VECTORS, true>(t, last) } else { sums::<V, ROWS, VECTORS, false>(t, last) };
+        let sums =
+            if t.a_row == 1 { sums::<V, ROWS, VECTORS, true>(t, last) } else { sums::<V, ROWS, VECTORS, false>(t, last) };
         if t.c_column == 1 {
             write_rows::<V, ROWS, VECTORS>(t, &sums, last);
         } else {
-            write_scattered::<V, ROWS, VECTORS>(t, &sums, last);
+            write_scattered::<V, ROWS, VECTORS>(t, &sums);
         }
     }
 }
@@ -132,6 +142,7 @@ unsafe fn sums<V: Vector, const ROWS: usize, const VECTORS: usize, const ADJACEN
 
 /// The same address, which the compiler does not derive from others.
 #[inline(always)]
+#[expect(clippy::pointers_in_nomem_asm_block, reason = "the address alone matters")]
 fn opaque<E>(mut pointer: *const E) -> *const E {
     // SAFETY: no instruction at all.
     unsafe { std::arch::asm!("/* {0} */", inout(reg) pointer, options(pure, nomem, nostack, preserves_flags)) };
@@ -165,26 +176,54 @@ unsafe fn write_rows<V: Vector, const ROWS: usize, const VECTORS: usize>(
 /// # Safety
 /// As `block`.
 #[inline(always)]
-unsafe fn write_scattered<V: Vector, const ROWS: usize, const VECTORS: usize>(
-    t: &Block<V::E>,
-    sums: &[[V; VECTORS]; ROWS],
-    last: usize,
-) {
-    let mut buffer = [V::E::ZERO; MAX_ROWS * MAX_COLUMNS];
-    let width = V::LANES * VECTORS;
-    // SAFETY: the buffer holds ROWS x width; the rest is the caller's.
+unsafe fn write_scattered<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Block<V::E>, sums: &[[V; VECTORS]; ROWS]) {
+    let mut buffer = MaybeUninit::<[V::E; MAX_ROWS * MAX_COLUMNS]>::uninit();
+    let (buffer, width) = (buffer.as_mut_ptr().cast::<V::E>(), V::LANES * VECTORS);
+    // SAFETY: the buffer holds ROWS x width, all of which is written; the rest is the caller's.
     unsafe {
         for (i, row) in sums.iter().enumerate() {
             for (j, sum) in row.iter().enumerate() {
-                sum.store(buffer.as_mut_ptr().add(i * width + j * V::LANES));
+                sum.store(buffer.add(i * width + j * V::LANES));
             }
         }
-        for j in 0..(VECTORS - 1) * V::LANES + last {
-            for i in 0..ROWS {
-                let p = t.c.offset(i as isize * t.c_row + j as isize * t.c_column);
-                let sum = buffer[i * width + j];
-                let product = if t.alpha == V::E::ONE { sum } else { sum.times(t.alpha) };
-                *p = if t.beta == V::E::ZERO { product } else { t.beta.fma(*p, product) };
+        write_stretches::<V>(buffer, width, ROWS, t, &[Stretch { c: 0, position: 0, size: ROWS }]);
+    }
+}
+
+/// # Safety
+/// As `Place`.
+#[inline(always)]
+unsafe fn write_stretches<V: Vector>(sums: *const V::E, width: usize, rows: usize, t: &Block<V::E>, stretches: &[Stretch]) {
+    // SAFETY: the caller's; a square's rows are a vector apart.
+    unsafe {
+        if t.c_row == 1 && V::SQUARES && rows <= V::LANES {
+            let (alpha, beta) = (V::splat(t.alpha), V::splat(t.beta));
+            // As long again as the columns are: a stretch is read as a whole vector.
+            let mut columns = MaybeUninit::<[V::E; (MAX_COLUMNS + 1) * MAX_COLUMNS]>::uninit();
+            let turned = columns.as_mut_ptr().cast::<V::E>();
+            for first in (0..t.columns).step_by(V::LANES) {
+                let square = Square { from: sums.add(first), stride: width as isize, rows, columns: V::LANES, lanes: V::LANES };
+                V::transpose(&square, |j| turned.wrapping_add((first + j) * V::LANES));
+            }
+            for j in 0..t.columns {
+                for stretch in stretches {
+                    let p = t.c.offset(stretch.c + j as isize * t.c_column);
+                    let sum = V::load(turned.add(j * V::LANES + stretch.position));
+                    let product = if t.alpha == V::E::ONE { sum } else { sum.mul(alpha) };
+                    let value = if t.beta == V::E::ZERO { product } else { beta.fma(V::load_first(p, stretch.size), product) };
+                    value.store_first(p, stretch.size);
+                }
+            }
+            return;
+        }
+        for j in 0..t.columns {
+            for stretch in stretches {
+                for i in 0..stretch.size {
+                    let p = t.c.offset(stretch.c + i as isize * t.c_row + j as isize * t.c_column);
+                    let sum = *sums.add((stretch.position + i) * width + j);
+                    let product = if t.alpha == V::E::ONE { sum } else { sum.times(t.alpha) };
+                    *p = if t.beta == V::E::ZERO { product } else { t.beta.fma(*p, product) };
+                }
             }
         }
     }
@@ -200,13 +239,44 @@ macro_rules! kernels {
                 // SAFETY: the caller's.
                 unsafe { block::<V, ROWS, VECTORS>(t) }
             }
+            /// # Safety
+            /// As `Pack`.
+            $(#[$feature])?
+            unsafe fn pack<V: Vector>(source: pack::Source<V::E>, to: *mut V::E, size: pack::Size) {
+                // SAFETY: the caller's.
+                unsafe { pack::pack::<V>(source, to, size) }
+            }
+            /// # Safety
+            /// As `PackSide`.
+            $(#[$feature])?
+            unsafe fn pack_side<V: Vector>(source: pack::Source<V::E>, to: *mut V::E, size: pack::Size, count: usize, apart: usize) {
+                // SAFETY: the caller's.
+                unsafe { pack::pack_side::<V>(source, to, size, count, apart) }
+            }
+            /// # Safety
+            /// As `Spread`.
+            $(#[$feature])?
+            unsafe fn spread<V: Vector>(source: pack::Source<V::E>, to: *mut V::E, offsets: &[usize], rows: usize) {
+                // SAFETY: the caller's.
+                unsafe { pack::spread::<V>(source, to, offsets, rows) }
+            }
+            /// # Safety
+            /// As `Place`.
+            $(#[$feature])?
+            unsafe fn place<V: Vector>(sums: *const V::E, width: usize, rows: usize, t: &Block<V::E>, all: &[Stretch]) {
+                // SAFETY: the caller's.
+                unsafe { write_stretches::<V>(sums, width, rows, t, all) }
+            }
             Kernels {
                 lanes: V::LANES,
                 rows: $rows,
                 columns: 2 * V::LANES,
                 narrow: [$(enabled::<V, $n, 1>),*],
                 wide: [$(enabled::<V, $n, 2>),*],
-                transpose: None,
+                pack: pack::<V>,
+                pack_side: pack_side::<V>,
+                spread: spread::<V>,
+                place: place::<V>,
             }
         }
     };

@@ -36,10 +36,25 @@ pub(super) trait Vector: Copy {
     /// Asks for the cache line of `p`, which need not be memory.
     #[inline(always)]
     unsafe fn prefetch(_p: *const Self::E) {}
+    /// Whether there is a `transpose`.
+    const SQUARES: bool = false;
+    /// `to(j)[i] = square[i, j]`.
+    unsafe fn transpose(_square: &Square<Self::E>, _to: impl Fn(usize) -> *mut Self::E) {
+        unreachable!("squares of this vector are not turned over")
+    }
+}
+
+/// from[i * stride + j] for i < rows, j < columns, and zero for rows <= i < lanes; none is more than `LANES`.
+pub(super) struct Square<E> {
+    pub from: *const E,
+    pub stride: isize,
+    pub rows: usize,
+    pub columns: usize,
+    pub lanes: usize,
 }
 
 macro_rules! element {
-    ($e:ty, $avx512:ident, $avx2:ident, $transpose:expr) => {
+    ($e:ty, $avx512:ident, $avx2:ident) => {
         impl Element for $e {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
@@ -64,7 +79,7 @@ macro_rules! element {
             fn kernels(isa: Isa) -> super::microkernel::Kernels<Self> {
                 match isa {
                     #[cfg(target_arch = "x86_64")]
-                    Isa::Avx512 => super::microkernel::avx512::<x86::$avx512>().with_transpose($transpose),
+                    Isa::Avx512 => super::microkernel::avx512::<x86::$avx512>(),
                     #[cfg(target_arch = "x86_64")]
                     Isa::Avx2 => super::microkernel::avx2::<x86::$avx2>(),
                     _ => super::microkernel::baseline::<Single<$e>>(),
@@ -73,8 +88,8 @@ macro_rules! element {
         }
     };
 }
-element!(f32, F32x16, F32x8, Some(x86::transpose16));
-element!(f64, F64x8, F64x4, None);
+element!(f32, F32x16, F32x8);
+element!(f64, F64x8, F64x4);
 
 /// One lane: the fallback for machines without AVX2.
 #[derive(Clone, Copy)]
@@ -125,56 +140,82 @@ impl<E: Element> Vector for Single<E> {
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod x86 {
-    use super::Vector;
+    use super::{Square, Vector};
     use std::arch::x86_64::*;
 
     /// Lane numbers, to make AVX2 masks.
     static COUNT32: [i32; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
     static COUNT64: [i64; 4] = [0, 1, 2, 3];
 
-    /// to[j, i] = from[i, j] for 16 x 16 elements.
-    ///
     /// # Safety
-    /// As `microkernel::Transpose`.
-    #[target_feature(enable = "avx512f")]
-    pub unsafe fn transpose16(from: *const f32, stride: isize, to: *mut f32, width: usize) {
-        let mut r = [_mm512_setzero_ps(); 16];
+    /// As `Vector::transpose`.
+    #[inline(always)]
+    unsafe fn transpose16(t: &Square<f32>, to: impl Fn(usize) -> *mut f32) {
+        // SAFETY of all blocks: the caller's.
+        if t.rows == 16 && t.columns == 16 && t.lanes == 16 {
+            unsafe { transpose16_masked(t, [16, 16, 16], to) }
+        } else {
+            unsafe { transpose16_masked(t, [t.rows, t.columns, t.lanes], to) }
+        }
+    }
+
+    /// # Safety
+    /// As `Vector::transpose`.
+    #[inline(always)]
+    unsafe fn transpose16_masked(t: &Square<f32>, [rows, columns, lanes]: [usize; 3], to: impl Fn(usize) -> *mut f32) {
+        let mask = |n: usize| ((1u32 << n) - 1) as __mmask16;
+        // SAFETY of all blocks: the caller's; a masked lane is not read or written.
+        let mut r = unsafe { [_mm512_setzero_ps(); 16] };
         for (i, row) in r.iter_mut().enumerate() {
-            // SAFETY: the caller's.
-            *row = unsafe { _mm512_loadu_ps(from.offset(i as isize * stride)) };
-        }
-        // Pairs, then fours, of rows within the 128-bit quarters; then the quarters.
-        let mut t = r;
-        for i in 0..8 {
-            t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-            t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-        }
-        for i in 0..4 {
-            for half in 0..2 {
-                let (a, b) = (_mm512_castps_pd(t[4 * i + half]), _mm512_castps_pd(t[4 * i + half + 2]));
-                r[4 * i + 2 * half] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
-                r[4 * i + 2 * half + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+            if i < rows {
+                let from = t.from.wrapping_offset(i as isize * t.stride);
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(64).cast()) };
+                *row = unsafe { _mm512_maskz_loadu_ps(mask(columns), from) };
             }
         }
-        for j in 0..4 {
-            let even = [_mm512_shuffle_f32x4::<0x88>(r[j], r[4 + j]), _mm512_shuffle_f32x4::<0x88>(r[8 + j], r[12 + j])];
-            let odd = [_mm512_shuffle_f32x4::<0xdd>(r[j], r[4 + j]), _mm512_shuffle_f32x4::<0xdd>(r[8 + j], r[12 + j])];
-            let columns = [
-                (j, _mm512_shuffle_f32x4::<0x88>(even[0], even[1])),
-                (4 + j, _mm512_shuffle_f32x4::<0x88>(odd[0], odd[1])),
-                (8 + j, _mm512_shuffle_f32x4::<0xdd>(even[0], even[1])),
-                (12 + j, _mm512_shuffle_f32x4::<0xdd>(odd[0], odd[1])),
-            ];
-            for (column, values) in columns {
-                // SAFETY: the caller's.
-                unsafe { _mm512_storeu_ps(to.add(column * width), values) };
+        unsafe { turn(&mut r) };
+        for (j, column) in r.into_iter().enumerate() {
+            if j < columns {
+                unsafe { _mm512_mask_storeu_ps(to(j), mask(lanes), column) };
             }
+        }
+    }
+
+    /// Element i of vector j becomes element j of vector i.
+    #[inline(always)]
+    unsafe fn turn(r: &mut [__m512; 16]) {
+        // SAFETY: the caller has the instruction set.
+        unsafe {
+            // Pairs, then fours, of rows within the 128-bit quarters; then the quarters.
+            let mut t = *r;
+            for i in 0..8 {
+                t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+                t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+            }
+            for i in 0..4 {
+                for half in 0..2 {
+                    let (a, b) = (_mm512_castps_pd(t[4 * i + half]), _mm512_castps_pd(t[4 * i + half + 2]));
+                    r[4 * i + 2 * half] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+                    r[4 * i + 2 * half + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+                }
+            }
+            let mut out = *r;
+            for j in 0..4 {
+                let even = [_mm512_shuffle_f32x4::<0x88>(r[j], r[4 + j]), _mm512_shuffle_f32x4::<0x88>(r[8 + j], r[12 + j])];
+                let odd = [_mm512_shuffle_f32x4::<0xdd>(r[j], r[4 + j]), _mm512_shuffle_f32x4::<0xdd>(r[8 + j], r[12 + j])];
+                out[j] = _mm512_shuffle_f32x4::<0x88>(even[0], even[1]);
+                out[4 + j] = _mm512_shuffle_f32x4::<0x88>(odd[0], odd[1]);
+                out[8 + j] = _mm512_shuffle_f32x4::<0xdd>(even[0], even[1]);
+                out[12 + j] = _mm512_shuffle_f32x4::<0xdd>(odd[0], odd[1]);
+            }
+            *r = out;
         }
     }
 
     macro_rules! vector {
         ($name:ident, $raw:ty, $e:ty, $lanes:expr, $zero:ident, $splat:ident, $load:ident, $store:ident, $fma:ident, $mul:ident,
-         |$n:ident| $mask:expr, |$p:ident, $m:ident| $load_first:expr, |$q:ident, $k:ident, $v:ident| $store_first:expr) => {
+         |$n:ident| $mask:expr, |$p:ident, $m:ident| $load_first:expr, |$q:ident, $k:ident, $v:ident| $store_first:expr
+         $(, $transpose:ident)?) => {
             #[derive(Clone, Copy)]
             pub(in crate::library) struct $name(pub $raw);
             // SAFETY of all blocks: the trait's contract gives the instruction set and good pointers.
@@ -233,6 +274,14 @@ pub(super) mod x86 {
                     // SAFETY: a hint.
                     unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
                 }
+                $(
+                    const SQUARES: bool = true;
+                    #[inline(always)]
+                    unsafe fn transpose(square: &Square<$e>, to: impl Fn(usize) -> *mut $e) {
+                        // SAFETY: see above.
+                        unsafe { $transpose(square, to) }
+                    }
+                )?
             }
         };
     }
@@ -250,7 +299,8 @@ pub(super) mod x86 {
         _mm512_mul_ps,
         |n| ((1u32 << n) - 1) as __mmask16,
         |p, m| _mm512_maskz_loadu_ps(m, p),
-        |q, k, v| _mm512_mask_storeu_ps(q, k, v)
+        |q, k, v| _mm512_mask_storeu_ps(q, k, v),
+        transpose16
     );
     vector!(
         F64x8,

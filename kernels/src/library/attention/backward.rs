@@ -1,7 +1,7 @@
 //! The gradient of attention.
 
 use super::rows::Row;
-use super::{Attention, Inputs, KEYS, Shape, Strides, Task};
+use super::{Attention, Inputs, KEYS, MAX_BLOCK, Shape, Strides, Task};
 use crate::cpu::pool::{Pool, Worker};
 use crate::library::SharedPtr;
 use crate::library::math::Real;
@@ -58,6 +58,20 @@ fn at(strides: &Strides, [b, h, g]: [usize; 3], position: usize) -> usize {
     b * strides.batch + h * strides.head + g * strides.group + position * strides.position
 }
 
+/// Zeros so many elements, so far apart.
+///
+/// # Safety
+/// They may be written.
+unsafe fn clear<E: Real>(to: *mut E, count: usize, apart: usize) {
+    // SAFETY: the caller's; zero bits are the number zero.
+    unsafe {
+        match apart {
+            1 => to.write_bytes(0, count),
+            _ => (0..count).for_each(|i| *to.add(i * apart) = E::ZERO),
+        }
+    }
+}
+
 impl<E: Real> Attention<E> {
     /// dQ, dK and dV, overwritten.
     ///
@@ -112,8 +126,8 @@ impl<E: Real> Attention<E> {
         unsafe {
             for key in 0..s.keys {
                 let (dk, dv) = (at(&pass.strides[1], [b, h, 0], key), at(&pass.strides[2], [b, h, 0], key));
-                (0..s.channels).for_each(|e| *pass.dk.get().add(dk + e * pass.strides[1].channel) = E::ZERO);
-                (0..s.values).for_each(|f| *pass.dv.get().add(dv + f * pass.strides[2].channel) = E::ZERO);
+                clear(pass.dk.get().add(dk), s.channels, pass.strides[1].channel);
+                clear(pass.dv.get().add(dv), s.values, pass.strides[2].channel);
             }
             for g in 0..s.groups {
                 for first in (0..s.queries).step_by(self.block) {
@@ -129,19 +143,20 @@ impl<E: Real> Attention<E> {
         let s = &self.shape;
         let rows = self.block.min(s.queries - first);
         let seen = self.limit(first + rows - 1);
-        let mut state = [Row::<E>::start(); 48];
+        let mut state = [Row::<E>::start(); MAX_BLOCK];
         // SAFETY: as above.
         unsafe {
             for (r, row) in state[..rows].iter_mut().enumerate() {
                 let (o, g) = (at(&s.o, head, first + r), at(&pass.given.output_gradient_strides, head, first + r));
-                let mut dot = E::ZERO;
-                for f in 0..s.values {
-                    dot = dot.plus(pass.given.output_gradient[g + f].times(pass.given.o[o + f * s.o.channel]));
-                }
+                let given = (&pass.given.output_gradient[g..], &pass.given.o[o..]);
+                let dot = match s.o.channel {
+                    1 => self.rows.dot(given.0.as_ptr(), given.1.as_ptr(), s.values),
+                    apart => (0..s.values).fold(E::ZERO, |dot, f| dot.plus(given.0[f].times(given.1[f * apart]))),
+                };
                 *row = Row::with(pass.given.lse[at(&s.lse, head, first + r)], dot);
                 if seen == 0 {
                     let dq = at(&pass.strides[0], head, first + r);
-                    (0..s.channels).for_each(|e| *pass.dq.get().add(dq + e * pass.strides[0].channel) = E::ZERO);
+                    clear(pass.dq.get().add(dq), s.channels, pass.strides[0].channel);
                 }
             }
             for from in (0..seen).step_by(KEYS) {
@@ -170,7 +185,7 @@ impl<E: Real> Attention<E> {
             self.product(g, strides.position, s.values, pass.packed_v.add(number * self.packed(s.values)), block, ds);
             for (r, row) in state.iter_mut().enumerate() {
                 let count = self.limit(first + r).saturating_sub(from).min(keys);
-                row.describe(s.scale, self.masked(pass.task.inputs.mask, head, first + r, from), s.mask.channel, keys);
+                row.describe(s.scale, self.masked(pass.task.inputs.mask, head, first + r, from), s.mask.channel, keys, count);
                 self.rows.probability(p.add(r * KEYS), row, count);
                 self.rows.gradient(ds.add(r * KEYS), row, p.add(r * KEYS), keys);
             }
