@@ -94,14 +94,37 @@ fn rows<E: PartialOrd + Copy>(axes: &[Axis], x: &[E], base: usize, values: &mut 
     }
 }
 
-#[expect(clippy::eq_op, reason = "a NaN is not equal to itself")]
 fn row<E: PartialOrd + Copy>(axis: &Axis, tap: usize, x: &[E], base: usize, values: &mut [E], places: &mut [i32]) {
     let (reached, first) = axis.reached(tap);
-    let best = values[reached.clone()].iter_mut().zip(&mut places[reached]);
-    for ((value, place), at) in best.zip((base + first..).step_by(axis.stride)) {
-        let found = x[at];
-        let take = found > *value || found != found || *place < 0;
-        *value = if take { found } else { *value };
-        *place = if take { at as i32 } else { *place };
+    let (values, places, begin) = (&mut values[reached.clone()], &mut places[reached], base + first);
+    // Strides known when this is compiled: vectors.
+    match axis.stride {
+        1 => stretch::<E, 1>(&x[begin.min(x.len())..], begin, 1, values, places),
+        2 => stretch::<E, 2>(&x[begin.min(x.len())..], begin, 2, values, places),
+        stride => stretch::<E, 0>(&x[begin.min(x.len())..], begin, stride, values, places),
+    }
+}
+
+/// Takes x[i * stride] where it is better than value i; x begins at place `begin`. `STRIDE` is the stride, or 0.
+#[inline(always)]
+#[expect(clippy::eq_op, reason = "a NaN is not equal to itself")]
+fn stretch<E: PartialOrd + Copy, const STRIDE: usize>(
+    x: &[E],
+    begin: usize,
+    stride: usize,
+    values: &mut [E],
+    places: &mut [i32],
+) {
+    let stride = if STRIDE > 0 { STRIDE } else { stride };
+    let count = values.len().min(places.len());
+    if count == 0 {
+        return;
+    }
+    let x = &x[..(count - 1) * stride + 1];
+    for i in 0..count {
+        let (found, at) = (x[i * stride], (begin + i * stride) as i32);
+        let take = (found > values[i]) | (found != found) | (places[i] < 0);
+        values[i] = if take { found } else { values[i] };
+        places[i] = if take { at } else { places[i] };
     }
 }
