@@ -218,10 +218,30 @@ impl Emitter<'_, '_> {
             CompareOp::Ge => (CompareOp::Le, y, x),
             other => (other, x, y),
         };
+        if op == CompareOp::Eq {
+            for (position, number) in [(x, y), (y, x)] {
+                if let Expr::Position(dim) = *self.nest.kernel.get(position)
+                    && self.is_tile(dim)
+                    && !self.depends_on_tile(number)
+                {
+                    return self.one_hot(dim, number);
+                }
+            }
+        }
         let values = [self.eval(x), self.eval(y)];
         let to = self.slot(Ty::Bool, self.shape_of(expr));
         let primitive = arithmetic::compare(self.isa, op, values[0].ty, self.shapes(to, values));
         self.apply(primitive, to, &values);
+        to
+    }
+
+    /// Whether the points of the tile are number `number`.
+    fn one_hot(&mut self, dim: DimId, number: ExprId) -> Val {
+        let (first, number) = (self.global(dim), self.eval(number));
+        let to = self.slot(Ty::Bool, Shape::Tile);
+        let (at, number, zero) = (self.address(to), self.address(number), self.integer(0));
+        let count = self.count(Shape::Tile);
+        self.call(tiles::one_hot(self.isa), [at, number, first, zero], count);
         to
     }
 

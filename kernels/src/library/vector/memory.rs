@@ -58,6 +58,13 @@ bodies! {
             *dst.add(i) = first.wrapping_add(step.wrapping_mul(i as i64));
         }
     }
+    OneHot<T>(dst, a, b, _c, n) {
+        let (_, at) = (PhantomData::<T>, (*a.cast::<i64>()).wrapping_sub(b as i64));
+        std::ptr::write_bytes(dst, 0, n);
+        if at >= 0 && at < n as i64 {
+            *dst.add(at as usize) = 1;
+        }
+    }
     Offset<T>(dst, a, b, _c, n) {
         let (_, dst, index) = (PhantomData::<T>, dst.cast::<i64>(), a.cast::<i64>());
         let [stride, first, valid] = *b.cast::<[i64; 3]>();
@@ -123,6 +130,11 @@ pub fn gather(isa: Isa, bytes: usize) -> Primitive {
 /// dst[i] = a + i b, all i64.
 pub fn iota(isa: Isa) -> Primitive {
     compiled::<Iota<u8>>(isa)
+}
+
+/// dst[i] = (a[0] == b + i), bools of an i64 and the number b.
+pub fn one_hot(isa: Isa) -> Primitive {
+    compiled::<OneHot<u8>>(isa)
 }
 
 /// With b = [stride, first, valid]: dst[i] += (a[i] - first) stride, or outside for good if a[i] - first is not in [0, valid). All i64.
