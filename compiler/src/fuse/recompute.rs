@@ -64,7 +64,15 @@ impl Fuser<'_> {
         }
     }
 
-    /// At most three plain operations on one value that each phase which reads `id` reads anyway, and on smaller ones.
+    /// Whether `operand` may be kept in place of `id` for a later phase: a product, which has a buffer anyway, and no larger one. So
+    /// a product with its bias is kept as the product alone, and several plain functions of one product become one value.
+    fn is_kept_instead(&self, operand: NodeId, id: NodeId) -> bool {
+        let bytes = |node: NodeId| self.graph.ty(node).elements() * self.graph.ty(node).dtype.bytes();
+        matches!(self.graph[operand].op, Op::DotGeneral(_)) && bytes(operand) <= bytes(id)
+    }
+
+    /// At most three plain operations on one value that each phase which reads `id` reads anyway, or that can be kept instead, and on
+    /// smaller ones.
     fn is_cheap(&self, id: NodeId, crossing: &BTreeMap<NodeId, BTreeSet<Section>>) -> bool {
         let node = &self.graph[id];
         if !is_pointwise(&node.op) || node.ty.rank() == 0 || self.inline_cost(id) > 3 {
@@ -81,7 +89,8 @@ impl Fuser<'_> {
             let read_there =
                 crossing[&id].iter().all(|p| crossing[&operand].contains(p) || self.graph[operand].section() == *p);
             let small = !large.contains(&operand);
-            at_hand &= persistent || ((read_there || small) && (!matches!(role, Role::Member(_)) || self.crosses(operand)));
+            let near = read_there || small || self.is_kept_instead(operand, id);
+            at_hand &= persistent || (near && (!matches!(role, Role::Member(_)) || self.crosses(operand)));
         });
         at_hand && large.len() <= 1 && crossing[&id].iter().all(|section| section.0 != Phase::Update)
     }
