@@ -4,6 +4,8 @@
 //! 5 damaged file, 6 a rank failed, 7 hang, 8 environment, 9 numerical, 75 stopped on request.
 
 mod again;
+#[cfg(target_os = "linux")]
+mod bench;
 mod checkpoint;
 mod compile;
 mod complete;
@@ -65,6 +67,9 @@ enum Command {
     Export(export::Args),
     /// List, show, check and convert checkpoints
     Checkpoint(checkpoint::Args),
+    /// Measure what this machine gives
+    #[cfg(target_os = "linux")]
+    Bench(bench::Args),
     /// Show what dcc.toml and the environment set
     Config(config::Args),
     /// Explain an error code
@@ -78,6 +83,12 @@ pub fn main() -> i32 {
     if dcc_runtime::launch::is_worker() {
         // RUST_LOG reaches the ranks; `-v` is about the launcher.
         trace(0);
+    }
+    #[cfg(target_os = "linux")]
+    if dcc_runtime::launch::is_worker()
+        && let Some(code) = bench::worker(std::env::args_os())
+    {
+        return code;
     }
     #[cfg(target_os = "linux")]
     if let Some(code) = dcc_runtime::run::worker() {
@@ -131,6 +142,8 @@ fn execute(arguments: Vec<OsString>, used: &mut config::Used) -> Outcome<i32> {
         Command::Verify(args) => verify::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Checkpoint(args) => checkpoint::run(&args),
+        #[cfg(target_os = "linux")]
+        Command::Bench(args) => bench::run(&args),
         Command::Config(args) => config::run(&args, &Cli::command(), cli.config.as_deref()),
         Command::Explain(args) => explain::run(&args),
     }

@@ -9,6 +9,8 @@ mod annotations;
 mod artifact;
 mod bad_models;
 #[cfg(target_os = "linux")]
+mod bench;
+#[cfg(target_os = "linux")]
 mod checkpoints;
 #[cfg(target_os = "linux")]
 mod cli;

@@ -11,6 +11,7 @@ use dcc_program::program::{Action, Area, Instr, Library, ParamKind, Place, Progr
 use dcc_program::{FactorSpec, TensorType};
 use prost::Message;
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 /// Language models and the sizes of their vocabularies.
 const WORDS: [(&str, u64); 4] =
@@ -69,11 +70,11 @@ fn tensor_parallelism_halves_work_and_weights() {
 
 /// How many activations, tensors of rank 3, each transfer of a program moves, by section.
 fn activation_transfers(program: &Program) -> BTreeMap<(SectionKind, &'static str), usize> {
-    transfers(program, 3)
+    transfers(program, 3..=3)
 }
 
 /// Of tensors with so many dims.
-fn transfers(program: &Program, dims: usize) -> BTreeMap<(SectionKind, &'static str), usize> {
+fn transfers(program: &Program, dims: RangeInclusive<usize>) -> BTreeMap<(SectionKind, &'static str), usize> {
     let mut counts = BTreeMap::new();
     for section in &program.sections {
         for instr in &section.body {
@@ -85,7 +86,7 @@ fn transfers(program: &Program, dims: usize) -> BTreeMap<(SectionKind, &'static 
                 Transfer::AllToAll { .. } => "all_to_all",
                 Transfer::Send { .. } | Transfer::Recv { .. } | Transfer::StageSum { .. } => continue,
             };
-            let tensors = instr.operands.iter().filter(|&&id| program.ty(id).rank() == dims).count();
+            let tensors = instr.operands.iter().filter(|&&id| dims.contains(&program.ty(id).rank())).count();
             if tensors > 0 {
                 *counts.entry((section.kind, name)).or_default() += tensors;
             }
@@ -222,17 +223,24 @@ fn vocabularies_split_unevenly() {
     }
 }
 
-/// Keys and values are gathered for attention, again for its gradient, and their gradients scattered; nothing else of a layer moves.
+/// Where there are heads for all ranks, queries, keys, values and results are exchanged, and their gradients; otherwise keys and values are
+/// gathered for attention, again for its gradient, and their gradients scattered. Nothing else of a layer moves.
 #[test]
-fn context_ranks_move_keys_and_values() {
-    for (model, cp, layers) in [("gpt2_tiny.onnx", 2, 4), ("gpt2_50257.onnx", 4, 4), ("llama_tiny.onnx", 2, 2)] {
+fn context_ranks_move_what_attention_reads() {
+    let cases = [("gpt2_tiny.onnx", 4, 2), ("gpt2_50257.onnx", 4, 4), ("llama_tiny.onnx", 2, 2)].map(|case| (case, true));
+    for ((model, layers, cp), heads) in
+        cases.into_iter().chain([("gpt2_tiny.onnx", 4, 8), ("llama_tiny.onnx", 2, 8)].map(|case| (case, false)))
+    {
         let program = compile(model, Parallel { cp, ..Parallel::default() }, 1).artifact.train.remove(0);
-        let expected = BTreeMap::from([
-            ((SectionKind::Forward, "all_gather"), 2 * layers),
-            ((SectionKind::Backward, "all_gather"), 2 * layers),
-            ((SectionKind::Backward, "reduce_scatter"), 2 * layers),
-        ]);
-        assert_eq!(transfers(&program, 4), expected, "{model} cp {cp}");
+        let exchanged = [((SectionKind::Forward, "all_to_all"), 4), ((SectionKind::Backward, "all_to_all"), 4)];
+        let gathered = [
+            ((SectionKind::Forward, "all_gather"), 2),
+            ((SectionKind::Backward, "all_gather"), 2),
+            ((SectionKind::Backward, "reduce_scatter"), 2),
+        ];
+        let of_layer: &[_] = if heads { &exchanged } else { &gathered };
+        let expected = of_layer.iter().map(|&(key, count)| (key, count * layers)).collect::<BTreeMap<_, _>>();
+        assert_eq!(transfers(&program, 4..=5), expected, "{model} cp {cp}");
         assert_eq!(activation_transfers(&program), BTreeMap::new(), "{model} cp {cp}");
     }
 }

@@ -205,7 +205,7 @@ impl CompileFlags {
                 mixed: self.mixed()?,
             },
             parallel: self.parallel()?,
-            memory_limit: self.memory_limit.as_deref().map(size).transpose()?,
+            memory_limit: self.memory_limit.as_deref().map(|text| size("--memory-limit", text)).transpose()?,
             ..Options::default()
         })
     }
@@ -466,7 +466,7 @@ fn betas(text: &str) -> Result<(f64, f64)> {
 }
 
 /// `1024`, `512KiB`, `64MiB`, `16GiB`, `1.5TiB`.
-fn size(text: &str) -> Result<u64> {
+pub fn size(flag: &str, text: &str) -> Result<u64> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match text[digits.len()..].to_ascii_lowercase().as_str() {
         "" | "b" => Some(0),
@@ -479,7 +479,7 @@ fn size(text: &str) -> Result<u64> {
     let number = digits.parse::<f64>().ok().filter(|n| n.is_finite() && *n > 0.0);
     match (number, unit) {
         (Some(number), Some(shift)) => Ok((number * (1u64 << shift) as f64) as u64),
-        _ => Err(Error::usage(format!("--memory-limit {text} is no size")).help("write bytes, or a number with KiB, MiB, GiB")),
+        _ => Err(Error::usage(format!("{flag} {text} is no size")).help("write bytes, or a number with KiB, MiB, GiB")),
     }
 }
 
@@ -497,11 +497,11 @@ mod tests {
 
     #[test]
     fn sizes_parse() {
-        assert_eq!(size("1024"), Ok(1024));
-        assert_eq!(size("1.5GiB"), Ok(3 << 29));
-        assert_eq!(size("64m"), Ok(64 << 20));
+        assert_eq!(size("--memory-limit", "1024"), Ok(1024));
+        assert_eq!(size("--memory-limit", "1.5GiB"), Ok(3 << 29));
+        assert_eq!(size("--memory-limit", "64m"), Ok(64 << 20));
         for bad in ["", "GiB", "-1", "1XB", "nan"] {
-            assert_eq!(size(bad).unwrap_err().code.0, 1, "{bad}");
+            assert_eq!(size("--memory-limit", bad).unwrap_err().code.0, 1, "{bad}");
         }
     }
 
