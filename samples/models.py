@@ -212,16 +212,16 @@ def gpt2(vocab=211, length=16, width=64, layers=4, heads=4, dropout=0.0, attenti
     return GPT2LMHeadModel(config).train(), tokens(vocab, batch, length)
 
 
-def llama(vocab=211, length=16, width=64, layers=2, heads=4, kv_heads=2, attention="sdpa"):
-    config = LlamaConfig(vocab_size=vocab, max_position_embeddings=length, hidden_size=width, intermediate_size=2 * width,
+def llama(vocab=211, length=16, width=64, layers=2, heads=4, kv_heads=2, inner=None, attention="sdpa"):
+    config = LlamaConfig(vocab_size=vocab, max_position_embeddings=length, hidden_size=width, intermediate_size=inner or 2 * width,
                          num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads, use_cache=False,
                          attention_dropout=0.0, tie_word_embeddings=False, attn_implementation=attention)
     return LlamaForCausalLM(config).train(), tokens(vocab, 3, length)
 
 
-def bert(vocab=211, length=16, width=64, layers=2, heads=4, attention="sdpa"):
+def bert(vocab=211, length=16, width=64, layers=2, heads=4, inner=None, attention="sdpa"):
     config = BertConfig(vocab_size=vocab, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
-                        intermediate_size=2 * width, max_position_embeddings=length, hidden_dropout_prob=0.0,
+                        intermediate_size=inner or 2 * width, max_position_embeddings=length, hidden_dropout_prob=0.0,
                         attention_probs_dropout_prob=0.0, attn_implementation=attention)
     inputs = tokens(vocab, 3, length)
     mask = torch.ones_like(inputs["input_ids"])
