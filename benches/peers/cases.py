@@ -20,7 +20,7 @@ class Case:
     config: dict = field(default_factory=dict)
     rules: tuple = ()
     rate: float = 1e-3
-    later: float = 2e-4
+    later: float = 2e-5
     bar: float = 1.25
     bar_2: float = 1.15
     memory: float = 0.6
@@ -51,7 +51,7 @@ MINI = dict(length=128, width=256, layers=4)
 
 SIX = [
     Case("mlp", "MLP (784-1024-1024-10), batch 128", "mlp", 128, dict(widths=(784, 1024, 1024, 10)), ("*.weight=std:0.04",),
-         bar=1.1, bar_2=1.0, memory=0.75),
+         later=1e-4, bar=1.1, bar_2=1.0, memory=0.75),
     Case("gpt2", "GPT-2 124M (12 x 768), 2 x 256 tokens", "gpt", 2, dict(vocab=50257, length=256, width=768, layers=12, heads=12), memory=0.75),
     Case("gpt-mini", "GPT mini (4 x 256), 8 x 128 tokens", "gpt", 8, dict(vocab=8192, heads=4, **MINI)),
     Case("llama-mini", "Llama mini (4 x 256), 8 x 128 tokens", "llama", 8, dict(vocab=8192, heads=8, kv_heads=4, inner=688, **MINI)),
@@ -60,9 +60,9 @@ SIX = [
 ]
 RESNETS = [
     Case("resnet18", "ResNet-18, 32 images of 64 x 64", "resnet", 32, dict(size=64, bottleneck=False, blocks=(2, 2, 2, 2), classes=1000),
-         rate=1e-4, later=2e-3, bar=1.1),
+         rate=1e-4, later=3e-4, bar=1.1),
     Case("resnet50", "ResNet-50, 16 images of 64 x 64", "resnet", 16, dict(size=64, bottleneck=True, blocks=(3, 4, 6, 3), classes=1000),
-         rate=1e-4, later=2e-3, bar=1.1),
+         rate=1e-4, later=2e-2, bar=1.1),
 ]
 CASES = {case.name: case for case in SIX + RESNETS}
 
