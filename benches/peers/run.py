@@ -197,13 +197,14 @@ def compare(case, turns):
 
 
 def control(model, turns, threads):
-    """The comparison must refuse dcc with another learning rate."""
+    """The comparison must refuse dcc with another learning rate; whether there were turns to compare it with."""
     name = next((p for p in model.programs if p == "dcc"), None)
     others = [t for t in turns if "losses" in t and t["program"] not in DCC]
-    if name and others:
+    if others and name:
         changed = model.turn(name, threads, rate=CONTROL * model.case.rate, seconds=0) | {"program": name}
-        if not any(differs(model.case, changed, t) for t in others):
+        if not all(differs(model.case, changed, t) for t in others):
             raise SystemExit(f"error: {model.case.name}: the comparison does not see a learning rate times {CONTROL}")
+    return bool(others)
 
 
 def measure(o, models):
@@ -219,8 +220,7 @@ def measure(o, models):
                     continue
                 turns, load = model.round(number, threads)
                 compare(model.case, turns)
-                if model not in controlled:
-                    control(model, turns, threads)
+                if model not in controlled and control(model, turns, threads):
                     controlled.add(model)
                 alone = load < o.max_load
                 counted[key] += alone
