@@ -228,6 +228,12 @@ impl Error {
         Error::new(811, what)
     }
 
+    /// All ranks and one device's training do not fit this machine.
+    pub fn too_large(need: u64, available: u64) -> Error {
+        Error::new(812, format!("all ranks need {} in one process, {} are available", size(need), size(available)))
+            .help("--numeric compares every tensor of a smaller instance instead")
+    }
+
     // 09xx: numbers.
 
     /// Another implementation computes something else.

@@ -295,6 +295,23 @@ fn plans_that_do_not_exist() {
     refused(&folder, &gpt, 4, "DCC0304", &["Shard(9)"]);
 }
 
+/// Four terabytes of weights: compiled without being read, and not verified whole.
+#[test]
+fn a_model_that_this_machine_cannot_hold() {
+    let folder = Folder::new();
+    let wide = 1 << 20;
+    let mut huge = with_tensor(model(&[node("MatMul", &["x", "w"], &["y"])]), external("w", &[wide, wide], "absent.bin"));
+    let graph = huge.graph.as_mut().expect("a graph");
+    graph.input = vec![value("x", &[symbol("batch"), size(wide)])];
+    graph.output = vec![value("y", &[symbol("batch"), size(wide)])];
+    put_model(&folder, "huge.onnx", &huge);
+    let words = |text: &str| text.split(' ').map(|word| word.replace("@/", &folder.at(""))).collect::<Vec<String>>();
+    dcc(words("compile @/huge.onnx --loss mse --global-batch-size 2 --dp 2 -o @/huge.dcc")).ok();
+    let verify = "verify @/huge.dcc --model @/huge.onnx";
+    refused(&folder, verify, 8, "DCC0812", &["all ranks need", "TiB in one process", "--numeric"]);
+    dcc(words(&format!("{verify} --numeric"))).ok();
+}
+
 #[test]
 fn wrong_flags() {
     let folder = linear_case();

@@ -190,6 +190,13 @@ pub const PAGES: &[Page] = &[
          that dcc is built without it unless it is asked for: `cargo build --release --bin dcc --features tract`.",
     ),
     entry(
+        812,
+        "the model is too large to be verified whole",
+        "`dcc verify ARTIFACT --model MODEL.onnx` trains all ranks, and then one device, in one process, with all of their memory. Where \
+         this machine has less, --numeric compares every tensor of an instance with smaller dims on a smaller mesh: the same nodes, \
+         the same strategies.",
+    ),
+    entry(
         911,
         "dcc and tract compute different values",
         "`dcc verify MODEL.onnx` computed the model's values with dcc and with tract, from the same inputs and weights. The \

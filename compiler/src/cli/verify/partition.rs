@@ -5,12 +5,13 @@ use super::made_up::made_up;
 use crate::cli::again;
 use crate::cli::failure::Outcome;
 use crate::cli::flags::CompileFlags;
+use crate::compile::planned_bytes;
 use crate::error::Error;
 use crate::plan::Schedule;
-use dcc_program::DType;
 use dcc_program::artifact::Artifact;
 use dcc_program::manifest::Manifest;
 use dcc_program::program::Program;
+use dcc_program::{DType, TensorType};
 use dcc_runtime::data::Convert;
 use dcc_runtime::exec::whole::{Parameters, Run, Tensor};
 use dcc_runtime::exec::{Fresh, Scalars};
@@ -32,6 +33,10 @@ pub struct Agreement {
 /// Errors: another model, or results that differ by more than rounding.
 pub fn check(artifact: &Artifact, path: &Path, model: &Path) -> Outcome<Agreement> {
     let whole = unpartitioned(artifact, model)?;
+    let need = bytes(artifact).max(bytes(&whole));
+    if let Some(available) = available().filter(|&available| available < need) {
+        return Err(Error::too_large(need, available).at(path.display()).into());
+    }
     let [found, expected] = [run(artifact, model)?, run(&whole, model)?];
     let bound = bound(artifact);
     let mut worst: (f64, String) = (0.0, String::new());
@@ -55,6 +60,27 @@ pub fn check(artifact: &Artifact, path: &Path, model: &Path) -> Outcome<Agreemen
     }
     let ranks = artifact.train.first().map_or(1, |program| program.mesh.world());
     Ok(Agreement { ranks, difference: worst.0, bound })
+}
+
+fn global_bytes(ty: &TensorType) -> u64 {
+    ty.elements() * ty.dtype.bytes()
+}
+
+/// Bytes of a run of all ranks in this process, and of the whole weights that they begin with.
+fn bytes(artifact: &Artifact) -> u64 {
+    let of_stage = |program: &Program| {
+        let ranks = program.mesh.world() / program.mesh.size_of("pp");
+        planned_bytes(program) * u64::from(ranks)
+    };
+    let weight = |program: &Program| program.params.iter().map(|param| global_bytes(program.ty(param.buffer))).sum::<u64>();
+    artifact.train.iter().map(|program| of_stage(program) + weight(program)).sum()
+}
+
+/// Bytes that this machine has for programs, where it says so.
+fn available() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
 }
 
 fn bound(artifact: &Artifact) -> f64 {
@@ -123,7 +149,7 @@ fn run(artifact: &Artifact, model: &Path) -> Outcome<Vec<BTreeMap<String, f64>>>
 /// Made-up data of one step, the same for every plan; indices below their tables.
 fn inputs(artifact: &Artifact, manifest: &Manifest, step: i64) -> BTreeMap<String, Tensor> {
     let all = artifact.train.iter().flat_map(|p: &Program| p.inputs.iter().map(move |input| (&input.name, p.ty(input.buffer))));
-    let tensor = |(name, ty): (&String, &dcc_program::TensorType)| {
+    let tensor = |(name, ty): (&String, &TensorType)| {
         let below = manifest.inputs.get(name).and_then(|input| input.vocabulary);
         (name.clone(), made_up(name, ty.dtype, &ty.shape, below, (1, step)))
     };
