@@ -197,10 +197,10 @@ def compare(case, turns):
 
 
 def control(model, turns, threads):
-    """The comparison must refuse dcc with another learning rate; whether there were turns to compare it with."""
+    """The comparison with each peer in f32 must refuse dcc with another learning rate; whether there were such turns."""
     name = next((p for p in model.programs if p == "dcc"), None)
-    others = [t for t in turns if "losses" in t and t["program"] not in DCC]
-    if others and name:
+    others = [t for t in turns if "losses" in t and t["program"] in PEERS and "bf16" not in t["program"]]
+    if name and others:
         changed = model.turn(name, threads, rate=CONTROL * model.case.rate, seconds=0) | {"program": name}
         if not all(differs(model.case, changed, t) for t in others):
             raise SystemExit(f"error: {model.case.name}: the comparison does not see a learning rate times {CONTROL}")
