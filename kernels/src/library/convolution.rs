@@ -14,7 +14,9 @@ mod kernel;
 
 use super::SharedPtr;
 use super::matmul::{DotGeneral, Factor};
+use super::pack::{Pack, Size, Source};
 use super::simd::Element;
+use crate::cpu::isa::Isa;
 use crate::cpu::pool::Pool;
 use kernel::{Copy, Taps};
 
@@ -55,7 +57,7 @@ pub struct Convolution<E> {
     form: Form,
     /// The kernel in the order of the products; none where it has one tap.
     kernel: Option<Copy<E>>,
-    border: Option<Border>,
+    border: Option<Border<E>>,
     chunks: Chunks,
     /// Products of a full chunk of samples, and of the last one.
     products: [Vec<Product<E>>; 2],
@@ -78,14 +80,28 @@ struct Chunks {
 }
 
 /// Copies with zeros around.
-struct Border {
+struct Border<E> {
     /// Source and target offsets of each plane, of a full chunk and of the last one.
     planes: [Vec<[usize; 2]>; 2],
     dims: Vec<BorderDim>,
-    /// Elements of a bordered plane, and of all planes.
+    /// The factor that is innermost in the copy, if there is one.
+    channels: Option<Channels>,
+    pack: Pack<E>,
+    /// Elements of a bordered plane, channels included, and of all planes.
     plane: usize,
     elements: usize,
 }
+
+/// A plain factor that lies inside of the planes of a copy: which, its size and its stride in the source.
+#[derive(Clone, Copy)]
+struct Channels {
+    factor: usize,
+    size: usize,
+    stride: usize,
+}
+
+/// Fewest channels that are worth turning planes over.
+const CHANNELS: usize = 8;
 
 /// Elements `origin…` of a dim, of which `from, … from + count` are there; the others are zero.
 #[derive(Clone, Copy)]
@@ -122,7 +138,9 @@ impl<E: Element> Convolution<E> {
             plain
         };
         let (full, last) = (shortened(false), shortened(true));
-        let border = border.map(|dims| Border::new(dims, moved, &full, &last));
+        // Gradients of kernels sum over places: what then makes rows, the image's channels, lies side by side.
+        let channels = (form.result == KERNEL).then(|| Channels::find(plain)).flatten();
+        let border = border.map(|dims| Border::new(dims, moved, channels, [&full, &last]));
         let gaps = views.iter().any(View::is_empty);
         let views: Vec<&View> = views.iter().filter(|view| !view.is_empty()).collect();
         let kernel = (spatial.iter().any(|s| s.sizes[KERNEL] > 1) && !views.is_empty()).then(|| {
@@ -309,7 +327,7 @@ impl View {
         roles: [usize; 3],
         plain: &[Plain],
         spatial: &[Spatial],
-        (border, kernel): (Option<&Border>, Option<(&[Option<usize>], &Taps)>),
+        (border, kernel): (Option<&Border<E>>, Option<(&[Option<usize>], &Taps)>),
     ) -> Product<E> {
         let [_, moved, _] = roles;
         let inner = |dim: usize| match border {
@@ -389,41 +407,63 @@ fn chunk_factor(plain: &[Plain], moved: usize, dims: &[BorderDim]) -> Option<(us
     Some((f, (CHUNK / sample.max(1)).clamp(1, plain[f].size)))
 }
 
-impl Border {
-    fn new(dims: Vec<BorderDim>, moved: usize, full: &[Plain], last: &[Plain]) -> Border {
-        let plane = dims.iter().map(|dim| dim.size).product();
-        let mut border = Border { planes: Default::default(), dims, plane, elements: 0 };
-        border.planes = [full, last].map(|plain| border.offsets(plain, moved));
+impl Channels {
+    /// Those of the image that the kernel has too, and the output does not.
+    fn find(plain: &[Plain]) -> Option<Channels> {
+        let found = plain.iter().enumerate().filter_map(|(factor, f)| match f.strides {
+            [Some(stride), None, Some(_)] if f.size >= CHANNELS => Some(Channels { factor, size: f.size, stride }),
+            _ => None,
+        });
+        found.max_by_key(|channels| channels.size)
+    }
+}
+
+impl<E: Element> Border<E> {
+    fn new(dims: Vec<BorderDim>, moved: usize, channels: Option<Channels>, parts: [&[Plain]; 2]) -> Border<E> {
+        let places: usize = dims.iter().map(|dim| dim.size).product();
+        let plane = places * channels.map_or(1, |channels| channels.size);
+        let pack = E::kernels(Isa::detect()).pack;
+        let mut border = Border { planes: Default::default(), dims, channels, pack, plane, elements: 0 };
+        border.planes = parts.map(|plain| border.offsets(plain, moved));
         border.elements = border.planes.iter().map(|planes| planes.len() * plane).max().unwrap_or(0);
         border
     }
 
-    /// Element strides of the plain factors in the copy: as in the tensor, outermost first.
+    /// Element strides of the plain factors in the copy: as in the tensor, outermost first, but for the channels.
     fn plain_strides(&self, plain: &[Plain], moved: usize) -> Vec<Option<usize>> {
-        let mut order: Vec<usize> = (0..plain.len()).filter(|&f| plain[f].strides[moved].is_some()).collect();
+        let inner = self.channels.map(|channels| channels.factor);
+        let mut order: Vec<usize> =
+            (0..plain.len()).filter(|&f| plain[f].strides[moved].is_some() && Some(f) != inner).collect();
         order.sort_by_key(|&f| plain[f].strides[moved]);
         let (mut strides, mut stride) = (vec![None; plain.len()], self.plane);
         for f in order {
             strides[f] = Some(stride);
             stride *= plain[f].size;
         }
+        if let Some(f) = inner {
+            strides[f] = Some(1);
+        }
         strides
     }
 
     fn stride(&self, dim: usize) -> usize {
-        self.dims[dim + 1..].iter().map(|dim| dim.size).product()
+        let inner = self.channels.map_or(1, |channels| channels.size);
+        self.dims[dim + 1..].iter().map(|dim| dim.size).product::<usize>() * inner
     }
 
     fn offsets(&self, plain: &[Plain], moved: usize) -> Vec<[usize; 2]> {
         let mut all = vec![[0; 2]];
-        for (factor, stride) in plain.iter().zip(self.plain_strides(plain, moved)) {
+        let strides = self.plain_strides(plain, moved);
+        for (f, (factor, stride)) in plain.iter().zip(strides).enumerate() {
             let (Some(from), Some(to)) = (factor.strides[moved], stride) else { continue };
-            all = all.iter().flat_map(|at| (0..factor.size).map(move |i| [at[0] + i * from, at[1] + i * to])).collect();
+            if self.channels.is_none_or(|channels| channels.factor != f) {
+                all = all.iter().flat_map(|at| (0..factor.size).map(move |i| [at[0] + i * from, at[1] + i * to])).collect();
+            }
         }
         all
     }
 
-    fn run<E: Element>(&self, pool: &Pool, planes: &[[usize; 2]], from: &[E], to: &mut [E]) {
+    fn run(&self, pool: &Pool, planes: &[[usize; 2]], from: &[E], to: &mut [E]) {
         assert!(to.len() >= planes.len() * self.plane, "{} elements of scratch for {}", to.len(), planes.len() * self.plane);
         let target = SharedPtr::new(to.as_mut_ptr());
         // Small planes go together, a function of shapes only.
@@ -433,9 +473,32 @@ impl Border {
                 // SAFETY: planes are disjoint parts of `to`, whose length was compared.
                 let to = unsafe { std::slice::from_raw_parts_mut(target.get().add(plane[1]), self.plane) };
                 to.fill(E::ZERO);
-                copy(&self.dims, &from[plane[0]..], to);
+                match self.channels {
+                    Some(channels) => self.copy_turned(&self.dims, channels, &from[plane[0]..], to),
+                    None => copy(&self.dims, &from[plane[0]..], to),
+                }
             }
         });
+    }
+
+    /// As `copy`, of all channels, which lie inside of the last dim.
+    fn copy_turned(&self, dims: &[BorderDim], channels: Channels, from: &[E], to: &mut [E]) {
+        let Some((dim, rest)) = dims.split_first() else { return };
+        let inner: usize = rest.iter().map(|dim| dim.size).product::<usize>() * channels.size;
+        let first = (dim.from as isize - dim.origin) as usize;
+        if !rest.is_empty() {
+            for i in 0..dim.count {
+                self.copy_turned(rest, channels, &from[(dim.from + i) * dim.stride..], &mut to[(first + i) * inner..]);
+            }
+        } else if dim.count > 0 {
+            let (from, to) = (&from[dim.from * dim.stride..], &mut to[first * channels.size..]);
+            let reach = (channels.size - 1) * channels.stride + (dim.count - 1) * dim.stride;
+            assert!(reach < from.len() && dim.count * channels.size <= to.len(), "a plane within its tensor");
+            let source = Source { from: from.as_ptr(), stride: channels.stride as isize, step: dim.stride as isize };
+            let size = Size { rows: channels.size, width: channels.size, apart: channels.size, steps: dim.count };
+            // SAFETY: the reach of both was compared with their lengths.
+            unsafe { (self.pack)(source, to.as_mut_ptr(), size) };
+        }
     }
 }
 

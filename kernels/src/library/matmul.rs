@@ -216,7 +216,17 @@ fn panels(dims: &[Dim], operand: usize, most: usize, even: bool) -> Side {
     let (outer, within) = dims.split_at(first);
     let runs = offsets(&within[..within.len().saturating_sub(1)]);
     let size = run * runs.len();
-    let width = if even && size > 0 { size.div_ceil(size.div_ceil(most)) } else { most };
+    let width = match even && size > 0 {
+        // Whole runs, or equal parts of them, are packed fastest.
+        true if runs.len() > 1 && run <= most => run * (most / run),
+        true if runs.len() > 1
+            && let Some(part) = (2 * most / 3..=most).rev().find(|part| run.is_multiple_of(*part)) =>
+        {
+            part
+        }
+        true => size.div_ceil(size.div_ceil(most)),
+        false => most,
+    };
     let mut side = Side::default();
     for base in offsets(outer) {
         for begin in (0..size).step_by(width) {

@@ -49,7 +49,17 @@ pub(super) unsafe fn pack<V: Vector>(source: Source<V::E>, to: *mut V::E, size: 
     // SAFETY: the caller's.
     unsafe {
         if source.stride == 1 && size.width <= 2 * V::LANES {
-            along::<V>(source, to, size);
+            match size.width {
+                width if width != size.rows => along::<V>(source, to, size),
+                2 => copies::<V::E, 2>(source, to, size),
+                4 => copies::<V::E, 4>(source, to, size),
+                8 => copies::<V::E, 8>(source, to, size),
+                12 => copies::<V::E, 12>(source, to, size),
+                16 => copies::<V::E, 16>(source, to, size),
+                _ => along::<V>(source, to, size),
+            }
+        } else if source.stride == 2 && V::SQUARES && size.width <= V::LANES {
+            every_other::<V>(source, to, size);
         } else if source.step == 1 && V::SQUARES {
             across::<V>(source, to, size);
         } else {
@@ -81,6 +91,32 @@ unsafe fn along<V: Vector>(source: Source<V::E>, to: *mut V::E, Size { rows, wid
             V::load_first(from, first).store(to);
             V::load_first(from.wrapping_add(V::LANES), second).store_first(to.wrapping_add(V::LANES), width - V::LANES);
             (from, to) = (from.wrapping_offset(source.step), to.wrapping_add(apart));
+        }
+    }
+}
+
+/// # Safety
+/// As `Pack`; the stride is 1, rows and width are `ROWS`.
+#[inline(always)]
+unsafe fn copies<E: Copy, const ROWS: usize>(source: Source<E>, to: *mut E, Size { apart, steps, .. }: Size) {
+    for q in 0..steps {
+        // SAFETY: the caller's; an array has the alignment of its elements.
+        unsafe {
+            let from = source.from.offset(q as isize * source.step).cast::<[E; ROWS]>();
+            *to.add(q * apart).cast::<[E; ROWS]>() = *from;
+        }
+    }
+}
+
+/// # Safety
+/// As `Pack`; the stride is 2, and the width at most a vector.
+#[inline(always)]
+unsafe fn every_other<V: Vector>(source: Source<V::E>, to: *mut V::E, Size { rows, width, apart, steps }: Size) {
+    for q in 0..steps {
+        // SAFETY: the caller's.
+        unsafe {
+            let from = source.from.offset(q as isize * source.step);
+            V::load_even(from, rows).store_first(to.add(q * apart), width);
         }
     }
 }

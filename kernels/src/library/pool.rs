@@ -3,7 +3,10 @@
 //! Rows of outputs at a time: for each tap one pass over the outputs that it reaches, so that the compiler makes vectors of them.
 
 use super::SharedPtr;
+use super::vector::{Body, Primitive, compiled};
+use crate::cpu::isa::Isa;
 use crate::cpu::pool::Pool;
+use std::marker::PhantomData;
 
 /// One spatial dim: `image = stride · output + dilation · tap − pad`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,9 +23,15 @@ impl Axis {
     /// Outputs at which `tap` lies in the image, and where in the image the first of them is.
     fn reached(&self, tap: usize) -> (std::ops::Range<usize>, usize) {
         let ahead = (self.dilation * tap) as isize - self.pad;
+        // A division takes longer than the rest of a short row.
+        let outputs = |length: usize| match self.stride {
+            1 => length,
+            2 => length.div_ceil(2),
+            stride => length.div_ceil(stride),
+        };
         let at_least = |bound: isize| (bound - ahead).max(0) as usize;
-        let first = at_least(0).div_ceil(self.stride).min(self.outputs);
-        let end = at_least(self.image as isize).div_ceil(self.stride).clamp(first, self.outputs);
+        let first = outputs(at_least(0)).min(self.outputs);
+        let end = outputs(at_least(self.image as isize)).clamp(first, self.outputs);
         (first..end, (ahead + (first * self.stride) as isize).max(0) as usize)
     }
 
@@ -61,6 +70,13 @@ impl MaxPool {
         let (values, places) = (SharedPtr::new(values.as_mut_ptr()), SharedPtr::new(places.as_mut_ptr()));
         let taps: usize = self.axes.iter().map(|axis| axis.taps).product();
         let together = ((1 << 14) / (size * taps).max(1)).max(1);
+        // Strides known when this is compiled: vectors.
+        let isa = Isa::detect();
+        let stretch = match self.axes.last().map(|axis| axis.stride) {
+            Some(1) => compiled::<Stretch<E, 1>>(isa),
+            Some(2) => compiled::<Stretch<E, 2>>(isa),
+            _ => compiled::<Stretch<E, 0>>(isa),
+        };
         pool.run(self.planes.len().div_ceil(together), self.planes.len() * size * taps / 2, &|_, chunk| {
             for plane in &self.planes[chunk * together..self.planes.len().min((chunk + 1) * together)] {
                 // SAFETY: planes of the output are disjoint, and the longest reach was compared with the lengths.
@@ -70,17 +86,17 @@ impl MaxPool {
                 };
                 values.fill(lowest);
                 places.fill(-1);
-                rows(&self.axes, &x[plane[0]..], 0, values, places);
+                rows(&self.axes, stretch, &x[plane[0]..], 0, values, places);
             }
         });
     }
 }
 
 /// All outputs below some outer indices; the image begins at `base` of the plane.
-fn rows<E: PartialOrd + Copy>(axes: &[Axis], x: &[E], base: usize, values: &mut [E], places: &mut [i32]) {
+fn rows<E: Copy>(axes: &[Axis], stretch: Primitive, x: &[E], base: usize, values: &mut [E], places: &mut [i32]) {
     let (axis, rest) = axes.split_first().expect("a pool has a dim");
     if rest.is_empty() {
-        return (0..axis.taps).for_each(|tap| row(axis, tap, x, base, values, places));
+        return (0..axis.taps).for_each(|tap| row(axis, tap, stretch, x, base, values, places));
     }
     let inner: usize = rest.iter().map(|axis| axis.outputs).product();
     let below: usize = rest.iter().map(|axis| axis.image).product();
@@ -88,43 +104,47 @@ fn rows<E: PartialOrd + Copy>(axes: &[Axis], x: &[E], base: usize, values: &mut 
         let here = output * inner..(output + 1) * inner;
         for tap in 0..axis.taps {
             if let Some(at) = axis.at(output, tap) {
-                rows(rest, x, base + at * below, &mut values[here.clone()], &mut places[here.clone()]);
+                rows(rest, stretch, x, base + at * below, &mut values[here.clone()], &mut places[here.clone()]);
             }
         }
     }
 }
 
-fn row<E: PartialOrd + Copy>(axis: &Axis, tap: usize, x: &[E], base: usize, values: &mut [E], places: &mut [i32]) {
+/// The outputs of a row that `tap` reaches.
+fn row<E: Copy>(axis: &Axis, tap: usize, stretch: Primitive, x: &[E], base: usize, values: &mut [E], places: &mut [i32]) {
     let (reached, first) = axis.reached(tap);
-    let (values, places, begin) = (&mut values[reached.clone()], &mut places[reached], base + first);
-    // Strides known when this is compiled: vectors.
-    match axis.stride {
-        1 => stretch::<E, 1>(&x[begin.min(x.len())..], begin, 1, values, places),
-        2 => stretch::<E, 2>(&x[begin.min(x.len())..], begin, 2, values, places),
-        stride => stretch::<E, 0>(&x[begin.min(x.len())..], begin, stride, values, places),
+    let (values, places) = (&mut values[reached.clone()], &mut places[reached]);
+    let Some(last) = values.len().checked_sub(1) else { return };
+    let x = &x[base + first..][..last * axis.stride + 1];
+    let begin = [(base + first) as i64, axis.stride as i64];
+    // SAFETY: `values` and `places` have as many elements, `x` reaches to the last of them.
+    unsafe {
+        let (to, places) = (values.as_mut_ptr().cast(), places.as_mut_ptr().cast_const().cast());
+        stretch(to, x.as_ptr().cast(), places, begin.as_ptr().cast(), values.len());
     }
 }
 
-/// Takes x[i * stride] where it is better than value i; x begins at place `begin`. `STRIDE` is the stride, or 0.
-#[inline(always)]
-#[expect(clippy::eq_op, reason = "a NaN is not equal to itself")]
-fn stretch<E: PartialOrd + Copy, const STRIDE: usize>(
-    x: &[E],
-    begin: usize,
-    stride: usize,
-    values: &mut [E],
-    places: &mut [i32],
-) {
-    let stride = if STRIDE > 0 { STRIDE } else { stride };
-    let count = values.len().min(places.len());
-    if count == 0 {
-        return;
-    }
-    let x = &x[..(count - 1) * stride + 1];
-    for i in 0..count {
-        let (found, at) = (x[i * stride], (begin + i * stride) as i32);
-        let take = (found > values[i]) | (found != found) | (places[i] < 0);
-        values[i] = if take { found } else { values[i] };
-        places[i] = if take { at } else { places[i] };
+/// Takes x[i * stride] where it is better than value i, with its place, for places that begin at c[0] and are c[1] apart. `STRIDE` is
+/// that stride, or 0.
+struct Stretch<E, const STRIDE: usize>(PhantomData<E>);
+
+impl<E: PartialOrd + Copy, const STRIDE: usize> Body for Stretch<E, STRIDE> {
+    #[inline(always)]
+    #[expect(clippy::eq_op, reason = "a NaN is not equal to itself")]
+    unsafe fn run(dst: *mut u8, a: *const u8, b: *const u8, c: *const u8, n: usize) {
+        // SAFETY: `row` passes these.
+        unsafe {
+            let [begin, stride] = *c.cast::<[i64; 2]>();
+            let stride = if STRIDE > 0 { STRIDE } else { stride as usize };
+            let x = std::slice::from_raw_parts(a.cast::<E>(), (n - 1) * stride + 1);
+            let values = std::slice::from_raw_parts_mut(dst.cast::<E>(), n);
+            let places = std::slice::from_raw_parts_mut(b.cast_mut().cast::<i32>(), n);
+            for i in 0..n {
+                let (found, at) = (x[i * stride], begin as i32 + (i * stride) as i32);
+                let take = (found > values[i]) | (found != found) | (places[i] < 0);
+                values[i] = if take { found } else { values[i] };
+                places[i] = if take { at } else { places[i] };
+            }
+        }
     }
 }

@@ -36,8 +36,12 @@ pub(super) trait Vector: Copy {
     /// Asks for the cache line of `p`, which need not be memory.
     #[inline(always)]
     unsafe fn prefetch(_p: *const Self::E) {}
-    /// Whether there is a `transpose`.
+    /// Whether there are `transpose` and `load_even`.
     const SQUARES: bool = false;
+    /// Elements 0, 2, 4, … as the leading lanes; zero in the others.
+    unsafe fn load_even(_p: *const Self::E, _lanes: usize) -> Self {
+        unreachable!("this vector has no such load")
+    }
     /// `to(j)[i] = square[i, j]`.
     unsafe fn transpose(_square: &Square<Self::E>, _to: impl Fn(usize) -> *mut Self::E) {
         unreachable!("squares of this vector are not turned over")
@@ -181,6 +185,21 @@ pub(super) mod x86 {
         }
     }
 
+    /// # Safety
+    /// As `Vector::load_even`.
+    #[inline(always)]
+    unsafe fn load_even16(p: *const f32, lanes: usize) -> __m512 {
+        let reach = (2 * lanes).saturating_sub(1);
+        let mask = |n: usize| ((1u32 << n.min(16)) - 1) as __mmask16;
+        // SAFETY: the caller's; masked lanes are not read.
+        unsafe {
+            let low = _mm512_maskz_loadu_ps(mask(reach), p);
+            let high = _mm512_maskz_loadu_ps(mask(reach.saturating_sub(16)), p.wrapping_add(16));
+            let even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+            _mm512_maskz_permutex2var_ps(mask(lanes), low, even, high)
+        }
+    }
+
     /// Element i of vector j becomes element j of vector i.
     #[inline(always)]
     unsafe fn turn(r: &mut [__m512; 16]) {
@@ -215,7 +234,7 @@ pub(super) mod x86 {
     macro_rules! vector {
         ($name:ident, $raw:ty, $e:ty, $lanes:expr, $zero:ident, $splat:ident, $load:ident, $store:ident, $fma:ident, $mul:ident,
          |$n:ident| $mask:expr, |$p:ident, $m:ident| $load_first:expr, |$q:ident, $k:ident, $v:ident| $store_first:expr
-         $(, $transpose:ident)?) => {
+         $(, $transpose:ident, $load_even:ident)?) => {
             #[derive(Clone, Copy)]
             pub(in crate::library) struct $name(pub $raw);
             // SAFETY of all blocks: the trait's contract gives the instruction set and good pointers.
@@ -281,6 +300,11 @@ pub(super) mod x86 {
                         // SAFETY: see above.
                         unsafe { $transpose(square, to) }
                     }
+                    #[inline(always)]
+                    unsafe fn load_even(p: *const $e, lanes: usize) -> Self {
+                        // SAFETY: see above.
+                        $name(unsafe { $load_even(p, lanes) })
+                    }
                 )?
             }
         };
@@ -300,7 +324,8 @@ pub(super) mod x86 {
         |n| ((1u32 << n) - 1) as __mmask16,
         |p, m| _mm512_maskz_loadu_ps(m, p),
         |q, k, v| _mm512_mask_storeu_ps(q, k, v),
-        transpose16
+        transpose16,
+        load_even16
     );
     vector!(
         F64x8,
