@@ -3,7 +3,7 @@
 //! Rows of outputs at a time: for each tap one pass over the outputs that it reaches, so that the compiler makes vectors of them.
 
 use super::SharedPtr;
-use super::vector::{Body, Primitive, compiled};
+use super::vector::{Body, Primitive, compiled, keep_loop};
 use crate::cpu::isa::Isa;
 use crate::cpu::pool::Pool;
 use std::marker::PhantomData;
@@ -130,21 +130,51 @@ struct Stretch<E, const STRIDE: usize>(PhantomData<E>);
 
 impl<E: PartialOrd + Copy, const STRIDE: usize> Body for Stretch<E, STRIDE> {
     #[inline(always)]
-    #[expect(clippy::eq_op, reason = "a NaN is not equal to itself")]
     unsafe fn run(dst: *mut u8, a: *const u8, b: *const u8, c: *const u8, n: usize) {
         // SAFETY: `row` passes these.
         unsafe {
             let [begin, stride] = *c.cast::<[i64; 2]>();
             let stride = if STRIDE > 0 { STRIDE } else { stride as usize };
-            let x = std::slice::from_raw_parts(a.cast::<E>(), (n - 1) * stride + 1);
-            let values = std::slice::from_raw_parts_mut(dst.cast::<E>(), n);
-            let places = std::slice::from_raw_parts_mut(b.cast_mut().cast::<i32>(), n);
-            for i in 0..n {
-                let (found, at) = (x[i * stride], begin as i32 + (i * stride) as i32);
-                let take = (found > values[i]) | (found != found) | (places[i] < 0);
-                values[i] = if take { found } else { values[i] };
-                places[i] = if take { at } else { places[i] };
+            let (x, values, places) = (a.cast::<E>(), dst.cast::<E>(), b.cast_mut().cast::<i32>());
+            let mut i = 0;
+            while i < n {
+                keep_loop();
+                let (x, at) = (x.add(i * stride), begin as i32 + (i * stride) as i32);
+                let (values, places) = (values.add(i), places.add(i));
+                i += match n - i {
+                    16.. => some::<E, 16>(x, at, stride, values.cast(), places.cast()),
+                    8.. => some::<E, 8>(x, at, stride, values.cast(), places.cast()),
+                    4.. => some::<E, 4>(x, at, stride, values.cast(), places.cast()),
+                    _ => some::<E, 1>(x, at, stride, values.cast(), places.cast()),
+                };
             }
         }
     }
+}
+
+/// The next `N` outputs; how many they are.
+///
+/// # Safety
+/// `x` has `N` elements `stride` apart, `values` and `places` are exclusive.
+#[inline(always)]
+#[expect(clippy::eq_op, reason = "a NaN is not equal to itself")]
+unsafe fn some<E: PartialOrd + Copy, const N: usize>(
+    x: *const E,
+    begin: i32,
+    stride: usize,
+    values: *mut [E; N],
+    places: *mut [i32; N],
+) -> usize {
+    // SAFETY: the caller's.
+    unsafe {
+        let (mut best, mut where_) = (*values, *places);
+        for i in 0..N {
+            let (found, at) = (*x.add(i * stride), begin + (i * stride) as i32);
+            let take = (found > best[i]) | (found != found) | (where_[i] < 0);
+            best[i] = if take { found } else { best[i] };
+            where_[i] = if take { at } else { where_[i] };
+        }
+        (*values, *places) = (best, where_);
+    }
+    N
 }
