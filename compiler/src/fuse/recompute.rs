@@ -68,7 +68,11 @@ impl Fuser<'_> {
     /// a product with its bias is kept as the product alone, and several plain functions of one product become one value.
     fn is_kept_instead(&self, operand: NodeId, id: NodeId) -> bool {
         let bytes = |node: NodeId| self.graph.ty(node).elements() * self.graph.ty(node).dtype.bytes();
-        matches!(self.graph[operand].op, Op::DotGeneral(_)) && bytes(operand) <= bytes(id)
+        let mut made = operand;
+        while self.fusion.roles[made.0 as usize] == Role::View && matches!(self.graph[made].op, Op::Reshape(_)) {
+            made = self.graph[made].operands[0];
+        }
+        matches!(self.graph[made].op, Op::DotGeneral(_)) && bytes(operand) <= bytes(id)
     }
 
     /// At most three plain operations on one value that each phase which reads `id` reads anyway, or that can be kept instead, and on
