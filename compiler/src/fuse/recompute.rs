@@ -1,7 +1,7 @@
 //! Which members leave their cluster to be recomputed in the kernels that read them: a few plain operations on what is at hand
 //! there anyway cost less than a buffer that is written and read.
 
-use super::{Fuser, Role, Section, Unit, is_pointwise, refs};
+use super::{ClusterId, Fuser, Role, Section, Unit, is_pointwise, refs};
 use crate::graph::{NodeId, Phase};
 use crate::ops::Op;
 use dcc_program::kernel::BinaryOp;
@@ -19,12 +19,42 @@ impl Fuser<'_> {
         for &id in nodes {
             let Role::Member(cluster) = self.fusion.roles[id.0 as usize] else { continue };
             let needed = self.readers(id).iter().any(|&r| self.unit(r) != Unit::Cluster(cluster));
-            let into_kernels = self.uses[id.0 as usize].iter().all(|&u| self.may_compute(u, id));
-            let free = !self.wanted.contains(&id) && !self.reads_unresolved(id);
-            if needed && into_kernels && free && self.is_cheap(id, &crossing) {
-                self.dissolve(id, cluster);
+            if needed && self.may_dissolve(id) {
+                let chain = self.chain(id, cluster);
+                if self.is_cheap(id, &chain, &crossing) {
+                    chain.into_iter().for_each(|member| self.dissolve(member, cluster));
+                }
             }
         }
+    }
+
+    /// Whether all that read it can compute it.
+    fn may_dissolve(&self, id: NodeId) -> bool {
+        let into_kernels = self.uses[id.0 as usize].iter().all(|&u| self.may_compute(u, id));
+        into_kernels && !self.wanted.contains(&id) && !self.reads_unresolved(id)
+    }
+
+    /// `id` and the members before it that only its own kernel reads, so that whoever computes it computes them as well.
+    fn chain(&self, id: NodeId, cluster: ClusterId) -> Vec<NodeId> {
+        let mut chain = vec![id];
+        let mut at = 0;
+        while at < chain.len() {
+            let mut found = Vec::new();
+            refs::visit(self.graph, &self.fusion, chain[at], &[], &mut |operand, _| {
+                let own = self.fusion.roles[operand.0 as usize] == Role::Member(cluster) && !self.crosses(operand);
+                if own && is_pointwise(&self.graph[operand].op) && self.may_dissolve(operand) {
+                    found.push(operand);
+                }
+            });
+            found.retain(|operand| !chain.contains(operand));
+            chain.extend(found);
+            at += 1;
+            // Too much for what is cheap.
+            if chain.len() > 3 {
+                return vec![id];
+            }
+        }
+        chain
     }
 
     /// Whether it reads a sum over microbatches that its section resolves in place: that must wait for it, so it may not move to what
@@ -77,14 +107,15 @@ impl Fuser<'_> {
 
     /// At most three plain operations on one value that each phase which reads `id` reads anyway, or that can be kept instead, and on
     /// smaller ones.
-    fn is_cheap(&self, id: NodeId, crossing: &BTreeMap<NodeId, BTreeSet<Section>>) -> bool {
+    fn is_cheap(&self, id: NodeId, chain: &[NodeId], crossing: &BTreeMap<NodeId, BTreeSet<Section>>) -> bool {
         let node = &self.graph[id];
-        if !is_pointwise(&node.op) || node.ty.rank() == 0 || self.inline_cost(id) > 3 {
+        let cost: u32 = chain.iter().map(|&member| self.inline_cost(member)).sum();
+        if !is_pointwise(&node.op) || node.ty.rank() == 0 || cost > 3 {
             return false;
         }
         let mut large = BTreeSet::new();
         let mut at_hand = true;
-        refs::visit(self.graph, &self.fusion, id, &[], &mut |operand, _| {
+        let mut look = |operand: NodeId| {
             let role = self.fusion.roles[operand.0 as usize];
             if self.graph.ty(operand).elements() * 8 > node.ty.elements() {
                 large.insert(operand);
@@ -95,7 +126,14 @@ impl Fuser<'_> {
             let small = !large.contains(&operand);
             let near = read_there || small || self.is_kept_instead(operand, id);
             at_hand &= persistent || (near && (!matches!(role, Role::Member(_)) || self.crosses(operand)));
-        });
+        };
+        for &member in chain {
+            refs::visit(self.graph, &self.fusion, member, &[], &mut |operand, _| {
+                if !chain.contains(&operand) {
+                    look(operand);
+                }
+            });
+        }
         at_hand && large.len() <= 1 && crossing[&id].iter().all(|section| section.0 != Phase::Update)
     }
 
