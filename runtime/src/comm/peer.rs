@@ -17,14 +17,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::time::{Duration, Instant};
 
-/// Looks at the doorbell before sleeping, about 3 µs; none where ranks share cores.
+/// Looks at the doorbell where each rank has a core of its own, about 3 µs.
 const SPINS: u32 = 64;
+/// Looks before sleeping, between which others may run on the core.
+const YIELDS: u32 = 16;
 
 pub struct Peer {
     pub(super) segment: Arc<Segment>,
     pub(super) rank: u32,
     patience: Patience,
-    spins: u32,
+    /// Whether each rank has a core.
+    alone: bool,
     place: Place,
     /// The groups, then the lanes of each ordered pair of ranks.
     pub(super) channels: Vec<Channel>,
@@ -113,7 +116,7 @@ impl Peer {
         Peer {
             rank,
             patience,
-            spins: if world as usize <= cores { SPINS } else { 0 },
+            alone: world as usize <= cores,
             place: Place::default(),
             channels,
             active: Vec::with_capacity(64),
@@ -201,10 +204,7 @@ impl Peer {
                     _ => continue,
                 }
             }
-            if (0..self.spins).any(|_| {
-                std::hint::spin_loop();
-                self.segment.bell(self.rank).load(SeqCst) != bell
-            }) {
+            if self.rings(bell) {
                 continue;
             }
             // A peer that goes on, if slowly, is not silent: it may be saving a checkpoint.
@@ -223,6 +223,19 @@ impl Peer {
             self.segment.sleeping(self.rank).store(0, SeqCst);
             self.segment.set_waiting_on(self.rank, None);
         }
+    }
+
+    /// Whether the doorbell rings soon after it was `bell`.
+    fn rings(&self, bell: u32) -> bool {
+        let spins = if self.alone { SPINS } else { 0 };
+        (0..spins + YIELDS).any(|look| {
+            if look < spins {
+                std::hint::spin_loop()
+            } else {
+                std::thread::yield_now()
+            }
+            self.segment.bell(self.rank).load(SeqCst) != bell
+        })
     }
 
     fn peer_failed(&self, dead: u32) -> Error {
