@@ -16,8 +16,8 @@ const COUNTS: [(Zero, u32, usize, usize); 5] = [
     (Zero::Nothing, 1, 70, 20),
     (Zero::Nothing, 2, 70, 20),
     (Zero::State, 1, 138, 38),
-    (Zero::Parameters, 1, 173, 57),
-    (Zero::Parameters, 2, 344, 112),
+    (Zero::Parameters, 1, 173, 58),
+    (Zero::Parameters, 2, 344, 114),
 ];
 
 fn data_parallel(zero: Zero) -> Parallel {
@@ -73,6 +73,11 @@ fn flights(p: &Program) -> Vec<Flight<'_>> {
     found
 }
 
+fn token(start: &Instr) -> TokenId {
+    let Action::Start { token, .. } = start.action else { panic!("no start") };
+    token
+}
+
 fn is_gather(instr: &Instr) -> bool {
     matches!(instr.action, Action::Start { transfer: Transfer::AllGather { .. }, .. })
 }
@@ -103,15 +108,26 @@ fn a_bucket_takes_no_more_once_latency_is_a_tenth() {
     assert!(shared > 10);
 }
 
+/// But for biases that backward adds again to what forward kept without them: those stay until then.
 #[test]
 fn parameters_are_gathered_one_bucket_ahead() {
     for microbatches in [1, 2] {
         let (program, _) = both(data_parallel(Zero::Parameters), microbatches);
+        let dropped = |flight: &Flight| program.buffer(flight.wait.results[0]).place == Place::Scratch;
+        let tokens: Vec<(SectionKind, TokenId)> =
+            flights(&program).iter().filter(|f| dropped(f)).map(|f| (f.section, token(f.start))).collect();
+        let kept = |id: BufferId| program.buffer(id).place != Place::Scratch;
+        let kept = flights(&program)
+            .into_iter()
+            .filter(|f| is_gather(f.start))
+            .flat_map(|f| f.wait.results.iter().copied())
+            .filter(|&id| kept(id));
+        assert!(kept.map(|id| bytes(&program, &[id])).max() <= Some(4 * 256), "what is kept is small");
         for section in program.sections.iter().filter(|section| section.kind.is_pass()) {
             let mut open = BTreeSet::new();
             for instr in &section.body {
                 match instr.action {
-                    Action::Start { token, .. } if is_gather(instr) => {
+                    Action::Start { token, .. } if is_gather(instr) && tokens.contains(&(section.kind, token)) => {
                         open.insert(token);
                         assert_eq!(open.len(), 1, "{} has more than one under way", section.id().name());
                     }
@@ -120,7 +136,7 @@ fn parameters_are_gathered_one_bucket_ahead() {
                 }
             }
         }
-        let gathers: Vec<Flight> = flights(&program).into_iter().filter(|flight| is_gather(flight.start)).collect();
+        let gathers: Vec<Flight> = flights(&program).into_iter().filter(|f| is_gather(f.start) && dropped(f)).collect();
         for kind in [SectionKind::Forward, SectionKind::Backward] {
             let of: Vec<usize> = gathers.iter().filter(|f| f.section == kind).map(|f| f.between).collect();
             // The first is needed at once, and so may the second be: two embeddings.
