@@ -1,8 +1,8 @@
 //! Convolutions and pools against loops over every element.
 
-use dcc_kernels::Pool;
 use dcc_kernels::library::convolution::{Convolution, Form, IMAGE, KERNEL, OUTPUT, Plain, Spatial};
 use dcc_kernels::library::pool::{Axis, MaxPool};
+use dcc_kernels::{Isa, Pool};
 
 /// Attributes of one spatial dim.
 #[derive(Clone, Copy)]
@@ -117,17 +117,17 @@ macro_rules! check {
         impl Case {
             fn $name(&self, form: Form, operands: [&[f64]; 2], expected: &[f64]) {
                 let (plain, spatial) = self.factors();
-                let plan = Convolution::<$e>::new(form, &plain, &spatial);
                 let [a, b] = operands.map(|x| x.iter().map(|x| *x as $e).collect::<Vec<_>>());
-                for threads in [1, 3] {
+                for (isa, threads) in Isa::available().flat_map(|isa| [(isa, 1), (isa, 3)]) {
+                    let plan = Convolution::<$e>::with_isa(form, &plain, &spatial, isa);
                     let pool = Pool::new(threads);
                     let (mut out, mut workspace) = (vec![<$e>::NAN; expected.len()], vec![<$e>::NAN; plan.workspace()]);
                     plan.run(&pool, false, &a, &b, &mut out, &mut workspace);
                     let same = |times: f64| out.iter().zip(expected).all(|(x, y)| *x as f64 == times * y);
-                    assert!(same(1.0), "{form:?}, {threads} threads");
+                    assert!(same(1.0), "{form:?}, {threads} threads, {isa:?}");
                     plan.run(&pool, true, &a, &b, &mut out, &mut workspace);
                     let same = |times: f64| out.iter().zip(expected).all(|(x, y)| *x as f64 == times * y);
-                    assert!(same(2.0), "{form:?} added");
+                    assert!(same(2.0), "{form:?} added, {isa:?}");
                     assert!(expected.is_empty() || expected.iter().all(|y| *y == 0.0) || !same(1.0), "the control");
                 }
             }
@@ -189,9 +189,9 @@ fn pools_take_the_first_of_equal_ones() {
     x[20] = f32::NAN;
     x[31] = f32::NEG_INFINITY;
     let pool = MaxPool { planes: vec![[0, 6], [30, 0]], axes: axes.clone() };
-    for threads in [1, 2] {
+    for (isa, threads) in Isa::available().flat_map(|isa| [(isa, 1), (isa, 2)]) {
         let (mut values, mut places) = ([0.0; 12], [0; 12]);
-        pool.run(&Pool::new(threads), f32::NEG_INFINITY, &x, &mut values, &mut places);
+        pool.run_with(isa, &Pool::new(threads), f32::NEG_INFINITY, &x, &mut values, &mut places);
         for (from, to) in [(0, 6), (30, 0)] {
             for output in 0..6 {
                 let (mut best, mut place) = (f32::NEG_INFINITY, -1);

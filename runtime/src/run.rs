@@ -23,7 +23,7 @@ mod job;
 mod trainer;
 mod weights;
 
-pub use flags::Flags;
+pub use flags::{Flags, Instructions};
 pub use job::{Job, Source};
 pub use weights::{initial_weights, whole_weights};
 
@@ -88,6 +88,7 @@ pub fn launch(source: Source<'_>, flags: &Flags, stop: &StopSignals) -> Result<S
     let settings = Settings::new(&job)?;
     let world = job.world()?;
     flags.threads(world.ranks())?;
+    flags.instructions.limit()?;
     let timeout = flags.timeout()?;
     let mut desk = Desk::new(flags, &settings, &world)?;
     drop(settings);
@@ -145,6 +146,7 @@ pub fn worker() -> Option<i32> {
 fn work(worker: &mut Worker) -> Result<Outcome> {
     let signals = StopSignals::block()?;
     let job = Job::receive()?;
+    job.flags.instructions.limit()?;
     let world = job.world()?;
     let patience = Patience { timeout: job.flags.timeout()? };
     let (comm, arena) = worker.attach(world.layout(), patience)?;

@@ -345,6 +345,7 @@ fn wrong_flags() {
     check("--steps 1 --memory-limit lots", "DCC0001", &["--memory-limit lots is no size", "KiB, MiB, GiB"]);
     check("", "DCC0054", &["--steps N or --epochs N"]);
     check("--steps 1 --threads 0", "DCC0054", &["--threads 0"]);
+    check("--steps 1 --max-isa avx3", "DCC0001", &["'avx3'", "'avx2'"]);
     check("--steps 1 --timeout -3", "DCC0054", &["--timeout -3: not a number of seconds"]);
     check("--steps 1 --lr-schedule sine", "DCC0054", &["sine"]);
     check("--steps 1 --resume auto", "DCC0054", &["--save-dir"]);

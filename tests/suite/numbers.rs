@@ -5,6 +5,7 @@ use crate::command::{Folder, Output, dcc};
 use crate::tidy::root;
 use crate::tolerance::{Row, Series, numbers, tensor_distance, units};
 use dcc::import::proto::ModelProto;
+use dcc_kernels::Isa;
 use dcc_program::DType;
 use dcc_runtime::data::{Convert, Files};
 use prost::Message;
@@ -132,6 +133,26 @@ const MODEL: &str = "MODEL";
 
 /// Of `two_inputs`: the loss does not read them, so that an artifact does not have them.
 const UNREAD: &str = "side.";
+
+/// In generated code and in the library alike.
+#[test]
+fn lesser_instructions_train_the_same() {
+    let distance = |case: &Case, changed: &[&str]| {
+        let golden = case.golden();
+        let changed: Vec<String> = changed.iter().map(|&word| word.to_owned()).collect();
+        Series::of(&golden, "loss").distance(Row::F32, &case.run(&golden, Row::F32, &changed).column("loss"))
+    };
+    let (gpt, mlp) = (Case { name: "gpt2_tiny", steps: Some(3), ..ALL }, Case { name: "mlp_adamw", ..ALL });
+    for isa in Isa::available() {
+        for case in [&gpt, &mlp] {
+            let found = distance(case, &["--max-isa", isa.name()]);
+            assert!(found <= 1.0, "{} by {isa:?}: {found}", case.name);
+        }
+    }
+    let rate = 1.01 * numbers(&mlp.golden()["lr"]).into_iter().fold(0.0, f64::max);
+    let control = distance(&mlp, &["--max-isa", "baseline", "--lr", &rate.to_string()]);
+    assert!(control > 1.0, "a rate 1 % off: {control}");
+}
 
 fn is_long() -> bool {
     std::env::var_os("DCC_LONG").is_some()

@@ -16,7 +16,7 @@ use dcc_program::program::ParamKind;
 use dcc_runtime::data::Convert;
 use dcc_runtime::exec::whole::{Parameters, Run, Tensor};
 use dcc_runtime::exec::{Fresh, Scalars, Tally};
-use dcc_runtime::run::{Flags, Job, Source, whole_weights};
+use dcc_runtime::run::{Flags, Instructions, Job, Source, whole_weights};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -46,6 +46,8 @@ pub struct Args {
     /// Compute threads (default: all cores)
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
+    #[command(flatten)]
+    instructions: Instructions,
     /// Print a summary as JSON
     #[arg(long)]
     json: bool,
@@ -137,6 +139,7 @@ pub(super) struct Results {
 
 pub fn run(args: &Args) -> Outcome<i32> {
     let threads = args.threads()?;
+    args.instructions.limit()?;
     let given = Given::read(&args.inputs).map_err(|failure| subject::fault_of_model(args).unwrap_or(failure))?;
     let mut call = Call::open(args, given)?;
     let mut tally = Tally::default();

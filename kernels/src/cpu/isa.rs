@@ -1,4 +1,5 @@
-//! Which vector instructions this machine has. All variants of a primitive compute the same bits; only their speed differs.
+//! Which vector instructions this machine has, and which of them this process uses. All variants of a primitive compute the same bits;
+//! only their speed differs.
 
 use std::sync::OnceLock;
 
@@ -13,16 +14,51 @@ pub enum Isa {
     Avx512,
 }
 
+/// What this process uses: settled once, so that no kernel of it can differ.
+static USED: OnceLock<Isa> = OnceLock::new();
+
 impl Isa {
-    /// The best instruction set of this machine.
+    const ALL: [Isa; 3] = [Isa::Baseline, Isa::Avx2, Isa::Avx512];
+
+    /// The best instruction set of this machine, or the one that this process is limited to.
     pub fn detect() -> Isa {
-        static FOUND: OnceLock<Isa> = OnceLock::new();
-        *FOUND.get_or_init(probe)
+        *USED.get_or_init(probe)
+    }
+
+    /// Limits all kernels that this process will plan or compile to `isa`. Errors: this machine lacks it, or the process has settled on
+    /// another one already.
+    pub fn limit(isa: Isa) -> Result<(), String> {
+        let isa = isa.within(probe())?;
+        match *USED.get_or_init(|| isa) {
+            used if used == isa => Ok(()),
+            used => Err(format!("this process computes with {} already", used.name())),
+        }
+    }
+
+    /// This instruction set where `best` is the machine's. Errors: it is a better one.
+    fn within(self, best: Isa) -> Result<Isa, String> {
+        match self <= best {
+            true => Ok(self),
+            false => Err(format!("this machine has no {}: its best is {}", self.name(), best.name())),
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Baseline => "baseline",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+        }
+    }
+
+    /// The instruction set of a name.
+    pub fn named(name: &str) -> Option<Isa> {
+        Isa::ALL.into_iter().find(|isa| isa.name() == name)
     }
 
     /// All instruction sets that this machine can run, slowest first.
     pub fn available() -> impl Iterator<Item = Isa> {
-        [Isa::Baseline, Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| *isa <= Isa::detect())
+        Isa::ALL.into_iter().filter(|isa| *isa <= Isa::detect())
     }
 }
 
@@ -43,4 +79,22 @@ fn probe() -> Isa {
 #[cfg(not(target_arch = "x86_64"))]
 fn probe() -> Isa {
     Isa::Baseline
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_better_set_than_the_machine_has_is_refused() {
+        assert_eq!(Isa::Avx2.within(Isa::Avx512), Ok(Isa::Avx2));
+        assert_eq!(Isa::Avx512.within(Isa::Avx512), Ok(Isa::Avx512));
+        assert_eq!(Isa::Avx512.within(Isa::Avx2), Err("this machine has no avx512: its best is avx2".to_owned()));
+    }
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        assert!(Isa::ALL.into_iter().all(|isa| Isa::named(isa.name()) == Some(isa)));
+        assert_eq!(Isa::named("avx3"), None);
+    }
 }

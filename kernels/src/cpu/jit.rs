@@ -46,12 +46,15 @@ impl Jit {
         Jit::with_isa(Isa::detect())
     }
 
-    /// A compiler whose code calls the primitives of `isa`.
+    /// A compiler whose code has no better instructions than `isa`, and calls its primitives.
     pub fn with_isa(isa: Isa) -> Result<Jit, String> {
         let mut flags = settings::builder();
         flags.set("opt_level", "speed").map_err(|e| e.to_string())?;
         flags.set("enable_verifier", if cfg!(debug_assertions) { "true" } else { "false" }).map_err(|e| e.to_string())?;
-        let machine = cranelift_native::builder().map_err(str::to_owned)?;
+        let mut machine = cranelift_native::builder().map_err(str::to_owned)?;
+        for better in beyond(isa) {
+            machine.set(better, "false").map_err(|e| e.to_string())?;
+        }
         let machine = machine.finish(settings::Flags::new(flags)).map_err(|e| e.to_string())?;
         let module = JITModule::new(JITBuilder::with_isa(machine, default_libcall_names()));
         Ok(Jit { module: Some(module), isa, compiled: BTreeMap::new(), count: 0 })
@@ -133,6 +136,28 @@ impl Jit {
     }
 }
 
+/// The generator's names of what a machine may have beyond `isa`.
+fn beyond(isa: Isa) -> &'static [&'static str] {
+    const FEATURES: [&str; 10] = [
+        "has_avx512bitalg",
+        "has_avx512dq",
+        "has_avx512f",
+        "has_avx512vbmi",
+        "has_avx512vl",
+        "has_avx512vnni",
+        "has_avx",
+        "has_avx2",
+        "has_avx_vnni",
+        "has_fma",
+    ];
+    match isa {
+        _ if !cfg!(target_arch = "x86_64") => &[],
+        Isa::Avx512 => &[],
+        Isa::Avx2 => &FEATURES[..6],
+        Isa::Baseline => &FEATURES,
+    }
+}
+
 impl Drop for Jit {
     /// Compiled kernels may outlive their compiler, so their code stays mapped until the process ends.
     fn drop(&mut self) {
@@ -181,5 +206,27 @@ impl Compiled {
             // SAFETY: the caller's; the scratch is as large as the code needs, checked when it was compiled.
             unsafe { (self.entry)(arguments.as_ptr(), worker.scratch(), begin as i64, end as i64) };
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether code for `isa` may have the feature.
+    fn may_use(isa: Isa, feature: &str) -> bool {
+        let jit = Jit::with_isa(isa).expect("a generator");
+        let flags = jit.module.as_ref().expect("a module").isa().isa_flags();
+        flags.iter().any(|flag| flag.name == feature && flag.as_bool() == Some(true))
+    }
+
+    #[test]
+    fn generated_code_keeps_to_its_instruction_set() {
+        for isa in Isa::available() {
+            assert!(beyond(isa).iter().all(|feature| !may_use(isa, feature)), "{isa:?}");
+        }
+        // The control: the best set has what lesser ones do without.
+        let best = Isa::detect();
+        assert!(best == Isa::Baseline || beyond(Isa::Baseline).iter().any(|feature| may_use(best, feature)), "{best:?}");
     }
 }

@@ -119,6 +119,11 @@ impl<E: Element> Convolution<E> {
     /// # Panics
     /// If a plain factor is in one tensor only, or a size is zero.
     pub fn new(form: Form, plain: &[Plain], spatial: &[Spatial]) -> Convolution<E> {
+        Self::with_isa(form, plain, spatial, Isa::detect())
+    }
+
+    /// Plans for one instruction set, which the machine must have. Panics as `new`.
+    pub fn with_isa(form: Form, plain: &[Plain], spatial: &[Spatial], isa: Isa) -> Convolution<E> {
         let views: Vec<View> = match form.result {
             IMAGE => gradient_views(spatial),
             _ => vec![forward_view(form.result, spatial)],
@@ -140,7 +145,7 @@ impl<E: Element> Convolution<E> {
         let (full, last) = (shortened(false), shortened(true));
         // Gradients of kernels sum over places: what then makes rows, the image's channels, lies side by side.
         let channels = (form.result == KERNEL).then(|| Channels::find(plain)).flatten();
-        let border = border.map(|dims| Border::new(dims, moved, channels, [&full, &last]));
+        let border = border.map(|dims| Border::new(dims, moved, channels, [&full, &last], E::kernels(isa).pack));
         let gaps = views.iter().any(View::is_empty);
         let views: Vec<&View> = views.iter().filter(|view| !view.is_empty()).collect();
         let kernel = (spatial.iter().any(|s| s.sizes[KERNEL] > 1) && !views.is_empty()).then(|| {
@@ -150,11 +155,11 @@ impl<E: Element> Convolution<E> {
                 (KERNEL, [_, output, _]) => 1 + u8::from(output),
                 (result, _) => u8::from(f.strides[result].is_none()),
             };
-            Copy::new(plain, spatial, &taps, depth)
+            Copy::new(plain, spatial, &taps, (depth, E::kernels(isa)))
         });
         let products = [&full, &last].map(|plain| {
             let taps = |i: usize| kernel.as_ref().map(|copy| (&copy.plain[..], &copy.views[i]));
-            let product = |(i, view): (usize, &&View)| view.product(roles, plain, spatial, (border.as_ref(), taps(i)));
+            let product = |(i, view): (usize, &&View)| view.product(roles, plain, spatial, (border.as_ref(), taps(i), isa));
             views.iter().enumerate().map(product).collect::<Vec<_>>()
         });
         let steps = roles.map(|role| chunked.map_or(0, |(f, samples)| samples * plain[f].strides[role].unwrap_or(0)));
@@ -327,7 +332,7 @@ impl View {
         roles: [usize; 3],
         plain: &[Plain],
         spatial: &[Spatial],
-        (border, kernel): (Option<&Border<E>>, Option<(&[Option<usize>], &Taps)>),
+        (border, kernel, isa): (Option<&Border<E>>, Option<(&[Option<usize>], &Taps)>, Isa),
     ) -> Product<E> {
         let [_, moved, _] = roles;
         let inner = |dim: usize| match border {
@@ -369,7 +374,7 @@ impl View {
                 factors.push(factor(l.size, strides));
             }
         }
-        Product { dot: DotGeneral::new(&factors), starts }
+        Product { dot: DotGeneral::with_isa(&factors, isa), starts }
     }
 }
 
@@ -419,10 +424,9 @@ impl Channels {
 }
 
 impl<E: Element> Border<E> {
-    fn new(dims: Vec<BorderDim>, moved: usize, channels: Option<Channels>, parts: [&[Plain]; 2]) -> Border<E> {
+    fn new(dims: Vec<BorderDim>, moved: usize, channels: Option<Channels>, parts: [&[Plain]; 2], pack: Pack<E>) -> Border<E> {
         let places: usize = dims.iter().map(|dim| dim.size).product();
         let plane = places * channels.map_or(1, |channels| channels.size);
-        let pack = E::kernels(Isa::detect()).pack;
         let mut border = Border { planes: Default::default(), dims, channels, pack, plane, elements: 0 };
         border.planes = parts.map(|plain| border.offsets(plain, moved));
         border.elements = border.planes.iter().map(|planes| planes.len() * plane).max().unwrap_or(0);

@@ -19,10 +19,15 @@ pub struct Half {
 impl Half {
     /// `None` where `dtype` is neither f16 nor bf16.
     pub fn of(dtype: DType) -> Option<Half> {
+        Self::with_isa(dtype, Isa::detect())
+    }
+
+    /// By one instruction set, which the machine must have.
+    pub fn with_isa(dtype: DType, isa: Isa) -> Option<Half> {
+        assert!(isa <= Isa::detect(), "{isa:?} is not on this machine");
         if !matches!(dtype, DType::F16 | DType::BF16) {
             return None;
         }
-        let isa = Isa::detect();
         Some(Half { widen: arithmetic::widen(isa, dtype)?, narrow: arithmetic::narrow(isa, dtype)? })
     }
 
@@ -70,13 +75,14 @@ mod tests {
     fn every_half_survives_both_conversions() {
         let pool = Pool::new(2);
         let all: Vec<u16> = (0..=u16::MAX).collect();
-        for (dtype, exponent) in [(DType::F16, 0x7c00), (DType::BF16, 0x7f80)] {
-            let half = Half::of(dtype).expect("a half type");
+        let types = [(DType::F16, 0x7c00), (DType::BF16, 0x7f80)];
+        for (isa, (dtype, exponent)) in Isa::available().flat_map(|isa| types.map(|ty| (isa, ty))) {
+            let half = Half::with_isa(dtype, isa).expect("a half type");
             let (mut wide, mut back) = (vec![0.0; all.len()], vec![0; all.len()]);
             half.widen(&pool, &all, &mut wide);
             half.narrow(&pool, &wide, &mut back);
             let nan = |x: u16| x & exponent == exponent && x & !exponent & 0x7fff != 0;
-            assert!(all.iter().zip(&back).all(|(&x, &y)| x == y || (nan(x) && nan(y))), "{dtype:?}");
+            assert!(all.iter().zip(&back).all(|(&x, &y)| x == y || (nan(x) && nan(y))), "{dtype:?} by {isa:?}");
         }
         assert!(Half::of(DType::F32).is_none());
     }
@@ -85,9 +91,11 @@ mod tests {
     fn narrowing_rounds_to_nearest_even() {
         let pool = Pool::new(1);
         let check = |dtype, from: f32, expected: u16| {
-            let mut to = [0];
-            Half::of(dtype).expect("a half type").narrow(&pool, &[from], &mut to);
-            assert_eq!(to[0], expected, "{from} as {dtype:?}");
+            for isa in Isa::available() {
+                let mut to = [0];
+                Half::with_isa(dtype, isa).expect("a half type").narrow(&pool, &[from], &mut to);
+                assert_eq!(to[0], expected, "{from} as {dtype:?} by {isa:?}");
+            }
         };
         check(DType::BF16, 1.0 + 1.0 / 256.0, 0x3f80);
         check(DType::BF16, 1.0 + 3.0 / 256.0, 0x3f82);

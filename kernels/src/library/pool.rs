@@ -64,6 +64,20 @@ impl MaxPool {
         values: &mut [E],
         places: &mut [i32],
     ) {
+        self.run_with(Isa::detect(), pool, lowest, x, values, places);
+    }
+
+    /// The same by one instruction set, which the machine must have. Panics as `run`.
+    pub fn run_with<E: PartialOrd + Copy + Send + Sync>(
+        &self,
+        isa: Isa,
+        pool: &Pool,
+        lowest: E,
+        x: &[E],
+        values: &mut [E],
+        places: &mut [i32],
+    ) {
+        assert!(isa <= Isa::detect(), "{isa:?} is not on this machine");
         let size: usize = self.axes.iter().map(|axis| axis.outputs).product();
         let reach = self.planes.iter().map(|plane| plane[1] + size).max().unwrap_or(0);
         assert!(values.len() >= reach && places.len() >= reach, "{} outputs for {reach}", values.len());
@@ -71,7 +85,6 @@ impl MaxPool {
         let taps: usize = self.axes.iter().map(|axis| axis.taps).product();
         let together = ((1 << 14) / (size * taps).max(1)).max(1);
         // Strides known when this is compiled: vectors.
-        let isa = Isa::detect();
         let stretch = match self.axes.last().map(|axis| axis.stride) {
             Some(1) => compiled::<Stretch<E, 1>>(isa),
             Some(2) => compiled::<Stretch<E, 2>>(isa),

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::init::Rule;
 use crate::lr::{LearningRate, Schedule};
 use clap::builder::ValueParser;
+use dcc_kernels::Isa;
 use dcc_program::Glob;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -97,9 +98,30 @@ pub struct Flags {
     /// Compute threads of each rank (default: cores / ranks)
     #[arg(long, value_name = "N", help_heading = "Execution")]
     pub threads: Option<usize>,
+    #[command(flatten)]
+    pub instructions: Instructions,
     /// Seconds after which a silent rank counts as hanging
     #[arg(long, default_value_t = 60.0, value_name = "SECONDS", help_heading = "Execution")]
     pub timeout: f64,
+}
+
+/// Which vector instructions kernels use: of every command that computes.
+#[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
+pub struct Instructions {
+    /// Use no better vector instructions than these, in generated code too (default: the machine's best)
+    #[arg(long, value_name = "ISA", value_parser = ["baseline", "avx2", "avx512"], help_heading = "Execution")]
+    pub max_isa: Option<String>,
+}
+
+impl Instructions {
+    /// Limits this process, before it plans its first kernel. Errors: instructions that this machine lacks.
+    pub fn limit(&self) -> Result<()> {
+        let Some(name) = &self.max_isa else { return Ok(()) };
+        let isa = Isa::named(name).ok_or_else(|| format!("there is no instruction set {name}"));
+        isa.and_then(Isa::limit).map_err(|what| {
+            Error::device(format!("--max-isa {name}: {what}")).help("without --max-isa, the machine's best is used")
+        })
+    }
 }
 
 /// `A=B`, split at the first `=`.

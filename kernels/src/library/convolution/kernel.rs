@@ -3,7 +3,6 @@
 //! What is summed lies together where the kernel is read; where it is the result, what makes vectors does.
 
 use super::{KERNEL, Plain, Spatial};
-use crate::cpu::isa::Isa;
 use crate::cpu::pool::{Pool, WORKER_BYTES, Worker};
 use crate::library::SharedPtr;
 use crate::library::microkernel::Kernels;
@@ -44,7 +43,12 @@ pub(super) type Along = (usize, usize, isize);
 impl<E: Element> Copy<E> {
     /// `depth` tells which of the kernel's plain factors lie outside (0) and inside of its taps, ever deeper; `views` which taps each
     /// has along each dim.
-    pub fn new(plain: &[Plain], spatial: &[Spatial], views: &[Vec<Along>], depth: impl Fn(&Plain) -> u8) -> Copy<E> {
+    pub fn new(
+        plain: &[Plain],
+        spatial: &[Spatial],
+        views: &[Vec<Along>],
+        (depth, kernels): (impl Fn(&Plain) -> u8, Kernels<E>),
+    ) -> Copy<E> {
         let mut order: Vec<usize> = (0..plain.len()).filter(|&f| plain[f].strides[KERNEL].is_some()).collect();
         order.sort_by_key(|&f| (depth(&plain[f]), std::cmp::Reverse(plain[f].strides[KERNEL])));
         let (outside, inside) = order.split_at(order.partition_point(|&f| depth(&plain[f]) == 0));
@@ -76,7 +80,7 @@ impl<E: Element> Copy<E> {
         let spaced = |apart: usize| (0..together).map(|i| i * apart).collect();
         Copy {
             offsets: [taps.iter().map(|tap| tap[1]).collect(), spaced(inner[1]), spaced(taps.len())],
-            kernels: E::kernels(Isa::detect()),
+            kernels,
             elements: dense,
             plain: strides,
             views,
