@@ -143,7 +143,7 @@ fn execute(arguments: Vec<OsString>, used: &mut config::Used) -> Outcome<i32> {
         Command::Export(args) => export::run(&args),
         Command::Checkpoint(args) => checkpoint::run(&args),
         #[cfg(target_os = "linux")]
-        Command::Bench(args) => bench::run(&args),
+        Command::Bench(args) => bench::run(&args, &matches, &words),
         Command::Config(args) => config::run(&args, &Cli::command(), cli.config.as_deref()),
         Command::Explain(args) => explain::run(&args),
     }
@@ -163,7 +163,7 @@ fn left_out(path: &[String], matches: &ArgMatches) -> Vec<String> {
     let flags = || clap::Command::new("flags");
     match path[..] {
         #[cfg(target_os = "linux")]
-        ["run"] if kind("source") == Some(model::Kind::Artifact) => {
+        ["run"] | ["bench", "step"] if kind("source") == Some(model::Kind::Artifact) => {
             ids(<flags::CompileFlags as clap::Args>::augment_args(flags()))
         }
         #[cfg(target_os = "linux")]

@@ -8,6 +8,7 @@ pub mod math;
 pub mod matmul;
 mod microkernel;
 mod pack;
+pub mod peak;
 pub mod pool;
 pub mod random;
 pub mod scatter;

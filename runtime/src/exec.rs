@@ -24,7 +24,7 @@ use crate::comm::{self, Comm, Label, Op, Place, Region, Token};
 use crate::cpu::{Call, Cpu};
 use crate::error::Result;
 use crate::metrics::now_ns;
-use crate::metrics::trace::{Stream, Trace};
+use crate::metrics::trace::{Stream, Trace, Work};
 use dcc_program::program::ScalarKind;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -60,6 +60,7 @@ struct Instruction {
     action: Action,
     /// What errors and the launcher's watch name.
     label: Label,
+    work: Box<Work>,
 }
 
 enum Action {
@@ -200,7 +201,7 @@ fn run(
         }
     };
     if let (Some(trace), Some(began)) = (trace, began) {
-        trace.span(stream, &instruction.label.text(), began)?;
+        trace.span(stream, &instruction.label.text(), began, Some(&instruction.work))?;
     }
     if let Action::Compute(_) = instruction.action {
         comm.progress()?;

@@ -51,6 +51,8 @@ pub struct RankReport {
     pub tally: Tally,
     /// Distinct kernels compiled.
     pub kernels: u64,
+    /// What compiling them, and preparing every call, took.
+    pub prepare_ms: f64,
     /// The arena: the peak known at compile time.
     pub planned_bytes: u64,
     /// Weights and optimizer state.

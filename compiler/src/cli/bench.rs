@@ -1,8 +1,13 @@
 //! `dcc bench`: what this machine gives.
 
 mod comm;
+mod gemm;
+mod machine;
+mod step;
 
 use super::failure::Outcome;
+use crate::error::Error;
+use clap::ArgMatches;
 use std::ffi::OsString;
 
 #[derive(clap::Args)]
@@ -15,11 +20,30 @@ pub struct Args {
 enum Command {
     /// Time and bandwidth of collectives between processes of this machine
     Comm(comm::Args),
+    /// Speed of matrix products, beside this machine's multiply-add peak
+    Gemm(gemm::Args),
+    /// Time of a training step and of each of its kernels; takes what `dcc run` takes
+    Step(Box<step::Args>),
 }
 
-pub fn run(args: &Args) -> Outcome<i32> {
+/// `matches`: of `bench`; `words`: the command line after `dcc`.
+pub fn run(args: &Args, matches: &ArgMatches, words: &[String]) -> Outcome<i32> {
     match &args.command {
         Command::Comm(args) => comm::run(args),
+        Command::Gemm(args) => gemm::run(args),
+        Command::Step(args) => {
+            let (_, matches) = matches.subcommand().expect("clap has found one");
+            step::run(args, matches, words)
+        }
+    }
+}
+
+/// Compute threads: all cores where none are given.
+fn threads(given: Option<usize>) -> Outcome<usize> {
+    match given {
+        Some(0) => Err(Error::usage("--threads 0: it takes at least one to compute").into()),
+        Some(threads) => Ok(threads),
+        None => Ok(std::thread::available_parallelism().map_or(1, |cores| cores.get())),
     }
 }
 

@@ -7,30 +7,39 @@ use super::model::{self, Kind};
 use super::{compile, output, tables};
 use crate::error::Error;
 use clap::ArgMatches;
-use dcc_runtime::run::{Flags, Source, launch};
+use dcc_runtime::run::{Flags, Source, Summary, launch};
 use dcc_runtime::signal::StopSignals;
 use std::path::{Path, PathBuf};
 
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 #[command(allow_negative_numbers = true)]
 pub struct Args {
     /// The ONNX model, or the artifact that `dcc compile` made of it
     #[arg(value_name = "MODEL.onnx|ART.dcc")]
     source: PathBuf,
     #[command(flatten)]
-    run: Flags,
+    pub run: Flags,
     #[command(flatten)]
     compile: CompileFlags,
     /// Print a summary as JSON at the end
     #[arg(long, help_heading = "Output")]
-    json: bool,
+    pub json: bool,
 }
 
 pub fn run(args: &Args, matches: &ArgMatches, words: &[String]) -> Outcome<i32> {
+    let summary = train(args, matches, words)?;
+    if args.json {
+        output::json(&summary)?;
+    }
+    Ok(summary.exit())
+}
+
+/// Compiles where it must, and trains.
+pub fn train(args: &Args, matches: &ArgMatches, words: &[String]) -> Outcome<Summary> {
     // Before any thread is started.
     let stop = StopSignals::block()?;
     let given = flags::given(matches);
-    let summary = match model::kind(&args.source)? {
+    match model::kind(&args.source)? {
         Kind::Artifact => {
             if let Some(flag) = given.first() {
                 return Err(Error::usage(format!("{flag} belongs to `dcc compile`: an artifact is compiled already"))
@@ -38,7 +47,7 @@ pub fn run(args: &Args, matches: &ArgMatches, words: &[String]) -> Outcome<i32> 
                     .help("drop the flag, or give the .onnx model")
                     .into());
             }
-            launch(Source::File(&args.source), &args.run, &stop)?
+            Ok(launch(Source::File(&args.source), &args.run, &stop)?)
         }
         Kind::Model => {
             let Flags { data, map, layout, input, .. } = &args.run;
@@ -51,17 +60,11 @@ pub fn run(args: &Args, matches: &ArgMatches, words: &[String]) -> Outcome<i32> 
                 output::report(&line);
             }
             let folder = args.source.parent().unwrap_or(Path::new(""));
-            launch(Source::Built { artifact: &built.compiled.artifact, folder }, &args.run, &stop)?
+            Ok(launch(Source::Built { artifact: &built.compiled.artifact, folder }, &args.run, &stop)?)
         }
-        Kind::Checkpoint => {
-            return Err(Error::usage("run takes a model or an artifact: this is a folder")
-                .at(args.source.display())
-                .help("continue from a checkpoint with --resume")
-                .into());
-        }
-    };
-    if args.json {
-        output::json(&summary)?;
+        Kind::Checkpoint => Err(Error::usage("run takes a model or an artifact: this is a folder")
+            .at(args.source.display())
+            .help("continue from a checkpoint with --resume")
+            .into()),
     }
-    Ok(summary.exit())
 }

@@ -9,6 +9,7 @@ use super::{Action, Executor, Flights, Fresh, Instruction, Tensor, Turn};
 use crate::comm::Label;
 use crate::cpu::Cpu;
 use crate::error::{Error, Result};
+use crate::metrics::trace::Work;
 use crate::slice::Slice;
 use dcc_program::program::{self, BufferId, Instr, MOST_TENSORS, Program};
 use dcc_program::text::print_instr;
@@ -38,7 +39,9 @@ impl Executor {
                 let place = || format!("stage {}, {}: {}", program.stage, section.id().name(), print_instr(program, instr));
                 let action = preparing.action(instr).map_err(|error| error.at(place()))?;
                 let text = || format!("{}: {}", section.id().name(), print_instr(program, instr));
-                body.extend(action.map(|action| Instruction { action, label: Label::new(&text()) }));
+                let Some(action) = action else { continue };
+                let work = Box::new(work(&site, instr, &action)?);
+                body.push(Instruction { action, label: Label::new(&text()), work });
             }
             tally.add(&preparing.tally, runs(index));
             sections.push(body);
@@ -55,6 +58,34 @@ impl Executor {
         let kept = parameters.iter().map(|parameter| parameter.range.clone()).collect();
         Ok(Executor { sections, turns, flights, inputs, outputs, parameters, kept, scalars, blocks, fresh, tally })
     }
+}
+
+/// What a trace says about an instruction.
+fn work(site: &Site<'_>, instr: &Instr, action: &Action) -> Result<Work> {
+    let text = print_instr(site.program(), instr);
+    let (_, action_text) = text.split_once(" = ").or(text.split_once(" += ")).unwrap_or(("", &text));
+    // Operands are numbers of buffers: nothing that two equal pieces of work share.
+    let is_buffer = |at: &usize| action_text[at + 2..].starts_with(|next: char| next.is_ascii_digit());
+    let from = action_text.rfind(')').unwrap_or(0);
+    let names = action_text[from..].match_indices(" b").map(|(at, _)| from + at);
+    let end = names.filter(is_buffer).min().unwrap_or(action_text.len());
+    let shape = |id: &BufferId| -> Result<String> {
+        let blocks: Vec<String> = site.extents(*id, 0)?.iter().map(|extent| extent.block.to_string()).collect();
+        Ok(format!("{}[{}]", site.ty(*id).dtype.name(), blocks.join(", ")))
+    };
+    let shapes = |ids: &[BufferId]| Ok::<String, Error>(ids.iter().map(shape).collect::<Result<Vec<_>>>()?.join(", "));
+    let kernel = match (action, &instr.action) {
+        (Action::Wait(_), _) => "wait".to_owned(),
+        (_, program::Action::Library(_)) => {
+            format!("{} {} -> {}", &action_text[..end], shapes(&instr.operands)?, shapes(&instr.results)?)
+        }
+        _ if instr.results.is_empty() => format!("{} {}", &action_text[..end], shapes(&instr.operands)?),
+        _ => format!("{} -> {}", &action_text[..end], shapes(&instr.results)?),
+    };
+    let ids = instr.operands.iter().chain(&instr.results);
+    let bytes = ids.map(|id| Ok(site.span(*id)?.bytes as u64)).sum::<Result<u64>>()?;
+    let flops = if let Action::Compute(call) = action { call.flops() } else { 0 };
+    Ok(Work { kernel, origin: instr.origin.clone(), flops, bytes })
 }
 
 /// Every number names something.

@@ -31,6 +31,10 @@ impl<'a> Site<'a> {
         Ok(Site { program, blocks, at: mesh.coordinates(rank) })
     }
 
+    pub fn program(&self) -> &'a Program {
+        self.program
+    }
+
     pub fn mesh(&self) -> &'a Mesh {
         &self.program.mesh
     }

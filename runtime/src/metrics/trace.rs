@@ -1,10 +1,10 @@
-//! `--trace FILE`: a Chrome trace, a process per rank and a thread per stream.
+//! `--trace FILE`: a Chrome trace, a process per rank and a thread per stream; steps are spans of the host.
 //!
 //! Each rank writes a part of its own beside FILE while it runs; the launcher joins the parts when the run ends, however it ends.
 
 use super::now_ns;
 use crate::error::{Error, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ pub enum Stream {
     Compute,
     /// Waiting for, and doing, transfers.
     Comm,
-    /// Loading data, saving checkpoints.
+    /// Steps, from batch in hand to weights updated: `step N`.
     Host,
 }
 
@@ -26,6 +26,19 @@ pub struct Trace {
     rank: u32,
 }
 
+/// What an instruction does in a run: the arguments of its span.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Work {
+    /// The action with local shapes: equal for equal work.
+    pub kernel: String,
+    /// Where it comes from in the model.
+    pub origin: String,
+    /// Multiplications and additions of matrix products, convolutions and attention.
+    pub flops: u64,
+    /// Of operands and results, each once.
+    pub bytes: u64,
+}
+
 #[derive(Serialize)]
 struct Event<'a> {
     name: &'a str,
@@ -35,6 +48,8 @@ struct Event<'a> {
     /// Microseconds.
     ts: f64,
     dur: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    args: Option<&'a Work>,
 }
 
 #[derive(Serialize)]
@@ -89,10 +104,10 @@ impl Trace {
     }
 
     /// What `stream` did from `start_ns` (of `now_ns`) until now.
-    pub fn span(&mut self, stream: Stream, name: &str, start_ns: u64) -> Result<()> {
+    pub fn span(&mut self, stream: Stream, name: &str, start_ns: u64, args: Option<&Work>) -> Result<()> {
         let dur = now_ns().saturating_sub(start_ns) as f64 / 1000.0;
         let ts = start_ns as f64 / 1000.0;
-        self.write(&Event { name, ph: "X", pid: self.rank, tid: stream as u32, ts, dur })
+        self.write(&Event { name, ph: "X", pid: self.rank, tid: stream as u32, ts, dur, args })
     }
 
     fn write(&mut self, event: &impl Serialize) -> Result<()> {
@@ -143,7 +158,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("dcc-trace-{}.json", std::process::id()));
         for rank in 0..2 {
             let mut trace = Trace::create(&path, rank).unwrap();
-            trace.span(Stream::Comm, "wait \"t0\"", now_ns()).unwrap();
+            trace.span(Stream::Comm, "wait \"t0\"", now_ns(), None).unwrap();
             trace.finish().unwrap();
         }
         join(&path, 2).unwrap();

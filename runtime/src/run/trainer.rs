@@ -12,7 +12,7 @@ use crate::exec::{Executor, Fresh, Io, Parameter, Scalars};
 use crate::launch::{Message, Outcome};
 use crate::lr::LearningRate;
 use crate::metrics::memory::resident_bytes;
-use crate::metrics::trace::Trace;
+use crate::metrics::trace::{Stream, Trace};
 use crate::metrics::{EvalRecord, StepRecord, now_ns};
 use dcc_program::program::{ParamKind, Program};
 use std::path::PathBuf;
@@ -102,6 +102,7 @@ pub(super) struct Trainer<'a, 'w> {
     position: Position,
     trace: Option<Trace>,
     idle_bytes: u64,
+    prepare_ms: f64,
     /// The largest resident set seen, and when to look again: each look walks the page tables.
     resident_bytes: u64,
     next_look_ns: u64,
@@ -119,9 +120,11 @@ impl<'a, 'w> Trainer<'a, 'w> {
         let stage = rank.world.stage(rank.rank) as usize;
         rank.cpu.memory().fault_in(0..rank.world.planned_bytes(rank.rank));
         let fresh = if cfg!(debug_assertions) { Fresh::Poisoned } else { Fresh::AsIs };
+        let began = now_ns();
         let mut executor = |program| Executor::new(&mut rank.cpu, rank.world, program, rank.rank, fresh);
         let mut train = executor(&job.artifact.train[stage])?;
         let mut eval = settings.eval.as_ref().map(|_| executor(&job.artifact.eval[stage])).transpose()?;
+        let prepare_ms = (now_ns() - began) as f64 / 1e6;
         if let Some(eval) = &mut eval {
             eval.keep(train.parameters());
             train.keep(eval.parameters());
@@ -144,6 +147,7 @@ impl<'a, 'w> Trainer<'a, 'w> {
             position: Position::default(),
             trace,
             idle_bytes,
+            prepare_ms,
             resident_bytes: 0,
             next_look_ns: 0,
             reports,
@@ -225,6 +229,9 @@ impl<'a, 'w> Trainer<'a, 'w> {
         let mut readings =
             run_step(self.rank, &mut self.train, &mut self.settings.feed, self.position, &scalars, self.trace.as_mut())?;
         self.position = self.settings.feed.advance(self.position, 1);
+        if let Some(trace) = &mut self.trace {
+            trace.span(Stream::Host, &format!("step {step}"), began, None)?;
+        }
         // With a scale, a step that is not finite is skipped and the scale halved: a smaller one than 1 tells of more than overflow.
         let skips = readings.loss_scale.is_some_and(|scale| scale >= 1.0);
         if let Some(loss) = readings.loss.filter(|loss| !loss.is_finite() && !skips) {
@@ -342,6 +349,7 @@ impl<'a, 'w> Trainer<'a, 'w> {
             threads: self.rank.cpu.threads() as u32,
             tally: *self.train.tally(),
             kernels: self.rank.cpu.kernels() as u64,
+            prepare_ms: self.prepare_ms,
             planned_bytes: self.rank.world.planned_bytes(rank) as u64,
             parameter_bytes: self.train.parameters().iter().map(|p| p.range.len() as u64).sum(),
             idle_bytes: self.idle_bytes,

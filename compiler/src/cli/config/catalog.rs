@@ -96,7 +96,7 @@ impl Catalog {
     /// Where a setting for a command's flag may stand, the nearest first.
     pub fn reach(&self, path: &[String], flag: &Flag) -> Vec<Vec<String>> {
         let mut scopes: Vec<Vec<String>> = (0..=path.len()).rev().map(|n| path[..n].to_vec()).collect();
-        if path == ["run"] && self.compile.contains(&flag.id) {
+        if (path == ["run"] || path == ["bench", "step"]) && self.compile.contains(&flag.id) {
             scopes.insert(1, vec!["compile".to_owned()]);
         }
         scopes
