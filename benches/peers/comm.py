@@ -3,13 +3,18 @@
     python benches/peers/comm.py [--ranks 2 4] [--max-bytes 67108864] [--rounds 3] [--out benches/COLLECTIVES.md]
 
 A figure is the median over rounds, in each of which every program measures all sizes itself, in one way: see `dcc bench comm --help`.
-Open MPI's turn is a C program, gloo's is torch's Python. Ranks beyond the processors share them: Open MPI is told so.
+Open MPI's turn is a C program, gloo's is torch's Python. Ranks beyond the processors share them: Open MPI is told so, and to yield while
+it waits. A round of transfers is judged by its first ones and made shorter where it would take more than a tenth of a second; a turn
+that takes longer than --limit is cut off, and what it has not measured is said.
 """
 
 import argparse
 import json
+import os
+import signal
 import statistics
 import subprocess
+import time
 from pathlib import Path
 
 import environments
@@ -18,30 +23,52 @@ import machine
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 KINDS = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
+LACKING = {("gloo", "reduce_scatter")}  # not a collective of its own
 LARGE, SMALL = 1 << 20, 4096  # bytes: where the bars are about bandwidth, and about latency
 
 
+def output(o, command):
+    """What a command has printed by its end or by the limit, when its processes end too."""
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        out, errors = child.communicate(timeout=o.limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGTERM)
+        try:
+            return child.communicate(timeout=10)[0]
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            return child.communicate()[0]
+    if child.returncode:
+        raise SystemExit(f"error: {command[0]}:\n{errors[-4000:]}")
+    return out
+
+
 def dcc_turn(o, ranks):
-    command = [o.dcc, "bench", "comm", "--ranks", str(ranks), "--max-bytes", str(o.max_bytes), "--json"]
-    figures = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return {(f["kind"], f["bytes"]): f["microseconds"] for f in figures}
+    text = output(o, [o.dcc, "bench", "comm", "--ranks", str(ranks), "--max-bytes", str(o.max_bytes), "--json"])
+    return {(f["kind"], f["bytes"]): f["microseconds"] for f in (json.loads(text) if text else [])}
 
 
-def lines(command):
-    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return {(kind, int(size)): float(took) for kind, size, took in map(str.split, out.splitlines())}
+def lines(text):
+    """Of `kind bytes microseconds` lines, the last of which may be cut off."""
+    whole = text[:text.rfind("\n") + 1]
+    return {(kind, int(size)): float(took) for kind, size, took in map(str.split, whole.splitlines())}
 
 
 def gloo_turn(o, ranks):
-    return lines([environments.python_of("torch", o.cache), HERE / "comm_gloo.py", str(ranks), str(o.max_bytes)])
+    return lines(output(o, [environments.python_of("torch", o.cache), HERE / "comm_gloo.py", str(ranks), str(o.max_bytes)]))
 
 
 def mpi_turn(o, ranks):
     scripts, program = environments.python_of("mpi", o.cache).parent, o.cache / "comm_mpi"
     if not program.exists() or program.stat().st_mtime < (HERE / "comm_mpi.c").stat().st_mtime:
         subprocess.run([scripts / "mpicc", "-O2", "-o", program, HERE / "comm_mpi.c"], check=True)
-    command = [scripts / "mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "btl", "self,sm", "--mca", "pml", "ob1"]
-    return lines([*command, "-n", str(ranks), program, str(o.max_bytes)])
+    settings = {"btl": "self,sm", "pml": "ob1"}
+    if ranks > len(os.sched_getaffinity(0)):
+        settings["mpi_yield_when_idle"] = "1"
+    told = [word for name, value in settings.items() for word in ("--mca", name, value)]
+    command = [scripts / "mpirun", "--allow-run-as-root", "--oversubscribe", *told]
+    return lines(output(o, [*command, "-n", str(ranks), program, str(o.max_bytes)]))
 
 
 TURNS = {"dcc": dcc_turn, "gloo": gloo_turn, "Open MPI": mpi_turn}
@@ -49,7 +76,7 @@ TURNS = {"dcc": dcc_turn, "gloo": gloo_turn, "Open MPI": mpi_turn}
 
 def measured(o):
     """{(ranks, program): {(kind, bytes): [microseconds of each round]}}, and the load of others at each turn."""
-    found, loads = {}, []
+    found, loads, started = {}, [], time.monotonic()
     for round_ in range(o.rounds):
         for ranks in o.ranks:
             for place in range(len(TURNS)):
@@ -57,7 +84,8 @@ def measured(o):
                 loads.append(machine.quiet(o.max_load, o.wait))
                 for key, took in turn(o, ranks).items():
                     found.setdefault((ranks, name), {}).setdefault(key, []).append(took)
-                print(f"round {round_ + 1}, {ranks} ranks, {name}: others kept {loads[-1]:.2f} processors busy", flush=True)
+                print(f"{time.monotonic() - started:5.0f} s  round {round_ + 1}, {ranks} ranks, {name}: others kept {loads[-1]:.2f} "
+                      "processors busy", flush=True)
     return found, loads
 
 
@@ -66,14 +94,16 @@ def report(o, found, loads):
     text = ["# Collectives beside gloo and Open MPI", ""]
     text += [f"{m['processor']}, {m['processors']} processors, {m['vectors']}; {m['system']}. Microseconds, medians of {o.rounds} rounds in "
              f"turns; others kept at most {max(loads):.2f} processors busy before a turn.", ""]
-    shortfalls = []
+    shortfalls, missing = [], []
     for ranks in o.ranks:
-        figure = {name: {key: statistics.median(t) for key, t in found[ranks, name].items()} for name in TURNS}
+        figure = {name: {key: statistics.median(t) for key, t in found.get((ranks, name), {}).items()} for name in TURNS}
         for kind in KINDS:
             text += [f"## {kind}, {ranks} ranks", "", "| bytes | dcc | gloo | Open MPI | gloo ÷ dcc | Open MPI ÷ dcc |", "|---|---|---|---|---|---|"]
-            for size in sorted(size for k, size in figure["dcc"] if k == kind):
+            for size in sizes(o):
+                missing += [f"{kind}, {ranks} ranks, {size} bytes: {name}" for name in TURNS
+                            if (kind, size) not in figure[name] and (name, kind) not in LACKING]
                 ours, gloo, mpi = (figure[name].get((kind, size)) for name in TURNS)
-                ratios = [other / ours if other else None for other in (gloo, mpi)]
+                ratios = [other / ours if other and ours else None for other in (gloo, mpi)]
                 cells = [f"{t:.2f}" if t else "–" for t in (ours, gloo, mpi, *ratios)]
                 text.append(f"| {size} | " + " | ".join(cells) + " |")
                 bar = 5 if size < SMALL else 3 if size > LARGE else None
@@ -82,9 +112,16 @@ def report(o, found, loads):
                 if ratios[1] and ratios[1] < 1:
                     shortfalls.append(f"{kind}, {ranks} ranks, {size} bytes: {ratios[1]:.2f} × Open MPI")
             text.append("")
-    text += ["## Bars", "", "≥ 3 × gloo above 1 MiB, ≥ 5 × below 4 KiB, never slower than Open MPI. Short:" if shortfalls else
-             "≥ 3 × gloo above 1 MiB, ≥ 5 × below 4 KiB, never slower than Open MPI: all hold.", ""]
-    return "\n".join(text + [f"- {line}" for line in shortfalls]) + "\n"
+    said = "Short:" if shortfalls else "no shortfall in what is measured." if missing else "all hold."
+    text += ["## Bars", "", f"≥ 3 × gloo above 1 MiB, ≥ 5 × below 4 KiB, never slower than Open MPI: {said}", ""]
+    text += [f"- {line}" for line in shortfalls]
+    text += ["", f"Cut off after {o.limit:g} s, so not measured:", "", *(f"- {line}" for line in missing)] if missing else []
+    return "\n".join(text) + "\n"
+
+
+def sizes(o):
+    """4 B to the largest, each four times the one before."""
+    return [4 << 2 * i for i in range(40) if 4 << 2 * i <= o.max_bytes]
 
 
 def arguments():
@@ -93,6 +130,7 @@ def arguments():
     p.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
     p.add_argument("--max-bytes", type=int, default=64 << 20)
     p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--limit", type=float, default=240, help="seconds of a turn, at most")
     p.add_argument("--max-load", type=float, default=0.2, help="processors that others may keep busy before a turn")
     p.add_argument("--wait", type=float, default=60, help="seconds to wait for that; --out then refuses the result")
     p.add_argument("--cache", type=Path, default=ROOT / "target/peers")

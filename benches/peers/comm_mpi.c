@@ -4,7 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { ROUNDS = 7, KINDS = 5 };
+enum { ROUNDS = 7, KINDS = 5, FIRST = 16 };
+static const double MOST_S = 0.1; /* of a round, judged by the first transfers */
 static const char *NAMES[KINDS] = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"};
 static int rank, ranks;
 static float *source, *target;
@@ -33,6 +34,16 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+/* Seconds of so many transfers on the slowest rank. */
+static double seconds(int kind, int elements, long count) {
+    MPI_Barrier(MPI_COMM_WORLD);
+    double took = -MPI_Wtime(), slowest;
+    for (long i = 0; i < count; i++) transfer(kind, elements);
+    took += MPI_Wtime();
+    MPI_Allreduce(&took, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+    return slowest;
+}
+
 int main(int argc, char **argv) {
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -46,18 +57,15 @@ int main(int argc, char **argv) {
         for (int kind = 0; kind < KINDS; kind++) {
             long count = (64L << 20) / bytes;
             count = count < 4 ? 4 : count > 4096 ? 4096 : count;
+            int elements = bytes / sizeof(float), first = count < FIRST ? count : FIRST;
+            double within = MOST_S / (seconds(kind, elements, first) / first);
+            if (within < count) count = within < 4 ? 4 : (long)within;
             double times[ROUNDS];
-            for (int round = -1; round < ROUNDS; round++) {
-                MPI_Barrier(MPI_COMM_WORLD);
-                double took = -MPI_Wtime(), slowest;
-                for (long i = 0; i < count; i++) transfer(kind, bytes / sizeof(float));
-                took += MPI_Wtime();
-                MPI_Allreduce(&took, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
-                if (round >= 0) times[round] = slowest / count / (kind == 4 ? 2 : 1);
-            }
+            for (int round = 0; round < ROUNDS; round++)
+                times[round] = seconds(kind, elements, count) / count / (kind == 4 ? 2 : 1);
             if (kind == 0 && target[0] != ranks) MPI_Abort(MPI_COMM_WORLD, 1);
             qsort(times, ROUNDS, sizeof(double), by_size);
-            if (rank == 0) printf("%s %ld %.4f\n", NAMES[kind], bytes, 1e6 * times[ROUNDS / 2]);
+            if (rank == 0) printf("%s %ld %.4f\n", NAMES[kind], bytes, 1e6 * times[ROUNDS / 2]), fflush(stdout);
         }
     }
     MPI_Finalize();

@@ -21,6 +21,9 @@ use std::time::{Duration, Instant};
 pub const RANK: &str = "bench-rank";
 
 const ROUNDS: usize = 7;
+/// A round is judged by its first transfers: it has fewer where it would take longer.
+const FIRST: usize = 16;
+const MOST_NS: f64 = 1e8;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(clap::Args)]
@@ -169,11 +172,16 @@ fn measure(worker: &mut Worker, most: usize) -> runtime::Result<()> {
     let mut bytes = 4;
     while bytes <= most {
         for kind in Kind::ALL {
+            let ops = ops(comm.rank(), worker.world, kind, bytes, room(worker.world, most));
+            // As many as move 64 MiB, if there is time.
+            let count = ((64 << 20) / bytes).clamp(4, 4096);
+            let within = MOST_NS / nanoseconds(&mut comm, &ops, count.min(FIRST))?;
+            let count = count.min(within as usize).max(4);
             let mut rounds = Vec::with_capacity(ROUNDS);
-            for round in 0..=ROUNDS {
-                let nanoseconds = round_of(&mut comm, worker.world, kind, bytes, room(worker.world, most))?;
-                // The first warms up.
-                rounds.extend((round > 0).then_some(nanoseconds));
+            for _ in 0..ROUNDS {
+                // A message goes there and back.
+                let each = if kind == Kind::Send { 2.0 } else { 1.0 };
+                rounds.push(nanoseconds(&mut comm, &ops, count)? / each);
             }
             if kind == Kind::AllReduce {
                 let mut sum = [0; 4];
@@ -194,22 +202,18 @@ fn measure(worker: &mut Worker, most: usize) -> runtime::Result<()> {
     Ok(())
 }
 
-/// Nanoseconds of a transfer on the slowest rank, mean of as many as move 64 MiB, at least 4, at most 4096.
-fn round_of(comm: &mut impl Comm, ranks: u32, kind: Kind, bytes: usize, room: usize) -> runtime::Result<f64> {
-    let count = ((64 << 20) / bytes).clamp(4, 4096);
-    let ops = ops(comm.rank(), ranks, kind, bytes, room);
+/// Nanoseconds of all `ops` on the slowest rank, mean of `count` times.
+fn nanoseconds(comm: &mut impl Comm, ops: &[Op], count: usize) -> runtime::Result<f64> {
     comm.agree(0)?;
     let began = Instant::now();
     for _ in 0..count {
-        for op in &ops {
+        for op in ops {
             let token = comm.start(&[*op])?;
             comm.wait(token)?;
         }
     }
-    let nanoseconds = comm.agree(began.elapsed().as_nanos() as u64)?;
-    // A message goes there and back.
-    let each = if kind == Kind::Send { 2 * count } else { count };
-    Ok(nanoseconds as f64 / each as f64)
+    let all = comm.agree(began.elapsed().as_nanos() as u64)?;
+    Ok((all as f64 / count as f64).max(1.0))
 }
 
 /// What a rank starts and waits for, one after the other.
