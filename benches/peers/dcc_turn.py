@@ -72,15 +72,34 @@ def steps_of(metrics):
     return [json.loads(line) for line in text.split("\n")[:-1]]
 
 
-def run(o, art):
-    """Like a peer's line of JSON. o: `rate` replaces the case's, for the control."""
+def train_flags(o):
+    """Of every training by `dcc run`."""
     case = o["case"]
+    rules = [word for rule in case.rules for word in ("--init-rule", rule)]
+    return ["--data", Path(o["folder"]) / "batches.npz", "--order", "sequential", "--init", str(cases.SEED), *rules,
+            "--lr", str(o.get("rate") or cases.optimizer(case)["lr"]), "--threads", str(o["threads"]), *o["run_flags"]]
+
+
+def start(o):
+    """Seconds from `dcc run MODEL` to the metrics of its first step, compiling included; those of kernels compiled and calls prepared."""
+    with tempfile.TemporaryDirectory() as folder:
+        metrics, began = Path(folder) / "metrics.jsonl", time.monotonic()
+        command = [o["dcc"], "run", Path(o["folder"]) / "model.onnx", *FLAGS.format(**cases.optimizer(o["case"])).split(), *o["flags"],
+                   *train_flags(o), "--steps", "1", "--json", "--metrics-file", metrics]
+        child = subprocess.Popen(command, env=environment(o), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                                 preexec_fn=lambda: os.sched_setaffinity(0, o["processors"]))
+        while child.poll() is None and not steps_of(metrics):
+            time.sleep(0.002)
+        first = time.monotonic() - began
+        summary = json.loads(child.communicate()[0])
+        return {"first_s": first, "prepare_s": summary["ranks"][0]["prepare_ms"] / 1e3, "step_s": summary["last"]["step_ms"] / 1e3}
+
+
+def run(o, art):
+    """Like a peer's line of JSON. o: `rate` replaces the case's, for the control; `run_flags` are added."""
     with tempfile.TemporaryDirectory() as folder:
         metrics, errors = Path(folder) / "metrics.jsonl", Path(folder) / "errors"
-        rules = [word for rule in case.rules for word in ("--init-rule", rule)]
-        command = [o["dcc"], "run", art, "--data", Path(o["folder"]) / "batches.npz", "--order", "sequential", "--init", str(cases.SEED),
-                   *rules, "--lr", str(o.get("rate") or cases.optimizer(case)["lr"]), "--steps", "1000000", "--log-every", "1000000",
-                   "--threads", str(o["threads"]), "--metrics-file", metrics]
+        command = [o["dcc"], "run", art, *train_flags(o), "--steps", "1000000", "--log-every", "1000000", "--metrics-file", metrics]
         with errors.open("w") as stderr:
             child = subprocess.Popen(command, env=environment(o), stdout=subprocess.DEVNULL, stderr=stderr,
                                      preexec_fn=lambda: os.sched_setaffinity(0, o["processors"]))

@@ -11,6 +11,7 @@ TITLES = {"dcc": "dcc", "eager": "torch eager", "compile": "torch.compile", "jax
           "dcc bf16": "dcc", "eager bf16": "torch eager", "compile bf16": "torch.compile"}
 LEAST_ROUNDS = 3  # of each row of a report that is kept
 OVERALL, OVER_ONE_THREAD, FROM_MS = 1.3, 1.7, 20  # the geometric mean; 2 threads over 1, of steps above so many ms
+FIRST_STEP_S, PREPARED_S = 5, 0.5  # from the command, compiling included; of it kernels
 OF_PEAK, OVER_F32, OVER_AUTOCAST = 0.7, 1.4, 1.0
 
 
@@ -58,6 +59,9 @@ class Measured:
 def unfit(result):
     """Why a result may not be kept."""
     found = ["it is of --quick"] if result["quick"] else []
+    if is_mesh(result):
+        counted = sum(r["counted"] for r in result["rounds"])
+        return found + ([f"meshes: {counted} rounds count; {LEAST_ROUNDS} are needed"] if counted < LEAST_ROUNDS else [])
     for (case, threads), counted in Measured(result).rounds.items():
         if sum(counted) < LEAST_ROUNDS:
             found.append(f"{case}, {threads} threads: {sum(counted)} of {len(counted)} rounds count; {LEAST_ROUNDS} are needed")
@@ -156,6 +160,10 @@ def bars(m):
         needs = [(c, m.median(c, threads, "dcc", "memory_mib"), m.leanest(c, threads, "memory_mib")[0]) for c in CASES.values()]
         found = [(c.short, own / peer if own and peer else None, c.memory) for c, own, peer in needs]
         rows.append(bar(f"memory of the leanest peer's, {plural(threads)}", found, most=True))
+    alone = [s for s in m.result.get("starts", []) if s["load"] < m.result["max_load"] or m.result["quick"]]
+    seconds = lambda what: statistics.median(s[what] for s in alone) if alone else None
+    rows.append(bar("start-up: seconds from the command to the first step's loss, of them kernels", [
+        (big.short, seconds("first_s"), FIRST_STEP_S), (f"{big.short}, kernels", seconds("prepare_s"), PREPARED_S)], most=True))
     return rows
 
 
@@ -198,10 +206,49 @@ def section(result):
     return "\n".join(parts)
 
 
+MESHES = {  # dcc's program: torch's, and how many times as fast dcc is to be
+    "dcc dp 2": ("torch DDP", 1.3), "dcc tp 2": ("torch DTensor", 1.3), "dcc pp 2": ("torch pipelining", 1.3),
+    "dcc ZeRO-3": ("torch FSDP2", 1.5),
+}
+ALONE, OF_ALONE = "dcc, 1 process", 0.85  # on two threads; what dp 2 is to be of it
+
+
+def mesh_section(result):
+    """Of a result of mesh.py."""
+    found = {}
+    for turn in (turn for r in result["rounds"] if r["counted"] for turn in r["turns"]):
+        found.setdefault(turn["program"], []).append(turn["wall_ms"])
+    took = {program: statistics.median(ms) for program, ms in found.items()}
+    shown = lambda p: f"{number(took[p])} ±{50 * (max(found[p]) - min(found[p])) / took[p]:.0f} %" if p in took else "–"
+    ratio = lambda own, other: took[other] / took[own] if own in took and other in took else None
+    counted = sum(r["counted"] for r in result["rounds"])
+    versions = {k: v for r in result["rounds"] for t in r["turns"] for k, v in t.get("versions", {}).items()}
+    m = result["machine"]
+    rows = [[own, shown(own), other, shown(other), times(ratio(own, other)), times(ratio(own, ALONE))] for own, (other, _) in MESHES.items()]
+    rows.append([ALONE + ", 2 threads", shown(ALONE), "–", "–", "–", times(ratio(ALONE, ALONE))])
+    checks = [bar("dp 2 of the single process on 2 threads", [("GPT mini", ratio("dcc dp 2", ALONE), OF_ALONE)]),
+              bar("meshes of torch's", [(own, ratio(own, other), limit) for own, (other, limit) in MESHES.items()])]
+    return "\n".join([
+        "## Meshes of two processes", "",
+        f"GPT mini in f32, one thread a process, collectives over gloo and dcc's shared memory on one machine: {m['processor']}, "
+        f"{m['processors']} processors, {m['system']}; dcc {result['commit']}, "
+        + ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+        + f". Medians of turns of at least {result['seconds']:g} timed seconds, rounds: {counted}; others kept at most "
+        f"{max(r['load'] for r in result['rounds'] if r['counted']):.1f} processors busy. Pipelines in 1F1B, {result['microbatches']} microbatches.", "",
+        "### Milliseconds of a step", "",
+        table(["dcc", "ms", "torch", "ms", "dcc is", "of 1 process"], rows),
+        "### Bars", "", table(["what", "", "falls short", "holds", "not measured"], checks)])
+
+
 def rendered(results, date):
     head = ["# Measured", "", "Written by `benches/peers/run.py`; what is measured, and how, is in [peers/README.md](peers/README.md)."]
     head += [f"Measured {date}."] if date else []
     quick = ["", "**A look, not a result: one round of short turns.**"] if any(r["quick"] for r in results) else []
-    missing = ["## Not measured yet", "", "Collectives beside gloo and Open MPI; dp, tp and pp beside DDP, DTensor and pipelining, "
-               "ZeRO-3 beside FSDP2.", ""]
-    return "\n".join([*head, *quick, "", *(section(result) for result in results), *missing])
+    meshes = any(is_mesh(r) for r in results)
+    missing = [] if meshes else ["## Not measured yet", "", "dp, tp and pp beside DDP, DTensor and pipelining, ZeRO-3 beside FSDP2.", ""]
+    sections = [mesh_section(r) if is_mesh(r) else section(r) for r in results]
+    return "\n".join([*head, *quick, "", *sections, *missing])
+
+
+def is_mesh(result):
+    return result.get("kind") == "mesh"

@@ -48,8 +48,7 @@ def arguments():
     p.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     p.add_argument("--programs", nargs="+", choices=[*DCC, *PEERS], help="default: all, in --quick those in f32")
     p.add_argument("--quick", action="store_true", help="one round of short turns: a look, not a result")
-    p.add_argument("--avx2", action="store_true", help="restrict torch and JAX to AVX2, leave onnxruntime out; say how dcc is "
-                   "restricted by --dcc-env or --dcc-flag")
+    p.add_argument("--avx2", action="store_true", help="restrict all to AVX2, dcc by --max-isa, leave onnxruntime out")
     p.add_argument("--dcc-env", action="append", default=[], metavar="NAME=VALUE", help="for dcc's turns")
     p.add_argument("--dcc-flag", action="append", default=[], metavar="FLAG", help="for `dcc compile`, as --dcc-flag=--x")
     p.add_argument("--rounds", type=int, help="that count, of each model and number of threads (default 3, in --quick 1)")
@@ -65,8 +64,6 @@ def arguments():
     o.rounds = o.rounds or (1 if o.quick else 3)
     o.seconds = o.seconds or (1.0 if o.quick else 1.5)
     o.cache = o.cache.resolve()
-    if o.avx2 and not o.dcc_env + o.dcc_flag:
-        p.error("--avx2 restricts dcc too: give --dcc-env or --dcc-flag")
     return o
 
 
@@ -141,7 +138,8 @@ class Model:
 
     def __init__(self, o, case, scratch, start_mib):
         self.o, self.case, self.folder, self.programs = o, case, prepared(o, case), programs_of(o, case)
-        self.told = dict(dcc=o.dcc, case=case, folder=self.folder, env=o.dcc_env, flags=o.dcc_flag, start_mib=start_mib, limit_s=600)
+        self.told = dict(dcc=o.dcc, case=case, folder=self.folder, env=o.dcc_env, flags=o.dcc_flag,
+                         run_flags=["--max-isa", "avx2"] if o.avx2 else [], start_mib=start_mib, limit_s=600)
         self.artifacts = {name: dcc_turn.artifact(self.told, scratch, f"{case.name}-{name}", DCC[name])[0]
                           for name in self.programs if name in DCC}
         self.warm()
@@ -231,6 +229,19 @@ def measure(o, models):
     return rounds
 
 
+def starts(o, models):
+    """Start-ups of the largest GPT, on as many processors as there are to be measured."""
+    found = []
+    for model in (m for m in models if m.case.name == "gpt2" and "dcc" in m.programs):
+        told = model.told | dict(threads=max(o.threads), processors=machine.processors(max(o.threads)))
+        for _ in range(o.rounds):
+            load, others = machine.quiet(o.max_load, o.wait), machine.Others()
+            found.append(dcc_turn.start(told) | dict(case=model.case.name, threads=max(o.threads)))
+            found[-1]["load"] = max(load, others.load())
+            print(f"start: first step after {found[-1]['first_s']:.2f} s; others kept {found[-1]['load']:.1f} processors busy", flush=True)
+    return found
+
+
 def main():
     o = arguments()
     if o.report:
@@ -242,9 +253,9 @@ def main():
         peak_gflops = peak.measured(Path(scratch), machine.processors(1), o.avx2)
         start_mib = dcc_turn.start_mib(o.dcc)
         models = [Model(o, CASES[name], scratch, start_mib) for name in o.models]
-        rounds = measure(o, models)
+        rounds, started = measure(o, models), starts(o, models)
     result = dict(machine=machine.described(), commit=commit, command=command_line(), avx2=o.avx2, quick=o.quick,
-                  seconds=o.seconds, max_load=o.max_load, peak_gflops=peak_gflops, start_mib=start_mib, rounds=rounds)
+                  seconds=o.seconds, max_load=o.max_load, peak_gflops=peak_gflops, start_mib=start_mib, rounds=rounds, starts=started)
     path = o.cache / f"results{'-avx2' if o.avx2 else ''}{'-quick' if o.quick else ''}.json"
     path.write_text(json.dumps(result, indent=1))
     print(f"measured: {path}")
