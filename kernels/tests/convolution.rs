@@ -164,7 +164,21 @@ fn convolutions_and_their_gradients() {
     case(2, 1, 2, 3, &[dim(13, 5, 3, 2, 2, 1)]);
 }
 
-/// More samples than one chunk of bordered copies takes.
+/// Samples side by side, and small images parted by the taps that meet them.
+#[test]
+fn vectors_of_samples() {
+    let case = |n, g, c, o, dims: &[Dim]| Case { n, g, c, o, dims: dims.to_vec() }.check();
+    case(35, 1, 32, 24, &[dim(4, 4, 3, 1, 1, 1), dim(4, 4, 3, 1, 1, 1)]);
+    case(19, 2, 24, 40, &[dim(7, 4, 5, 2, 1, 2), dim(6, 3, 5, 2, 1, 1)]);
+    case(17, 1, 40, 33, &[dim(9, 9, 3, 1, 2, 2), dim(5, 5, 3, 1, 1, 1)]);
+    // Gaps, and a border that rows do not reach; three dims.
+    case(16, 1, 96, 96, &[dim(11, 3, 4, 5, 1, 0), dim(12, 5, 3, 2, 1, -2)]);
+    case(16, 1, 24, 40, &[dim(3, 3, 3, 1, 1, 1), dim(2, 2, 3, 1, 1, 1), dim(3, 2, 2, 2, 1, 1)]);
+    // More than a chunk; fewer than a vector.
+    case(530, 1, 48, 48, &[dim(2, 2, 3, 1, 1, 1), dim(2, 2, 3, 1, 1, 1)]);
+    case(4, 1, 64, 64, &[dim(2, 2, 3, 1, 1, 1), dim(2, 2, 3, 1, 1, 1)]);
+}
+
 /// A rank's shard may be empty: of five channels over four ranks, the last has none.
 #[test]
 fn nothing_of_a_dim() {
@@ -174,6 +188,7 @@ fn nothing_of_a_dim() {
     }
 }
 
+/// More samples than one chunk of bordered copies takes.
 #[test]
 fn many_samples_in_chunks() {
     Case { n: 5, g: 1, c: 2, o: 2, dims: vec![dim(500, 500, 3, 1, 1, 1), dim(402, 402, 1, 1, 1, 0)] }.check();

@@ -7,21 +7,30 @@
 //! - Result image: elements x ≡ φ (mod stride) meet every `stride / gcd(stride, dilation)`-th tap only. For each phase φ, x = φ + stride·j, this is
 //!   Σ over these taps m, kernel · bordered output at y₀ + j − (dilation / gcd)·m: a convolution of stride 1 with the kernel reversed.
 //!
+//! A small image would be mostly border. There rows are parted by the taps that meet the image instead, and each region is a product of its
+//! own, of what is there. With enough samples these become the columns, side by side in copies (`samples`): most layers of a network.
+//!
 //! A kernel that is read is copied first, so that what is summed lies together in the order in which it is; one that is the result is
 //! summed in an order that products write fast, and copied then.
 
 mod kernel;
+mod samples;
+mod view;
 
 use super::SharedPtr;
-use super::matmul::{DotGeneral, Factor};
 use super::pack::{Pack, Size, Source};
 use super::simd::Element;
 use crate::cpu::isa::Isa;
 use crate::cpu::pool::Pool;
-use kernel::{Copy, Taps};
+use kernel::Copy;
+use samples::Samples;
+use view::{Layout, Product, Regions, View, forward_view, gradient_views};
 
 /// Elements of bordered copies at a time.
 const CHUNK: usize = 1 << 20;
+
+/// Elements of a cache line.
+const LINE: usize = 16;
 
 /// The three tensors of a convolution, as indices of `Plain::strides`.
 pub const IMAGE: usize = 0;
@@ -58,19 +67,16 @@ pub struct Convolution<E> {
     /// The kernel in the order of the products; none where it has one tap.
     kernel: Option<Copy<E>>,
     border: Option<Border<E>>,
+    /// A copy of the output in which channels lie side by side, where each region of a kernel's gradient reads it.
+    outputs: Option<Border<E>>,
+    /// Copies in which samples lie side by side, of a full chunk and of the last one, in place of the border.
+    samples: Option<[Samples<E>; 2]>,
     chunks: Chunks,
     /// Products of a full chunk of samples, and of the last one.
     products: [Vec<Product<E>>; 2],
     /// Elements of the result without a tap: it is zeroed first.
     gaps: bool,
     flops: usize,
-}
-
-/// One contraction, and where its operands begin.
-struct Product<E> {
-    dot: DotGeneral<E>,
-    /// Of the kernel or output; of the (bordered) image or output; of the result.
-    starts: [usize; 3],
 }
 
 /// Samples in chunks: how far one chunk lies from the next in the unbordered operand, in the bordered one's source and in the result.
@@ -101,7 +107,7 @@ struct Channels {
 }
 
 /// Fewest channels that are worth turning planes over.
-const CHANNELS: usize = 8;
+const CHANNELS: usize = 3;
 
 /// Elements `origin…` of a dim, of which `from, … from + count` are there; the others are zero.
 #[derive(Clone, Copy)]
@@ -124,16 +130,21 @@ impl<E: Element> Convolution<E> {
 
     /// Plans for one instruction set, which the machine must have. Panics as `new`.
     pub fn with_isa(form: Form, plain: &[Plain], spatial: &[Spatial], isa: Isa) -> Convolution<E> {
+        let kernels = E::kernels(isa);
         let views: Vec<View> = match form.result {
             IMAGE => gradient_views(spatial),
             _ => vec![forward_view(form.result, spatial)],
         };
+        let views: Vec<View> = views.into_iter().filter(|view| !view.is_empty()).collect();
         // The tensor that windows move through, and the one that is read as it is.
         let moved = if form.result == IMAGE { OUTPUT } else { IMAGE };
         let still = if form.result == KERNEL { OUTPUT } else { KERNEL };
         let roles = [still, moved, form.result];
-        let border = bordered(&views, spatial, moved);
-        let chunked = border.as_ref().and_then(|dims| chunk_factor(plain, moved, dims));
+        let (regions, side) = cut(form.result, moved, &views, plain, spatial);
+        // Channels that are summed over in a small image, or that make rows while places are summed over, lie side by side in a copy.
+        let channels = (form.result == KERNEL || regions.parted).then(|| Channels::find(plain, moved)).flatten();
+        let border = bordered(&regions.all, spatial, moved, regions.parted && channels.is_some()).filter(|_| side.is_none());
+        let chunked = side.or_else(|| border.as_ref().and_then(|dims| chunk_factor(plain, moved, dims)));
         let size = chunked.map_or(1, |(f, samples)| plain[f].size.div_ceil(samples));
         let shortened = |last: bool| -> Vec<Plain> {
             let mut plain = plain.to_vec();
@@ -143,24 +154,24 @@ impl<E: Element> Convolution<E> {
             plain
         };
         let (full, last) = (shortened(false), shortened(true));
-        // Gradients of kernels sum over places: what then makes rows, the image's channels, lies side by side.
-        let channels = (form.result == KERNEL).then(|| Channels::find(plain)).flatten();
-        let border = border.map(|dims| Border::new(dims, moved, channels, [&full, &last], E::kernels(isa).pack));
-        let gaps = views.iter().any(View::is_empty);
-        let views: Vec<&View> = views.iter().filter(|view| !view.is_empty()).collect();
+        let border = border.map(|dims| Border::new(dims, moved, channels, [&full, &last], kernels.pack));
+        let turns = form.result == KERNEL && regions.parted;
+        let outputs = turns.then(|| Border::of_outputs(plain, spatial, [&full, &last], kernels.pack)).flatten();
+        let side =
+            side.map(|(f, _)| [&full, &last].map(|plain| Samples::new(plain, spatial, [moved, form.result], f, kernels)));
+        // Elements of the result that no region has.
+        let gaps = regions.rows() < spatial.iter().map(|s| s.sizes[form.result]).product::<usize>();
         let kernel = (spatial.iter().any(|s| s.sizes[KERNEL] > 1) && !views.is_empty()).then(|| {
-            let taps: Vec<Vec<kernel::Along>> = views.iter().map(|view| view.taps()).collect();
-            let depth = |f: &Plain| match (form.result, f.strides.map(|stride| stride.is_some())) {
-                (_, [true, true, _]) => 0,
-                (KERNEL, [_, output, _]) => 1 + u8::from(output),
-                (result, _) => u8::from(f.strides[result].is_none()),
-            };
-            Copy::new(plain, spatial, &taps, (depth, E::kernels(isa)))
+            Copy::new(plain, spatial, &views.iter().map(View::taps).collect::<Vec<_>>(), (depth(form.result, turns), kernels))
         });
-        let products = [&full, &last].map(|plain| {
+        let products = [0, 1].map(|part| {
+            let mut layout = Layout::new([&full, &last][part], spatial);
+            outputs.iter().for_each(|outputs| outputs.lay_out(&mut layout, OUTPUT));
+            border.iter().for_each(|border| border.lay_out(&mut layout, moved));
+            side.iter().for_each(|side| side[part].lay_out(&mut layout));
             let taps = |i: usize| kernel.as_ref().map(|copy| (&copy.plain[..], &copy.views[i]));
-            let product = |(i, view): (usize, &&View)| view.product(roles, plain, spatial, (border.as_ref(), taps(i), isa));
-            views.iter().enumerate().map(product).collect::<Vec<_>>()
+            let product = |(i, view): &(usize, View)| view.product(roles, &layout, taps(*i), isa);
+            regions.all.iter().map(product).collect::<Vec<_>>()
         });
         let steps = roles.map(|role| chunked.map_or(0, |(f, samples)| samples * plain[f].strides[role].unwrap_or(0)));
         let flops = |products: &[Product<E>]| products.iter().map(|product| product.dot.flops()).sum::<usize>();
@@ -171,6 +182,8 @@ impl<E: Element> Convolution<E> {
             flops: flops(&products[0]) * (size - 1) + flops(&products[1]),
             chunks: Chunks { count: size, steps },
             border,
+            outputs,
+            samples: side,
             products,
         }
     }
@@ -182,11 +195,13 @@ impl<E: Element> Convolution<E> {
 
     /// Elements of scratch that a run needs.
     pub fn workspace(&self) -> usize {
-        self.copied() + self.border.as_ref().map_or(0, |border| border.elements)
+        let side = self.samples.as_ref().map_or(0, |[full, last]| full.elements().max(last.elements()));
+        self.copied() + side + [&self.border, &self.outputs].into_iter().flatten().map(|border| border.elements).sum::<usize>()
     }
 
     fn copied(&self) -> usize {
-        self.kernel.as_ref().map_or(0, |copy| copy.elements)
+        // What follows begins at a cache line, as the workspace does.
+        self.kernel.as_ref().map_or(0, |copy| copy.elements.next_multiple_of(LINE))
     }
 
     /// `result = convolution(a, b)`, or `+=`. Operands in the order of `Form::operands`.
@@ -197,6 +212,12 @@ impl<E: Element> Convolution<E> {
         let moved = if self.form.result == IMAGE { OUTPUT } else { IMAGE };
         let (still, moved) = if self.form.operands[1] == moved { (a, b) } else { (b, a) };
         let (copied, bordered) = workspace.split_at_mut(self.copied());
+        match &self.kernel {
+            _ if !self.gaps => {}
+            Some(_) if self.form.result == KERNEL => copied.fill(E::ZERO),
+            _ if !accumulate && self.samples.is_none() => result.fill(E::ZERO),
+            _ => {}
+        }
         match &self.kernel {
             Some(kernel) if self.form.result == KERNEL => {
                 self.products(pool, false, still, moved, copied, bordered);
@@ -212,15 +233,20 @@ impl<E: Element> Convolution<E> {
 
     /// The contractions, chunk by chunk, on the kernel's copy where there is one.
     fn products(&self, pool: &Pool, accumulate: bool, still: &[E], moved: &[E], result: &mut [E], bordered: &mut [E]) {
-        if self.gaps && !accumulate {
-            result.fill(E::ZERO);
+        if let Some(side) = &self.samples {
+            return self.side_by_side(pool, side, accumulate, (still, moved), result, bordered);
         }
         for chunk in 0..self.chunks.count {
             let last = usize::from(chunk + 1 == self.chunks.count);
             let [s, m, r] = self.chunks.steps.map(|step| step * chunk);
+            let (outputs, bordered) = bordered.split_at_mut(self.outputs.as_ref().map_or(0, |outputs| outputs.elements));
+            if let Some(turned) = &self.outputs {
+                turned.run(pool, &turned.planes[last], &still[s..], outputs);
+            }
             if let Some(border) = &self.border {
                 border.run(pool, &border.planes[last], &moved[m..], bordered);
             }
+            let (still, s) = if self.outputs.is_some() { (&*outputs, 0) } else { (still, s) };
             let moved = if self.border.is_some() { &*bordered } else { moved };
             let beta = if accumulate || (self.form.result == KERNEL && chunk > 0) { E::ONE } else { E::ZERO };
             for product in &self.products[last] {
@@ -229,161 +255,62 @@ impl<E: Element> Convolution<E> {
             }
         }
     }
-}
 
-/// A contraction in terms of spatial dims: which elements of the moved tensor meet which of the others.
-struct View {
-    dims: Vec<ViewDim>,
-}
-
-/// Along one dim, the moved tensor is at `origin + row_step · row + tap_step · tap`.
-struct ViewDim {
-    origin: isize,
-    row: Loop,
-    tap: Loop,
-}
-
-/// A loop of the contraction: how many steps, where it begins and how far it goes in the tensor that has it as a dim of its own, and
-/// how far in the moved one.
-struct Loop {
-    size: usize,
-    /// Which tensor, by role: its own dim's index.
-    tensor: usize,
-    start: usize,
-    step: isize,
-    moved_step: usize,
-}
-
-impl ViewDim {
-    fn reach(&self) -> (isize, isize) {
-        let length = |l: &Loop| ((l.size.max(1) - 1) * l.moved_step) as isize;
-        (self.origin, self.origin + length(&self.row) + length(&self.tap))
-    }
-}
-
-/// The image's view in which outputs and taps move.
-fn forward_view(result: usize, spatial: &[Spatial]) -> View {
-    let dim = |s: &Spatial| {
-        let output = Loop { size: s.sizes[OUTPUT], tensor: OUTPUT, start: 0, step: 1, moved_step: s.stride };
-        let tap = Loop { size: s.sizes[KERNEL], tensor: KERNEL, start: 0, step: 1, moved_step: s.dilation };
-        let (row, tap) = if result == OUTPUT { (output, tap) } else { (tap, output) };
-        ViewDim { origin: -s.pad, row, tap }
-    };
-    View { dims: spatial.iter().map(dim).collect() }
-}
-
-fn gcd(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { gcd(b, a % b) }
-}
-
-/// The output's views of all phases of the image's gradient; taps go backwards.
-fn gradient_views(spatial: &[Spatial]) -> Vec<View> {
-    let phases =
-        |s: &Spatial| -> Vec<ViewDim> { (0..s.stride.min(s.sizes[IMAGE])).map(|phase| gradient_dim(s, phase)).collect() };
-    let all: Vec<Vec<ViewDim>> = spatial.iter().map(phases).collect();
-    let count = all.iter().map(Vec::len).product();
-    let view = |mut index: usize| {
-        let mut dims = Vec::new();
-        for (s, phases) in spatial.iter().zip(&all) {
-            dims.push(gradient_dim(s, index % phases.len()));
-            index /= phases.len();
-        }
-        View { dims }
-    };
-    (0..count).map(view).collect()
-}
-
-fn gradient_dim(s: &Spatial, phase: usize) -> ViewDim {
-    let (every, taps) = (s.stride / gcd(s.stride, s.dilation), s.sizes[KERNEL]);
-    let ahead = |tap: usize| phase as isize + s.pad - (s.dilation * tap) as isize;
-    let first = (0..every.min(taps)).find(|&tap| ahead(tap).rem_euclid(s.stride as isize) == 0);
-    let count = first.map_or(0, |first| (taps - first).div_ceil(every));
-    let last = first.unwrap_or(0) + every * (count.max(1) - 1);
-    let row = Loop {
-        size: (s.sizes[IMAGE] - phase).div_ceil(s.stride),
-        tensor: IMAGE,
-        start: phase,
-        step: s.stride as isize,
-        moved_step: 1,
-    };
-    let moved_step = s.dilation * every / s.stride;
-    let tap = Loop { size: count, tensor: KERNEL, start: last, step: -(every as isize), moved_step };
-    ViewDim { origin: ahead(last).div_euclid(s.stride as isize), row, tap }
-}
-
-impl View {
-    /// Its taps along each dim, in the order of the contraction.
-    fn taps(&self) -> Vec<kernel::Along> {
-        let along = |dim: &ViewDim| {
-            let taps = if dim.tap.tensor == KERNEL { &dim.tap } else { &dim.row };
-            (taps.start, taps.size, taps.step)
-        };
-        self.dims.iter().map(along).collect()
-    }
-
-    /// Elements that no tap reaches.
-    fn is_empty(&self) -> bool {
-        self.dims.iter().any(|dim| dim.tap.size == 0)
-    }
-
-    /// With the kernel's copy: strides of the plain factors and taps.
-    fn product<E: Element>(
+    /// As `products`, by copies of both with samples side by side.
+    fn side_by_side(
         &self,
-        roles: [usize; 3],
-        plain: &[Plain],
-        spatial: &[Spatial],
-        (border, kernel, isa): (Option<&Border<E>>, Option<(&[Option<usize>], &Taps)>, Isa),
-    ) -> Product<E> {
-        let [_, moved, _] = roles;
-        let inner = |dim: usize| match border {
-            Some(border) => border.stride(dim),
-            None => spatial[dim].strides[moved],
-        };
-        let place = |role: usize| roles.iter().position(|&r| r == role).expect("a tensor has a role");
-        let mut starts = [0; 3];
-        let mut factors: Vec<Factor> = Vec::new();
-        let copied = border.map(|border| border.plain_strides(plain, moved));
-        let factor = |size: usize, [lhs, rhs, out]: [Option<usize>; 3]| Factor { size, lhs, rhs, out };
-        for (f, plain) in plain.iter().enumerate() {
-            factors.push(factor(
-                plain.size,
-                roles.map(|role| match (role, kernel) {
-                    (KERNEL, Some((strides, _))) => strides[f],
-                    _ if role == moved => copied.as_ref().map_or(plain.strides[role], |strides| strides[f]),
-                    _ => plain.strides[role],
-                }),
-            ));
-        }
-        if let Some((_, taps)) = kernel {
-            starts[place(KERNEL)] = taps.start;
-        }
-        for (d, dim) in self.dims.iter().enumerate() {
-            let low = border.map_or(0, |border| border.dims[d].origin);
-            starts[1] += (dim.origin - low) as usize * inner(d);
-            for l in [&dim.row, &dim.tap] {
-                let mut strides = [None, Some(l.moved_step * inner(d)), None];
-                let at = place(l.tensor);
-                match kernel.filter(|_| l.tensor == KERNEL) {
-                    Some((_, taps)) => strides[at] = Some(taps.strides[d]),
-                    None => {
-                        let own = spatial[d].strides[l.tensor];
-                        starts[at] += l.start * own;
-                        strides[at] = Some(l.step as usize * own);
-                    }
-                }
-                factors.push(factor(l.size, strides));
+        pool: &Pool,
+        side: &[Samples<E>; 2],
+        accumulate: bool,
+        (still, moved): (&[E], &[E]),
+        result: &mut [E],
+        workspace: &mut [E],
+    ) {
+        for chunk in 0..self.chunks.count {
+            let last = usize::from(chunk + 1 == self.chunks.count);
+            let [s, m, r] = self.chunks.steps.map(|step| step * chunk);
+            let (from, to) = workspace.split_at_mut(side[last].moved.elements);
+            side[last].moved.read(pool, &moved[m..], from);
+            if self.gaps {
+                to.fill(E::ZERO);
             }
+            for product in &self.products[last] {
+                let [x, y, z] = product.starts;
+                product.dot.run(pool, E::ONE, E::ZERO, &still[s + x..], &from[y..], &mut to[z..]);
+            }
+            side[last].result.write(pool, accumulate, to, &mut result[r..]);
         }
-        Product { dot: DotGeneral::with_isa(&factors, isa), starts }
     }
 }
 
-/// The dims of a bordered copy that all views lie in; none where they lie in the tensor itself.
-fn bordered(views: &[View], spatial: &[Spatial], moved: usize) -> Option<Vec<BorderDim>> {
-    let mut needed = false;
+/// The products; and the factor of samples and how many at a time, if these lie side by side.
+fn cut(result: usize, moved: usize, views: &[View], plain: &[Plain], spatial: &[Spatial]) -> (Regions, Option<(usize, usize)>) {
+    let sizes: Vec<usize> = spatial.iter().map(|s| s.sizes[moved]).collect();
+    if let Some(side) = samples::find(plain, spatial, result, moved) {
+        let regions = Regions::new(views, plain, &sizes, 1.0);
+        if regions.parted {
+            return (regions, Some(side));
+        }
+    }
+    // How much of the work may be left. Small stretches of a result are written slowly, unless it is a kernel.
+    let most = if result == KERNEL { 0.75 } else { 0.5 };
+    (Regions::new(views, plain, &sizes, most), None)
+}
+
+/// Which of a kernel's factors lie outside (0) and inside of its taps in the copy. `turns`: outputs' channels lie side by side.
+fn depth(result: usize, turns: bool) -> impl Fn(&Plain) -> u8 {
+    move |f| match (result, f.strides.map(|stride| stride.is_some())) {
+        (_, [true, true, _]) => 0,
+        (KERNEL, [_, output, _]) => 1 + u8::from(output != turns),
+        _ => u8::from(f.strides[result].is_none()),
+    }
+}
+
+/// The dims of a bordered copy that all views lie in; none where they lie in the tensor itself, unless a copy is `needed`.
+fn bordered(views: &[(usize, View)], spatial: &[Spatial], moved: usize, mut needed: bool) -> Option<Vec<BorderDim>> {
     let dim = |d: usize| {
         let s = &spatial[d];
-        let reaches = views.iter().filter(|view| !view.is_empty()).map(|view| view.dims[d].reach());
+        let reaches = views.iter().map(|(_, view)| view.dims[d].reach());
         let (low, high) = reaches.fold((isize::MAX, isize::MIN), |(low, high), (l, h)| (low.min(l), high.max(h)));
         let (low, high) = if low > high { (0, 0) } else { (low, high) };
         let (from, end) = (low.max(0), (high + 1).min(s.sizes[moved] as isize));
@@ -413,11 +340,13 @@ fn chunk_factor(plain: &[Plain], moved: usize, dims: &[BorderDim]) -> Option<(us
 }
 
 impl Channels {
-    /// Those of the image that the kernel has too, and the output does not.
-    fn find(plain: &[Plain]) -> Option<Channels> {
-        let found = plain.iter().enumerate().filter_map(|(factor, f)| match f.strides {
-            [Some(stride), None, Some(_)] if f.size >= CHANNELS => Some(Channels { factor, size: f.size, stride }),
-            _ => None,
+    /// Those of the image (output) that the kernel has too, and the output (image) does not.
+    fn find(plain: &[Plain], moved: usize) -> Option<Channels> {
+        let found = plain.iter().enumerate().filter_map(|(factor, f)| {
+            match (f.strides[moved], f.strides[1 - moved], f.strides[KERNEL]) {
+                (Some(stride), None, Some(_)) if f.size >= CHANNELS => Some(Channels { factor, size: f.size, stride }),
+                _ => None,
+            }
         });
         found.max_by_key(|channels| channels.size)
     }
@@ -431,6 +360,16 @@ impl<E: Element> Border<E> {
         border.planes = parts.map(|plain| border.offsets(plain, moved));
         border.elements = border.planes.iter().map(|planes| planes.len() * plane).max().unwrap_or(0);
         border
+    }
+
+    /// Outputs as they are, but with their channels side by side.
+    fn of_outputs(plain: &[Plain], spatial: &[Spatial], parts: [&[Plain]; 2], pack: Pack<E>) -> Option<Border<E>> {
+        let dim = |s: &Spatial| {
+            let size = s.sizes[OUTPUT];
+            BorderDim { size, origin: 0, from: 0, count: size, stride: s.strides[OUTPUT] }
+        };
+        let channels = Channels::find(plain, OUTPUT)?;
+        Some(Border::new(spatial.iter().map(dim).collect(), OUTPUT, Some(channels), parts, pack))
     }
 
     /// Element strides of the plain factors in the copy: as in the tensor, outermost first, but for the channels.
@@ -448,6 +387,17 @@ impl<E: Element> Border<E> {
             strides[f] = Some(1);
         }
         strides
+    }
+
+    fn lay_out(&self, layout: &mut Layout, moved: usize) {
+        let strides = self.plain_strides(&layout.plain, moved);
+        for (plain, stride) in layout.plain.iter_mut().zip(strides) {
+            plain.strides[moved] = stride;
+        }
+        for (d, dim) in self.dims.iter().enumerate() {
+            layout.spatial[d][moved] = self.stride(d);
+            layout.low[d] = dim.origin;
+        }
     }
 
     fn stride(&self, dim: usize) -> usize {

@@ -29,6 +29,9 @@ pub struct DotGeneral<E> {
     flops: usize,
 }
 
+/// Elements from one step to the next with which a panel is as dense as its copy would be, nearly.
+const NEAR: isize = 64;
+
 /// A dim of one group: its length and its strides in A, B and C.
 type Dim = (usize, [isize; 3]);
 
@@ -92,7 +95,7 @@ impl<E: Element> DotGeneral<E> {
             pack_b: !columns.is_whole()
                 || broken(|run| run.b, strides.b_step)
                 || strides.b_column != 1
-                || rows.panels.len() > 2,
+                || (rows.panels.len() > 2 && strides.b_step > NEAR),
             by_batch: count(&batch) >= 8 || (count(&batch) > 1 && work < 1 << 20),
             rows,
             columns,
@@ -260,7 +263,7 @@ fn is_short(dims: &[Dim], most: usize) -> bool {
     2 * dims[joint(dims)..].iter().map(|dim| dim.0).product::<usize>() < most
 }
 
-/// Cuts the contracted dims into pieces of equal length, a function of that length only, and these into runs along the inner dim.
+/// Cuts the contracted dims into pieces of equal length, a function of these dims only, and these into runs along the inner dim.
 fn pieces(dims: &[Dim]) -> Vec<Vec<Run>> {
     let (size, strides) = inner(dims);
     let outer = offsets(&dims[..dims.len().saturating_sub(1)]);
@@ -268,10 +271,13 @@ fn pieces(dims: &[Dim]) -> Vec<Vec<Run>> {
     if total == 0 {
         return vec![vec![Run { a: 0, b: 0, position: 0, size: 0 }]];
     }
-    let length = total.div_ceil(total.div_ceil(PIECE));
+    // Long runs are cut by themselves: a piece of one run needs no copy.
+    let whole = if 2 * size >= PIECE { size } else { total };
+    let length = whole.div_ceil(whole.div_ceil(PIECE));
     let mut pieces = vec![];
-    for first in (0..total).step_by(length) {
-        let end = total.min(first + length);
+    let firsts = (0..total).step_by(whole).flat_map(|begin| (begin..begin + whole).step_by(length));
+    for first in firsts {
+        let end = ((first / whole + 1) * whole).min(first + length);
         let (mut runs, mut step) = (vec![], first);
         while step < end {
             let (base, at) = (outer[step / size], (step % size) as isize);
