@@ -2,6 +2,7 @@
 
 use dcc_kernels::library::attention::{Attention, Gradient, Gradients, Inputs, Mask, Shape, Strides};
 use dcc_kernels::library::convolution::{Convolution, Form, IMAGE, KERNEL, OUTPUT, Plain, Spatial};
+use dcc_kernels::library::half::Half;
 use dcc_kernels::library::matmul::{DotGeneral, Factor};
 use dcc_kernels::{Jit, Nest, Pool};
 use dcc_program::kernel::{Argument, BinaryOp, DimId, Expr, ExprId, Index, Kernel, Outside, Stmt, StoreMode, UnaryOp, VarId};
@@ -15,6 +16,7 @@ fn main() {
     let threads = arguments.next().and_then(|n| n.parse().ok()).unwrap_or(1);
     let bench = Bench { filter, pool: Pool::new(threads) };
     bench.matmul();
+    bench.halves();
     bench.convolution();
     bench.attention();
     bench.generated();
@@ -64,6 +66,11 @@ impl Bench {
             (1024, 256, 256, "NN"),
             (256, 256, 1024, "TN"),
             (50257, 768, 256, "TN"),
+            (1024, 1024, 256, "NN"),
+            (1024, 256, 1024, "NN"),
+            (1024, 256, 1024, "NT"),
+            (1024, 256, 1024, "TN"),
+            (512, 768, 50257, "NN"),
         ];
         for (m, n, k, layout) in shapes {
             let (a_row, a_step) = if layout.starts_with('N') { (k, 1) } else { (1, m) };
@@ -78,6 +85,28 @@ impl Bench {
             self.time(&format!("matmul f32 {m}x{n}x{k} {layout}"), "GF/s", dot.flops() as f64, |pool| {
                 dot.run(pool, 1.0, 0.0, &a, &b, &mut c)
             });
+            let (a, b, mut rounded) = (vec![0x3f80u16; m * k], vec![0x3f00u16; k * n], vec![0u16; m * n]);
+            for dtype in [DType::BF16, DType::F16] {
+                let Some(dot) = DotGeneral::of_halves(&factors, dtype) else { continue };
+                let mut workspace = vec![0.0; dot.workspace()];
+                self.time(&format!("matmul {} {m}x{n}x{k} {layout}", dtype.name()), "GF/s", dot.flops() as f64, |pool| {
+                    dot.run(pool, 1.0, 0.0, &a, &b, &mut c)
+                });
+                let name = format!("matmul {} {m}x{n}x{k} {layout} rounded", dtype.name());
+                self.time(&name, "GF/s", dot.flops() as f64, |pool| {
+                    dot.run_rounded(pool, 1.0, &a, &b, &mut rounded, &mut workspace)
+                });
+            }
+        }
+    }
+
+    fn halves(&self) {
+        let (mut wide, mut half) = (vec![0.5f32; 1 << 15], vec![0x3f00u16; 1 << 15]);
+        for dtype in [DType::BF16, DType::F16] {
+            let by = Half::of(dtype).expect("a half type");
+            let bytes = (wide.len() * 6) as f64;
+            self.time(&format!("{} widened", dtype.name()), "GB/s", bytes, |pool| by.widen(pool, &half, &mut wide));
+            self.time(&format!("{} narrowed", dtype.name()), "GB/s", bytes, |pool| by.narrow(pool, &wide, &mut half));
         }
     }
 

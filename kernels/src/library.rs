@@ -2,6 +2,7 @@
 
 pub mod attention;
 pub mod convolution;
+mod factors;
 mod gemm;
 pub mod half;
 pub mod math;

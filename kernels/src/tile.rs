@@ -82,6 +82,7 @@ impl Nest {
 
     /// The same meaning in fewer, longer loops.
     pub fn simplified(mut self) -> Nest {
+        simplify::round_once(&mut self);
         simplify::promote(&mut self);
         while simplify::merge_one(&mut self) {}
         self

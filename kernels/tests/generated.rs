@@ -501,3 +501,50 @@ fn dims_in(kernel: &Kernel) -> Vec<Vec<u8>> {
     }
     all
 }
+
+/// What is stored as bf16 is rounded once; what is computed on from a rounded value, from just that.
+#[test]
+fn casts_that_stores_make() {
+    let mut b = Build::new(&["i", "j"]).outer(&[0, 1]);
+    let (x, y) = (b.input(F, &[0, 1]), b.input(F, &[0, 1]));
+    let product = b.bin(BinaryOp::Mul, x, y);
+    let kept = b.bind(product);
+    let half = b.kernel.expr(Expr::Cast(DType::BF16, kept));
+    let stored = b.bind(half);
+    b.store(F, &[], &[0, 1], kept);
+    b.store(DType::BF16, &[], &[0, 1], stored);
+    let sum = b.bin(BinaryOp::Add, x, y);
+    let rounded = b.kernel.expr(Expr::Cast(DType::BF16, sum));
+    let only_stored = b.bind(rounded);
+    b.store(DType::BF16, &[], &[0, 1], only_stored);
+    let both = b.kernel.expr(Expr::Cast(DType::BF16, x));
+    let both = b.bind(both);
+    let wide = b.kernel.expr(Expr::Cast(F, both));
+    b.store(DType::BF16, &[], &[0, 1], both);
+    b.store(F, &[], &[0, 1], wide);
+    let (rows, columns) = (7, 300);
+    let dims = vec![whole(rows), whole(columns)];
+    let (inputs, outputs) = (vec![dims.clone(); 2], vec![dims; 5]);
+    let nest = Nest::bind(&b.kernel, &inputs, &outputs).unwrap();
+    let parameters = Nest::parameters(&b.kernel, &inputs, &outputs).unwrap();
+    let count = (rows * columns) as usize;
+    let real = |seed: f32| (0..count).map(|i| (i as f32 * 0.37 + seed).sin()).collect::<Vec<f32>>();
+    let (a, c) = (real(0.1), real(0.7));
+    let raw = |all: &[f32]| all.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let bf16 = |all: Vec<f32>| {
+        let round = |x: &f32| ((x.to_bits() + 0x7fff + (x.to_bits() >> 16 & 1)) >> 16) as u16;
+        all.iter().map(round).collect::<Vec<u16>>()
+    };
+    let half = |all: &[u16]| all.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let each = |f: fn(f32, f32) -> f32| a.iter().zip(&c).map(|(a, c)| f(*a, *c)).collect::<Vec<f32>>();
+    let (products, x) = (each(|a, c| a * c), bf16(a.clone()));
+    let widened: Vec<f32> = x.iter().map(|x| f32::from_bits(u32::from(*x) << 16)).collect();
+    let expected = [raw(&products), half(&bf16(products)), half(&bf16(each(|a, c| a + c))), half(&x), raw(&widened)];
+    for isa in Isa::available() {
+        let compiled = Jit::with_isa(isa).unwrap().compile(nest.clone()).unwrap();
+        let mut out = [4, 2, 2, 2, 4].map(|bytes| vec![0u8; count * bytes]);
+        let mut slices: Vec<&mut [u8]> = out.iter_mut().map(|c| &mut c[..]).collect();
+        compiled.run_slices(&Pool::new(1), &parameters, &[&raw(&a), &raw(&c)], &mut slices);
+        assert!(out == expected, "{isa:?}");
+    }
+}

@@ -1,5 +1,5 @@
 //! Which vector instructions this machine has, and which of them this process uses. All variants of a primitive compute the same bits;
-//! only their speed differs.
+//! only their speed differs. The exception is products of bf16.
 
 use std::sync::OnceLock;
 
@@ -59,6 +59,15 @@ impl Isa {
     /// All instruction sets that this machine can run, slowest first.
     pub fn available() -> impl Iterator<Item = Isa> {
         Isa::ALL.into_iter().filter(|isa| *isa <= Isa::detect())
+    }
+
+    /// Whether there are instructions for sums in f32 of products of bf16 (AVX512_BF16). Unlike those of all else, their results differ
+    /// from what other machines compute: in the order of the sums, and in subnormal numbers, which they take for zero.
+    pub fn has_bf16_products() -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return Isa::detect() == Isa::Avx512 && is_x86_feature_detected!("avx512bf16");
+        #[cfg(not(target_arch = "x86_64"))]
+        false
     }
 }
 

@@ -5,13 +5,14 @@
 //! length alone; a thread owns whole elements of C. Hence the same bits for every number of threads.
 
 use super::SharedPtr;
+use super::factors::{Packing, Place};
 use super::microkernel::{Block, Kernels, MAX_COLUMNS, MAX_ROWS, Stretch};
 use super::pack::{Size, Source};
 use super::simd::Element;
 use crate::cpu::pool::{Pool, SHARED_BYTES, Team, WORKER_BYTES, Worker};
 use std::mem::MaybeUninit;
 
-/// Most steps of the contracted dim that one pass over C takes.
+/// Most words (steps, or pairs of them) of the contracted dim that one pass over C takes.
 pub(super) const PIECE: usize = 256;
 /// Row panels packed at once: with `PIECE` steps they fill a third of a typical second-level cache.
 const ROW_PANELS: usize = 16;
@@ -85,9 +86,10 @@ pub(super) struct Strides {
     pub c_column: isize,
 }
 
-/// A batched product with everything that follows from its shape decided.
-pub(super) struct Gemm<E> {
+/// A batched product with everything that follows from its shape decided: sums of `E`, operands of `S`.
+pub(super) struct Gemm<E, S = E> {
     pub kernels: Kernels<E>,
+    pub packing: Packing<E, S>,
     /// Offsets of A, B and C of each product.
     pub batch: Vec<[isize; 3]>,
     pub rows: Side,
@@ -105,31 +107,33 @@ pub(super) struct Gemm<E> {
 
 /// One call's operands.
 #[derive(Clone, Copy)]
-pub(super) struct Operands<E> {
-    pub a: *const E,
-    pub b: *const E,
+pub(super) struct Operands<E, S = E> {
+    pub a: *const S,
+    pub b: *const S,
+    /// The result; where that is rounded, the sums of all pieces but the last, if there are several.
     pub c: *mut E,
+    pub rounded: Option<*mut S>,
     pub alpha: E,
     pub beta: E,
 }
 
-impl<E: Copy> Operands<E> {
+impl<E: Copy, S> Operands<E, S> {
     /// B, as a capture of the whole struct.
-    fn b(&self) -> *const E {
+    fn b(&self) -> *const S {
         self.b
     }
 }
 
 // SAFETY: chunks read A and B and write disjoint elements of C.
-unsafe impl<E: Send> Send for Operands<E> {}
+unsafe impl<E: Send, S: Send> Send for Operands<E, S> {}
 // SAFETY: as above.
-unsafe impl<E: Sync> Sync for Operands<E> {}
+unsafe impl<E: Sync, S: Sync> Sync for Operands<E, S> {}
 
-impl<E: Element> Gemm<E> {
+impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
     /// # Safety
-    /// Every offset that the panels, runs and strides reach is inside A, B (readable) and C (writable, apart from A and B, each element
-    /// reached once).
-    pub unsafe fn run(&self, pool: &Pool, operands: Operands<E>) {
+    /// Every offset that the panels, runs and strides reach is inside A, B (readable), C and the rounded result (writable, apart from all
+    /// others, each element reached once); C may be short where the result is rounded and there is one piece.
+    pub unsafe fn run(&self, pool: &Pool, operands: Operands<E, S>) {
         let mut team = pool.team();
         // SAFETY: the caller's.
         unsafe {
@@ -138,7 +142,7 @@ impl<E: Element> Gemm<E> {
             } else {
                 let buffer = SharedPtr::new(team.buffer().cast::<E>());
                 for item in &self.batch {
-                    self.run_together(&mut team, shift(operands, item), buffer);
+                    self.run_together(&mut team, pool.threads(), shift(operands, item), buffer);
                 }
             }
         }
@@ -155,7 +159,7 @@ impl<E: Element> Gemm<E> {
 
     /// # Safety
     /// As `run`.
-    unsafe fn run_by_batch(&self, team: &mut Team, operands: Operands<E>) {
+    unsafe fn run_by_batch(&self, team: &mut Team, operands: Operands<E, S>) {
         let group = (1 << 19).min(self.work * self.batch.len() / 4).div_ceil(self.work.max(1)).max(1);
         let width = (WORKER_BYTES - A_BYTES) / size_of::<E>() / self.panel_elements();
         let total = self.nanoseconds(self.work * self.batch.len());
@@ -174,7 +178,7 @@ impl<E: Element> Gemm<E> {
     ///
     /// # Safety
     /// As `run`; `packed_a` holds A_BYTES, `packed_b` holds `width` panels.
-    unsafe fn alone(&self, operands: Operands<E>, packed_a: *mut E, packed_b: *mut E, width: usize) {
+    unsafe fn alone(&self, operands: Operands<E, S>, packed_a: *mut E, packed_b: *mut E, width: usize) {
         for (index, columns) in self.columns.panels.chunks(width).enumerate() {
             for piece in 0..self.pieces.len() {
                 // SAFETY: the caller's.
@@ -196,12 +200,14 @@ impl<E: Element> Gemm<E> {
     ///
     /// # Safety
     /// As `run`; `buffer` holds SHARED_BYTES.
-    unsafe fn run_together(&self, team: &mut Team, operands: Operands<E>, buffer: SharedPtr<E>) {
+    unsafe fn run_together(&self, team: &mut Team, threads: usize, operands: Operands<E, S>, buffer: SharedPtr<E>) {
         let most = SHARED_BYTES / size_of::<E>() / self.panel_elements();
         let stretch = self.columns.panels.len().div_ceil(self.columns.panels.len().div_ceil(most).max(1));
         let row_tasks = self.rows.panels.len().div_ceil(ROW_PANELS);
         for (index, columns) in self.columns.panels.chunks(stretch.max(1)).enumerate() {
-            let column_tasks = 8usize.div_ceil(row_tasks).min(columns.len().div_ceil(4)).max(1);
+            // Each packs the rows of A for itself; which of them computes an element of C changes nothing in it.
+            let tasks = if threads == 1 { 1 } else { 8usize };
+            let column_tasks = tasks.div_ceil(row_tasks).min(columns.len().div_ceil(4)).max(1);
             let width = columns.len().div_ceil(column_tasks);
             let column_tasks = columns.len().div_ceil(width);
             let total = self.nanoseconds(self.work / self.pieces.len() * columns.len() / self.columns.panels.len());
@@ -239,7 +245,7 @@ impl<E: Element> Gemm<E> {
 
     /// # Safety
     /// As `run`; `packed_b` holds the task's columns if B is packed, `packed_a` has A_BYTES.
-    unsafe fn compute(&self, operands: &Operands<E>, task: &Task, packed_a: *mut E, packed_b: *const E) {
+    unsafe fn compute(&self, operands: &Operands<E, S>, task: &Task, packed_a: *mut E, packed_b: *const E) {
         let rows = &self.rows.panels[task.rows.clone()];
         let columns = &self.columns.panels[task.columns.clone()];
         // SAFETY: the caller's.
@@ -261,7 +267,7 @@ impl<E: Element> Gemm<E> {
     #[inline(always)]
     unsafe fn cell(
         &self,
-        operands: &Operands<E>,
+        operands: &Operands<E, S>,
         piece: usize,
         row: (usize, Panel),
         column: (usize, Panel),
@@ -272,27 +278,29 @@ impl<E: Element> Gemm<E> {
         let last = runs[runs.len() - 1];
         let (i, rows) = row;
         let (j, columns) = column;
-        let s = &self.strides;
+        let (s, steps) = (&self.strides, self.packing.steps as isize);
         // SAFETY: the caller's; packed panels lie PIECE steps apart.
         unsafe {
             let (a, a_row, a_step) = if self.pack_a {
                 (packed_a.add(i * self.kernels.rows * PIECE), 1, rows.size as isize)
             } else {
-                (operands.a.offset(self.rows.source(&rows) + runs[0].a), s.a_row, s.a_step)
+                // Words as they lie: of pairs, all strides but that of a step are even.
+                let a = operands.a.offset(self.rows.source(&rows) + runs[0].a);
+                (a.cast::<E>(), s.a_row / steps, s.a_step)
             };
             let (b, b_step) = if self.pack_b {
                 (packed_b.add(j * self.panel_elements()), self.kernels.columns as isize)
             } else {
-                (operands.b.offset(self.columns.source(&columns) + runs[0].b), s.b_step)
+                (operands.b.offset(self.columns.source(&columns) + runs[0].b).cast::<E>(), s.b_step)
             };
             let block = Block {
-                depth: last.position + last.size,
+                depth: (last.position + last.size).div_ceil(self.packing.steps),
                 a,
                 a_row,
                 a_step,
                 b,
                 b_step,
-                c: operands.c.offset(rows.c + columns.c),
+                c: operands.c.wrapping_offset(rows.c + columns.c),
                 c_row: s.c_row,
                 c_column: s.c_column,
                 columns: columns.size,
@@ -300,44 +308,108 @@ impl<E: Element> Gemm<E> {
                 beta: if piece == 0 { operands.beta } else { E::ONE },
             };
             let [first, count] = rows.stretches;
-            if count == 0 {
-                return self.kernels.run(rows.size, &block);
+            let stretches = &self.rows.stretches[first..first + count];
+            if let Some(rounded) = operands.rounded
+                && piece + 1 == self.pieces.len()
+            {
+                return self.round(rows.size, &block, stretches, rounded.offset(rows.c + columns.c));
+            }
+            self.add(rows.size, &block, stretches);
+        }
+    }
+
+    /// Computes a block with so many rows, which are these stretches of C, or one if there are none.
+    ///
+    /// # Safety
+    /// As `Kernels::run`.
+    #[inline(always)]
+    unsafe fn add(&self, rows: usize, block: &Block<E>, stretches: &[Stretch]) {
+        // SAFETY: the caller's.
+        unsafe {
+            if stretches.is_empty() {
+                return self.kernels.run(rows, block);
             }
             let mut sums = MaybeUninit::<[E; MAX_ROWS * MAX_COLUMNS]>::uninit();
             let (tile, width) = (sums.as_mut_ptr().cast::<E>(), self.kernels.columns);
             self.kernels
-                .run(rows.size, &Block { c: tile, c_row: width as isize, c_column: 1, alpha: E::ONE, beta: E::ZERO, ..block });
-            (self.kernels.place)(tile, width, rows.size, &block, &self.rows.stretches[first..first + count]);
+                .run(rows, &Block { c: tile, c_row: width as isize, c_column: 1, alpha: E::ONE, beta: E::ZERO, ..*block });
+            (self.kernels.place)(tile, width, rows, block, stretches);
         }
     }
 
-    /// Packs row panels as [step][row].
+    /// Computes a block of the last piece and rounds it. Of a single piece C has nothing, and need not be memory.
+    ///
+    /// # Safety
+    /// As `add`; `to` is writable where C is.
+    unsafe fn round(&self, rows: usize, block: &Block<E>, stretches: &[Stretch], to: *mut S) {
+        let whole = [Stretch { c: 0, position: 0, size: rows }];
+        let parts = if stretches.is_empty() { &whole } else { stretches };
+        let target = |part: &Stretch| Place { at: to.wrapping_offset(part.c), row: block.c_row, column: block.c_column };
+        // SAFETY: the caller's; the tile has MAX_ROWS rows.
+        unsafe {
+            if block.beta != E::ZERO {
+                self.add(rows, block, stretches);
+                for part in parts {
+                    let from = Place { at: block.c.offset(part.c).cast_const(), row: block.c_row, column: block.c_column };
+                    (self.packing.round)(from, target(part), part.size, block.columns);
+                }
+                return;
+            }
+            let mut sums = MaybeUninit::<[E; MAX_ROWS * MAX_COLUMNS]>::uninit();
+            let (tile, width) = (sums.as_mut_ptr().cast::<E>(), self.kernels.columns as isize);
+            self.kernels.run(rows, &Block { c: tile, c_row: width, c_column: 1, ..*block });
+            for part in parts {
+                let from = Place { at: tile.offset(part.position as isize * width).cast_const(), row: width, column: 1 };
+                (self.packing.round)(from, target(part), part.size, block.columns);
+            }
+        }
+    }
+
+    /// Packs steps of a panel that begin at `position` of their piece; of pairs, one that is the second of a pair by itself.
+    ///
+    /// # Safety
+    /// As `Pack`, with `to` where the panel's copy begins.
+    unsafe fn pack_run(&self, mut source: Source<S>, to: *mut E, mut position: usize, mut size: Size) {
+        let steps = self.packing.steps;
+        // SAFETY: the caller's; the word was written with the step before.
+        unsafe {
+            if !position.is_multiple_of(steps) && size.steps > 0 {
+                (self.packing.second)(source, to.add(position / steps * size.apart), size);
+                source.from = source.from.wrapping_offset(source.step);
+                (position, size.steps) = (position + 1, size.steps - 1);
+            }
+            (self.packing.pack)(source, to.add(position / steps * size.apart), size);
+        }
+    }
+
+    /// Packs row panels as [word][row].
     ///
     /// # Safety
     /// As `compute`.
-    unsafe fn pack_rows(&self, a: *const E, rows: &[Panel], piece: usize, packed: *mut E) {
+    unsafe fn pack_rows(&self, a: *const S, rows: &[Panel], piece: usize, packed: *mut E) {
         for (i, panel) in rows.iter().enumerate() {
             for run in &self.pieces[piece] {
-                let step = i * self.kernels.rows * PIECE + run.position * panel.size;
+                let to = i * self.kernels.rows * PIECE;
                 for part in self.rows.parts(panel) {
                     // SAFETY: the caller's.
                     unsafe {
                         let from = a.offset(part.source + run.a);
                         let source = Source { from, stride: self.strides.a_row, step: self.strides.a_step };
                         let size = Size { rows: part.size, width: part.size, apart: panel.size, steps: run.size };
-                        (self.kernels.pack)(source, packed.add(step + part.position), size);
+                        self.pack_run(source, packed.add(to + part.position), run.position, size);
                     }
                 }
             }
         }
     }
 
-    /// Packs column panels as [step][column], as wide as the microkernel, zeros at the end.
+    /// Packs column panels as [word][column], as wide as the microkernel, zeros at the end.
     ///
     /// # Safety
     /// As `run`; `packed` holds `columns.len()` panels.
-    unsafe fn pack_columns(&self, b: *const E, columns: &[Panel], piece: usize, packed: *mut E) {
-        let (width, s) = (self.kernels.columns, &self.strides);
+    unsafe fn pack_columns(&self, b: *const S, columns: &[Panel], piece: usize, packed: *mut E) {
+        let (width, s, steps) = (self.kernels.columns, &self.strides, self.packing.steps);
+        let whole = self.pieces[piece].iter().all(|run| run.position.is_multiple_of(steps));
         let mut first = 0;
         while first < columns.len() {
             // Whole panels that follow one another in a row of B go together.
@@ -346,15 +418,16 @@ impl<E: Element> Gemm<E> {
                 let panel = &columns[*j];
                 panel.count == 1 && panel.size == width && self.columns.source(panel) == at + ((*j - first) * width) as isize
             };
-            let count = if s.b_column == 1 { (first..columns.len()).take_while(follows).count() } else { 0 };
+            let count = if s.b_column == 1 && whole { (first..columns.len()).take_while(follows).count() } else { 0 };
             for run in &self.pieces[piece] {
-                let to = first * self.panel_elements() + run.position * width;
+                let to = packed.wrapping_add(first * self.panel_elements());
                 let source = |at: isize| Source { from: b.wrapping_offset(at + run.b), stride: s.b_column, step: s.b_step };
                 // SAFETY: the caller's.
                 unsafe {
                     if count > 0 {
                         let size = Size { rows: width, width, apart: width, steps: run.size };
-                        (self.kernels.pack_side)(source(at), packed.add(to), size, count, self.panel_elements());
+                        let to = to.wrapping_add(run.position / steps * width);
+                        (self.packing.pack_side)(source(at), to, size, count, self.panel_elements());
                         continue;
                     }
                     let parts = self.columns.parts(&columns[first]);
@@ -362,7 +435,7 @@ impl<E: Element> Gemm<E> {
                         // The last one fills the panel.
                         let lanes = if n + 1 == parts.len() { width - part.position } else { part.size };
                         let size = Size { rows: part.size, width: lanes, apart: width, steps: run.size };
-                        (self.kernels.pack)(source(part.source), packed.add(to + part.position), size);
+                        self.pack_run(source(part.source), to.wrapping_add(part.position), run.position, size);
                     }
                 }
             }
@@ -378,11 +451,12 @@ struct Task {
     piece: usize,
 }
 
-fn shift<E: Element>(operands: Operands<E>, item: &[isize; 3]) -> Operands<E> {
+fn shift<E: Element, S: Copy>(operands: Operands<E, S>, item: &[isize; 3]) -> Operands<E, S> {
     Operands {
         a: operands.a.wrapping_offset(item[0]),
         b: operands.b.wrapping_offset(item[1]),
         c: operands.c.wrapping_offset(item[2]),
+        rounded: operands.rounded.map(|rounded| rounded.wrapping_offset(item[2])),
         ..operands
     }
 }

@@ -3,11 +3,15 @@
 //! A factor that both operands and the result have is a batch dim, one that the result lacks is contracted, the others are rows (of the
 //! left operand) and columns (of the right one). Neighbouring dims that are one dim in memory are merged; what remains becomes panels.
 
+use super::factors::{self, Packing};
 use super::gemm::{Gemm, Operands, PIECE, Panel, Part, Run, Side, Strides};
 use super::microkernel::{Kernels, Stretch};
 use super::simd::Element;
 use crate::cpu::isa::Isa;
 use crate::cpu::pool::Pool;
+use dcc_program::DType;
+
+pub use super::factors::Product;
 
 /// One loop of the contraction: its length and its element stride in each operand that has it. For an uneven shard the length is
 /// the valid one, the strides are those of the stored block.
@@ -19,9 +23,9 @@ pub struct Factor {
     pub out: Option<usize>,
 }
 
-/// A planned contraction: out = alpha * lhs . rhs + beta * out.
-pub struct DotGeneral<E> {
-    gemm: Gemm<E>,
+/// A planned contraction: out = alpha * lhs . rhs + beta * out, with sums of `E` and operands of `S`.
+pub struct DotGeneral<E, S = E> {
+    gemm: Gemm<E, S>,
     swapped: bool,
     empty: bool,
     /// Elements that lhs, rhs and out must have.
@@ -48,6 +52,45 @@ impl<E: Element> DotGeneral<E> {
     pub fn with_isa(factors: &[Factor], isa: Isa) -> Self {
         assert!(isa <= Isa::detect(), "{isa:?} is not on this machine");
         let kernels = E::kernels(isa);
+        Self::plan(factors, kernels, Packing::plain(&kernels))
+    }
+}
+
+impl DotGeneral<f32, u16> {
+    /// Plans for half floats of `dtype`, by pairs where this machine and the dtype have them. `None`: they must be widened first.
+    ///
+    /// # Panics
+    /// If a factor belongs to one operand only.
+    pub fn of_halves(factors: &[Factor], dtype: DType) -> Option<Self> {
+        [Product::Pairs, Product::Widened].into_iter().find_map(|product| Self::with_product(factors, dtype, product))
+    }
+
+    /// Plans for products of one kind. `None` where this machine or the dtype has none.
+    pub fn with_product(factors: &[Factor], dtype: DType, product: Product) -> Option<Self> {
+        let (kernels, packing) = factors::halves(dtype, product)?;
+        Some(Self::plan(factors, kernels, packing))
+    }
+
+    /// Elements of workspace that `run_rounded` needs.
+    pub fn workspace(&self) -> usize {
+        if self.gemm.pieces.len() > 1 { self.extents[2] } else { 0 }
+    }
+
+    /// Computes out = alpha * lhs . rhs, rounded once.
+    ///
+    /// # Panics
+    /// If an operand is shorter than its strides reach, or the workspace than `workspace`.
+    pub fn run_rounded(&self, pool: &Pool, alpha: f32, lhs: &[u16], rhs: &[u16], out: &mut [u16], workspace: &mut [f32]) {
+        assert!(workspace.len() >= self.workspace(), "a workspace of {} elements", workspace.len());
+        self.check([lhs.len(), rhs.len(), out.len()]);
+        let c = workspace.as_mut_ptr();
+        // SAFETY: as in `run`; of one piece the workspace has nothing.
+        unsafe { self.compute(pool, [alpha, 0.0], [lhs, rhs], c, Some(out.as_mut_ptr())) };
+    }
+}
+
+impl<E: Element, S: Copy + Send + Sync> DotGeneral<E, S> {
+    fn plan(factors: &[Factor], kernels: Kernels<E>, packing: Packing<E, S>) -> Self {
         let group = |lhs: bool, rhs: bool, out: bool| -> Vec<Dim> {
             let has = |f: &&Factor| f.lhs.is_some() == lhs && f.rhs.is_some() == rhs && f.out.is_some() == out;
             factors.iter().filter(has).map(|f| (f.size, [f.lhs, f.rhs, f.out].map(|s| s.unwrap_or(0) as isize))).collect()
@@ -63,7 +106,7 @@ impl<E: Element> DotGeneral<E> {
         merge(&mut n, 2);
         merge(&mut k, 0);
         let count = |dims: &[Dim]| dims.iter().map(|dim| dim.0).product::<usize>();
-        let swapped = swap_costs_less(&kernels, &m, &n, &k);
+        let swapped = swap_costs_less(&kernels, packing.steps, &m, &n, &k);
         if swapped {
             std::mem::swap(&mut m, &mut n);
             [&mut batch, &mut m, &mut n, &mut k].into_iter().for_each(|dims| dims.iter_mut().for_each(|dim| dim.1.swap(0, 1)));
@@ -79,7 +122,11 @@ impl<E: Element> DotGeneral<E> {
         };
         let rows = panels(&m, 0, kernels.rows, true);
         let columns = panels(&n, 1, kernels.columns, false);
-        let pieces = pieces(&k);
+        let pieces = pieces(&k, packing.steps);
+        // A is read where it lies as words of one step, or if its rows have whole pairs.
+        let whole = |run: &Run| run.size.is_multiple_of(packing.steps);
+        let paired = strides.a_step == 1 && strides.a_row % packing.steps as isize == 0 && pieces.iter().flatten().all(whole);
+        let words = size_of::<E>() == size_of::<S>() * packing.steps;
         // A side whose runs follow one another is read as it is.
         let broken = |at: fn(&Run) -> isize, step: isize| {
             let follows = |first: &Run, run: &Run| at(run) == at(first) + run.position as isize * step;
@@ -88,11 +135,15 @@ impl<E: Element> DotGeneral<E> {
         let work = count(&m) * count(&n) * count(&k);
         let gemm = Gemm {
             kernels,
+            packing,
             batch: offsets(&batch),
-            pack_a: !rows.is_whole()
+            pack_a: !words
+                || (packing.steps > 1 && !paired)
+                || !rows.is_whole()
                 || broken(|run| run.a, strides.a_step)
                 || (strides.a_step != 1 && columns.panels.len() > 1),
-            pack_b: !columns.is_whole()
+            pack_b: size_of::<E>() != size_of::<S>()
+                || !columns.is_whole()
                 || broken(|run| run.b, strides.b_step)
                 || strides.b_column != 1
                 || (rows.panels.len() > 2 && strides.b_step > NEAR),
@@ -116,19 +167,29 @@ impl<E: Element> DotGeneral<E> {
     ///
     /// # Panics
     /// If an operand is shorter than its strides reach.
-    pub fn run(&self, pool: &Pool, alpha: E, beta: E, lhs: &[E], rhs: &[E], out: &mut [E]) {
-        let lengths = [lhs.len(), rhs.len(), out.len()];
+    pub fn run(&self, pool: &Pool, alpha: E, beta: E, lhs: &[S], rhs: &[S], out: &mut [E]) {
+        self.check([lhs.len(), rhs.len(), out.len()]);
+        // SAFETY: the lengths were compared with the largest offsets; `out` is exclusive; factors give each of its elements once.
+        unsafe { self.compute(pool, [alpha, beta], [lhs, rhs], out.as_mut_ptr(), None) };
+    }
+
+    fn check(&self, lengths: [usize; 3]) {
         assert!(
             self.empty || lengths.iter().zip(self.extents).all(|(have, need)| *have >= need),
             "operands of {lengths:?} elements, need {:?}",
             self.extents
         );
+    }
+
+    /// # Safety
+    /// As `Gemm::run`.
+    unsafe fn compute(&self, pool: &Pool, [alpha, beta]: [E; 2], [lhs, rhs]: [&[S]; 2], c: *mut E, rounded: Option<*mut S>) {
         if self.empty {
             return;
         }
         let (a, b) = if self.swapped { (rhs, lhs) } else { (lhs, rhs) };
-        let operands = Operands { a: a.as_ptr(), b: b.as_ptr(), c: out.as_mut_ptr(), alpha, beta };
-        // SAFETY: the lengths were compared with the largest offsets; `out` is exclusive; factors give each of its elements once.
+        let operands = Operands { a: a.as_ptr(), b: b.as_ptr(), c, rounded, alpha, beta };
+        // SAFETY: the caller's.
         unsafe { self.gemm.run(pool, operands) };
     }
 }
@@ -158,11 +219,11 @@ fn inner(dims: &[Dim]) -> Dim {
 }
 
 /// Whether C^T = B^T A^T is cheaper: picoseconds of the products, of packing both operands (one that is read where it is comes in
-/// slowly) and of writing C.
-fn swap_costs_less<E>(kernels: &Kernels<E>, m: &[Dim], n: &[Dim], k: &[Dim]) -> bool {
+/// slowly) and of writing C. A word of each operand has so many steps.
+fn swap_costs_less<E>(kernels: &Kernels<E>, steps: usize, m: &[Dim], n: &[Dim], k: &[Dim]) -> bool {
     let count = |dims: &[Dim]| dims.iter().map(|dim| dim.0).product::<usize>() as f64;
     let (depth, inner_k) = (count(k), inner(k));
-    let pieces = (depth / PIECE as f64).ceil();
+    let pieces = (depth / (PIECE * steps) as f64).ceil();
     let cost = |rows: &[Dim], columns: &[Dim], a: usize, b: usize| {
         let (row, column) = (inner(rows), inner(columns));
         let [height, width] = [rows, columns].map(|dims| dims[joint(dims)..].iter().map(|dim| dim.0).product::<usize>());
@@ -186,7 +247,7 @@ fn swap_costs_less<E>(kernels: &Kernels<E>, m: &[Dim], n: &[Dim], k: &[Dim]) -> 
         let held = height / (height / kernels.rows as f64).ceil();
         let write = if short { write + 50.0 } else { write };
         let slow = ((held + vectors) / (held * vectors)).max(8.0 / (held * vectors)).max(1.0);
-        let product = 125.0 / lanes * slow * vectors * lanes / panel as f64;
+        let product = 125.0 / steps as f64 / lanes * slow * vectors * lanes / panel as f64;
         count(rows) * depth * pack_rows
             + count(columns) * depth * pack(column, b)
             + count(rows) * count(columns) * (write * pieces + product * depth)
@@ -263,8 +324,9 @@ fn is_short(dims: &[Dim], most: usize) -> bool {
     2 * dims[joint(dims)..].iter().map(|dim| dim.0).product::<usize>() < most
 }
 
-/// Cuts the contracted dims into pieces of equal length, a function of these dims only, and these into runs along the inner dim.
-fn pieces(dims: &[Dim]) -> Vec<Vec<Run>> {
+/// Cuts the contracted dims into pieces of equal length, a function of these dims only, and these into runs along the inner dim. Words
+/// have so many steps; pieces end with whole ones where they can.
+fn pieces(dims: &[Dim], steps: usize) -> Vec<Vec<Run>> {
     let (size, strides) = inner(dims);
     let outer = offsets(&dims[..dims.len().saturating_sub(1)]);
     let total = outer.len() * size;
@@ -272,8 +334,9 @@ fn pieces(dims: &[Dim]) -> Vec<Vec<Run>> {
         return vec![vec![Run { a: 0, b: 0, position: 0, size: 0 }]];
     }
     // Long runs are cut by themselves: a piece of one run needs no copy.
-    let whole = if 2 * size >= PIECE { size } else { total };
-    let length = whole.div_ceil(whole.div_ceil(PIECE));
+    let most = PIECE * steps;
+    let whole = if 2 * size >= most { size } else { total };
+    let length = whole.div_ceil(whole.div_ceil(most)).next_multiple_of(steps);
     let mut pieces = vec![];
     let firsts = (0..total).step_by(whole).flat_map(|begin| (begin..begin + whole).step_by(length));
     for first in firsts {

@@ -28,13 +28,13 @@ pub struct Size {
 ///
 /// # Safety
 /// The addresses above are readable and writable; the machine has the instruction set.
-pub type Pack<E> = unsafe fn(Source<E>, *mut E, Size);
+pub type Pack<E, W = E> = unsafe fn(Source<E>, *mut W, Size);
 
 /// `count` panels, `size.width` wide and side by side in the source; `apart` elements apart in the copy.
 ///
 /// # Safety
 /// As `Pack`, for each of them; the source's stride is 1 and `size.rows` is `size.width`.
-pub type PackSide<E> = unsafe fn(Source<E>, *mut E, Size, usize, usize);
+pub type PackSide<E, W = E> = unsafe fn(Source<E>, *mut W, Size, usize, usize);
 
 /// to[offsets[j] + i] = from[i * stride + j * step] for i < rows and all offsets.
 ///

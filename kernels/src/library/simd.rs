@@ -33,6 +33,12 @@ pub(super) trait Vector: Copy {
     /// self * b + c, rounded once.
     unsafe fn fma(self, b: Self, c: Self) -> Self;
     unsafe fn mul(self, b: Self) -> Self;
+    /// A step of a product's sums: `fma`, where a lane holds one factor.
+    #[inline(always)]
+    unsafe fn step(self, b: Self, c: Self) -> Self {
+        // SAFETY: the trait's contract.
+        unsafe { self.fma(b, c) }
+    }
     /// Asks for the cache line of `p`, which need not be memory.
     #[inline(always)]
     unsafe fn prefetch(_p: *const Self::E) {}
@@ -202,7 +208,7 @@ pub(super) mod x86 {
 
     /// Element i of vector j becomes element j of vector i.
     #[inline(always)]
-    unsafe fn turn(r: &mut [__m512; 16]) {
+    pub(in crate::library) unsafe fn turn(r: &mut [__m512; 16]) {
         // SAFETY: the caller has the instruction set.
         unsafe {
             // Pairs, then fours, of rows within the 128-bit quarters; then the quarters.
@@ -372,4 +378,78 @@ pub(super) mod x86 {
         |p, m| _mm256_maskload_pd(p, m),
         |q, k, v| _mm256_maskstore_pd(q, k, v)
     );
+
+    /// Lanes of f32, but for the factors of `step`, which are pairs of bf16: its sums take both products of each.
+    #[derive(Clone, Copy)]
+    pub(in crate::library) struct Bf16Pairs(F32x16);
+
+    // SAFETY of all blocks: the trait's contract, of an instruction set with AVX512_BF16.
+    impl Vector for Bf16Pairs {
+        type E = f32;
+        const LANES: usize = 16;
+        #[inline(always)]
+        unsafe fn zero() -> Self {
+            // SAFETY: see above.
+            Bf16Pairs(unsafe { F32x16::zero() })
+        }
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> Self {
+            // SAFETY: see above.
+            Bf16Pairs(unsafe { F32x16::splat(x) })
+        }
+        #[inline(always)]
+        unsafe fn load(p: *const f32) -> Self {
+            // SAFETY: see above.
+            Bf16Pairs(unsafe { F32x16::load(p) })
+        }
+        #[inline(always)]
+        unsafe fn load_first(p: *const f32, lanes: usize) -> Self {
+            // SAFETY: see above.
+            Bf16Pairs(unsafe { F32x16::load_first(p, lanes) })
+        }
+        #[inline(always)]
+        unsafe fn store(self, p: *mut f32) {
+            // SAFETY: see above.
+            unsafe { self.0.store(p) }
+        }
+        #[inline(always)]
+        unsafe fn store_first(self, p: *mut f32, lanes: usize) {
+            // SAFETY: see above.
+            unsafe { self.0.store_first(p, lanes) }
+        }
+        #[inline(always)]
+        unsafe fn fma(self, b: Self, c: Self) -> Self {
+            // SAFETY: see above.
+            Bf16Pairs(unsafe { self.0.fma(b.0, c.0) })
+        }
+        #[inline(always)]
+        unsafe fn mul(self, b: Self) -> Self {
+            // SAFETY: see above.
+            Bf16Pairs(unsafe { self.0.mul(b.0) })
+        }
+        #[inline(always)]
+        unsafe fn step(self, b: Self, c: Self) -> Self {
+            // SAFETY: see above; vectors of the same size are only bits here.
+            unsafe {
+                let pairs = |x: Self| std::mem::transmute::<__m512, __m512bh>(x.0.0);
+                Bf16Pairs(F32x16(_mm512_dpbf16_ps(c.0.0, pairs(self), pairs(b))))
+            }
+        }
+        #[inline(always)]
+        unsafe fn prefetch(p: *const f32) {
+            // SAFETY: see above.
+            unsafe { F32x16::prefetch(p) }
+        }
+        const SQUARES: bool = true;
+        #[inline(always)]
+        unsafe fn transpose(square: &Square<f32>, to: impl Fn(usize) -> *mut f32) {
+            // SAFETY: see above.
+            unsafe { F32x16::transpose(square, to) }
+        }
+        #[inline(always)]
+        unsafe fn load_even(p: *const f32, lanes: usize) -> Self {
+            // SAFETY: see above.
+            Bf16Pairs(unsafe { F32x16::load_even(p, lanes) })
+        }
+    }
 }

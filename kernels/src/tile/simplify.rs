@@ -1,8 +1,10 @@
 //! Loop nests with fewer, longer loops.
 
-use super::access::{bit, bits, over_of};
+use super::access::{Typing, bit, bits, children, over_of, value_of};
 use super::{Array, Nest};
-use dcc_program::kernel::{DimId, Expr, Index, Stmt};
+use crate::library::vector::Ty;
+use dcc_program::DType;
+use dcc_program::kernel::{DimId, Expr, ExprId, Index, Stmt, StoreMode, VarId};
 
 /// Stores over inner dims of their own, without reductions beside them, become elementwise statements over outer dims.
 pub fn promote(nest: &mut Nest) {
@@ -24,6 +26,50 @@ pub fn promote(nest: &mut Nest) {
             over.clear();
         }
     }
+}
+
+/// Leaves casts to the half type of an output to the stores, which round by themselves: the value need not be rounded and widened again.
+pub fn round_once(nest: &mut Nest) {
+    let typing = Typing::new(&nest.kernel);
+    // What a cast to `half` reads, if that is computed in f32.
+    let narrowed = |nest: &Nest, value: ExprId, half: DType| match nest.kernel.get(value) {
+        Expr::Cast(dtype, x) if *dtype == half && typing.ty(*x) == Ty::F32 => Some(*x),
+        _ => None,
+    };
+    for at in 0..nest.kernel.body.len() {
+        let Stmt::Store { output, value, mode: StoreMode::Assign, .. } = &nest.kernel.body[at] else { continue };
+        let (value, half) = (*value, nest.outputs[usize::from(*output)].dtype);
+        if !matches!(half, DType::F16 | DType::BF16) {
+            continue;
+        }
+        if let Some(x) = narrowed(nest, value, half) {
+            let Stmt::Store { value, .. } = &mut nest.kernel.body[at] else { continue };
+            *value = x;
+        } else if let Expr::Var(var) = *nest.kernel.get(value)
+            && is_stored_only(nest, var, half)
+        {
+            let defines = |stmt: &Stmt| matches!(stmt, Stmt::Let { var: other, .. } if *other == var);
+            let Some(place) = nest.kernel.body.iter().position(defines) else { continue };
+            // Of another variable there is no copy: stores would share it.
+            let x = narrowed(nest, value_of(&nest.kernel.body[place]), half);
+            let x = x.filter(|x| !matches!(nest.kernel.get(*x), Expr::Var(_)));
+            if let (Some(x), Stmt::Let { value, .. }) = (x, &mut nest.kernel.body[place]) {
+                *value = x;
+            }
+        }
+    }
+}
+
+/// Whether all that reads `var` are stores to outputs of `half`.
+fn is_stored_only(nest: &Nest, var: VarId, half: DType) -> bool {
+    let kernel = &nest.kernel;
+    let is_var = |id: &ExprId| *kernel.get(*id) == Expr::Var(var);
+    let stored = |stmt: &Stmt| match stmt {
+        Stmt::Store { output, mode, .. } => *mode == StoreMode::Assign && nest.outputs[usize::from(*output)].dtype == half,
+        _ => false,
+    };
+    kernel.exprs.iter().all(|expr| !children(expr).iter().any(is_var))
+        && kernel.body.iter().filter(|stmt| is_var(&value_of(stmt))).all(stored)
 }
 
 /// Merges one pair of dims that every operand holds as one; false if there is none.

@@ -23,7 +23,10 @@ pub(super) struct Contraction {
 enum Plan {
     F32(DotGeneral<f32>),
     F64(DotGeneral<f64>),
-    Half(DotGeneral<f32>, Halves),
+    /// Of half floats, which the product itself converts; the result is one too, or f32.
+    Half(DotGeneral<f32, u16>, Option<Staged>),
+    /// Of half floats that become f32 first, where the device has no such product.
+    Widened(DotGeneral<f32>, Halves),
 }
 
 /// Operands of half floats; the result is one too, or f32.
@@ -56,9 +59,20 @@ pub(super) fn dot(cpu: &mut Cpu, site: &Site<'_>, spec: &FactorSpec, mode: Store
         (DType::F32, ..) => Plan::F32(DotGeneral::new(&plan)),
         (DType::F64, ..) => Plan::F64(DotGeneral::new(&plan)),
         (_, Some(lhs), Some(rhs)) => {
-            let halves = Halves { lhs, rhs, out: Staged::new(dtypes[2], out) };
-            cpu.reserve(halves::workspace(&halves.elements()));
-            Plan::Half(DotGeneral::new(&plan), halves)
+            let out = Staged::new(dtypes[2], out);
+            match DotGeneral::of_halves(&plan, dtype) {
+                Some(plan) => {
+                    let sums =
+                        if mode == StoreMode::Accumulate { out.map_or(0, |out| out.elements()) } else { plan.workspace() };
+                    cpu.reserve(halves::workspace(&[sums]));
+                    Plan::Half(plan, out)
+                }
+                None => {
+                    let halves = Halves { lhs, rhs, out };
+                    cpu.reserve(halves::workspace(&halves.elements()));
+                    Plan::Widened(DotGeneral::new(&plan), halves)
+                }
+            }
         }
         _ => return Err(Error::device(format!("no matrix product of {} on this device", dtype.name()))),
     };
@@ -74,8 +88,9 @@ impl Halves {
 impl Contraction {
     pub fn flops(&self) -> u64 {
         match &self.plan {
-            Plan::F32(plan) | Plan::Half(plan, _) => plan.flops() as u64,
+            Plan::F32(plan) | Plan::Widened(plan, _) => plan.flops() as u64,
             Plan::F64(plan) => plan.flops() as u64,
+            Plan::Half(plan, _) => plan.flops() as u64,
         }
     }
 
@@ -90,11 +105,37 @@ impl Contraction {
                 let (lhs, rhs, out) = self.operands(&on);
                 plan.run(on.pool, 1.0, beta, lhs, rhs, out);
             }
-            Plan::Half(plan, halves) => self.run_half(plan, halves, on),
+            Plan::Half(plan, out) => self.run_half(plan, *out, on),
+            Plan::Widened(plan, halves) => self.run_widened(plan, halves, on),
         }
     }
 
-    fn run_half(&self, plan: &DotGeneral<f32>, halves: &Halves, on: Running<'_>) {
+    fn run_half(&self, plan: &DotGeneral<f32, u16>, out: Option<Staged>, on: Running<'_>) {
+        let accumulate = self.mode == StoreMode::Accumulate;
+        let (by, workspace) = Mover::new(on);
+        // SAFETY: a half float is any two bytes; `dot` saw the dtypes, and that the result overlaps no operand.
+        let (lhs, rhs) = unsafe { (by.memory.elements(self.lhs, by.bases), by.memory.elements(self.rhs, by.bases)) };
+        match out {
+            Some(out) if accumulate => {
+                let ([sum], _) = halves::carve(workspace, [out.elements()]);
+                out.read(by, sum);
+                plan.run(by.pool, 1.0, 1.0, lhs, rhs, sum);
+                out.write(by, sum);
+            }
+            Some(_) => {
+                // SAFETY: as above.
+                let out = unsafe { by.memory.elements_mut(self.out, by.bases) };
+                plan.run_rounded(by.pool, 1.0, lhs, rhs, out, workspace);
+            }
+            None => {
+                // SAFETY: as above.
+                let out = unsafe { by.memory.elements_mut(self.out, by.bases) };
+                plan.run(by.pool, 1.0, if accumulate { 1.0 } else { 0.0 }, lhs, rhs, out);
+            }
+        }
+    }
+
+    fn run_widened(&self, plan: &DotGeneral<f32>, halves: &Halves, on: Running<'_>) {
         let accumulate = self.mode == StoreMode::Accumulate;
         let beta = if accumulate { 1.0 } else { 0.0 };
         let (by, workspace) = Mover::new(on);

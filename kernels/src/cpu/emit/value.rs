@@ -203,13 +203,18 @@ impl Emitter<'_, '_> {
 
     /// Integers narrower than 64 bits wrap; half floats round.
     fn wrap(&mut self, expr: ExprId, value: Val) -> Val {
+        self.wrapped(expr, value, value)
+    }
+
+    /// `from` as `wrap` makes it, in `to`; these are one where nothing is to be done.
+    fn wrapped(&mut self, expr: ExprId, from: Val, to: Val) -> Val {
         let dtype = self.typing.dtype(expr);
         if let (Some(narrow), Some(widen)) = (arithmetic::narrow(self.isa, dtype), arithmetic::widen(self.isa, dtype)) {
-            let short = self.slot(value.ty, value.shape);
-            self.apply(narrow, short, &[value]);
-            self.apply(widen, value, &[short]);
+            let short = self.slot(to.ty, to.shape);
+            self.apply(narrow, short, &[from]);
+            self.apply(widen, to, &[short]);
         }
-        value
+        to
     }
 
     fn compare(&mut self, expr: ExprId, op: CompareOp, x: ExprId, y: ExprId) -> Val {
@@ -256,8 +261,7 @@ impl Emitter<'_, '_> {
             None if arithmetic::narrow(self.isa, dtype).is_none() || dtype == self.typing.dtype(x) => return from,
             None => {
                 let to = self.slot(from.ty, from.shape);
-                self.apply(tiles::copy(self.isa, from.ty.bytes()), to, &[from]);
-                to
+                return self.wrapped(expr, from, to);
             }
         };
         self.wrap(expr, converted)
