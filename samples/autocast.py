@@ -72,10 +72,27 @@ def train(o, dtype, scale=2.0**16):
     return losses, scaler.get_scale()
 
 
+def gradients(o):
+    """By half type and parameter: how far the gradient under autocast is from float32's, over the norm of the latter; of the first
+    batch and the initial weights. Losses of two runs drift apart by chance; this does not."""
+    module, inputs, model, parameters = golden.prepare(o, torch.float32)
+    rows = golden.tensors(golden.batches(o, inputs, model)(0), torch.float32)
+    names, scale, found = [i.name for i in model.graph.input], 2.0**13, {}
+    for key, dtype in ({"f32": torch.float32} | HALVES).items():
+        module.zero_grad(set_to_none=True)
+        with WideProducts(), torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+            outputs = golden.run_model(module, names, rows)
+        with WideProducts():
+            (scale * golden.loss_of(o, [output.float() for output in outputs], rows)).backward()
+        found[key] = {name: parameter.grad.double() / scale for name, parameter in parameters.items()}
+    off = lambda key, name: ((found[key][name] - found["f32"][name]).norm() / found["f32"][name].norm()).item()
+    return {key: {name: float(f"{off(key, name):.3g}") for name in sorted(parameters)} for key in HALVES}
+
+
 def case(name):
     flags = f"{CASES[name]} {golden.COMMON}".split()
     o, start = golden.parse(flags), time.time()
-    record = {"script": "samples/autocast.py", "torch": torch.__version__.split("+")[0], "flags": flags}
+    record = {"script": "samples/autocast.py", "torch": torch.__version__.split("+")[0], "flags": flags, "gradients": gradients(o)}
     OUT.mkdir(parents=True, exist_ok=True)
     for key, dtype in ({"f32": torch.float32} | HALVES).items():
         with WideProducts() if (name, key) in SLOW else contextlib.nullcontext():

@@ -266,7 +266,7 @@ fn nothing_is_interpreted(name: &str, output: &Output) {
 }
 
 /// All weights of a checkpoint by name.
-fn exported(folder: &Folder, saved: &str) -> BTreeMap<String, Vec<f64>> {
+pub fn exported(folder: &Folder, saved: &str) -> BTreeMap<String, Vec<f64>> {
     let path = folder.at("weights.safetensors");
     dcc(["export", saved, "--safetensors", &path]).ok();
     let files = Files::open(&[path.into()], &[]).expect("safetensors");
