@@ -1,5 +1,6 @@
 //! Seconds of ops and collectives on one rank. Only their ratios decide plans, so the rates need not be those of the machine.
 
+pub mod kept;
 pub mod reshard;
 pub mod sections;
 

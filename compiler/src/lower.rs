@@ -3,6 +3,7 @@
 //! Before: a placed graph; what each stage runs, in order. After: complete programs, in which sends are waited for before their
 //! section runs as many times more as messages may be under way, and all other transfers start and are waited for where `overlap` says.
 
+mod early;
 mod emit;
 mod layout;
 mod memory;
@@ -117,6 +118,7 @@ impl<'a> Stage<'a> {
         let mut selected = selection.finish();
         memory::update_in_place(&mut selected);
         overlap::overlap(&mut selected, self.plan);
+        early::update_early(&mut selected, turns);
         Ok(Traced { program: memory::place(selected, turns)?, nodes })
     }
 }

@@ -5,6 +5,7 @@ mod units;
 
 pub use units::{count, size};
 
+use crate::cost::kept::Kept;
 use crate::cost::sections;
 use dcc_program::program::{Action, BufferId, ParamKind, Place, Program, SectionId, SectionKind, Transfer};
 use serde::Serialize;
@@ -135,8 +136,9 @@ pub fn memory(program: &Program) -> Memory {
     let weights = bytes(&|kind| *kind == ParamKind::Weight) + copies(program);
     let optimizer = bytes(&|kind| *kind != ParamKind::Weight);
     let accumulators = program.persistent_bytes.saturating_sub(weights + optimizer);
-    let activations = program.areas.iter().map(|area| area.bytes * u64::from(area.slots)).sum();
-    let scratch = program.scratch_bytes;
+    let areas: u64 = program.areas.iter().map(|area| area.bytes * u64::from(area.slots)).sum();
+    let kept = Kept::of(program).scratch;
+    let (activations, scratch) = (areas + kept, program.scratch_bytes - kept);
     let peak = weights + optimizer + accumulators + activations + scratch;
     Memory { weights, optimizer, accumulators, activations, scratch, peak }
 }

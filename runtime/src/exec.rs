@@ -116,9 +116,6 @@ impl Executor {
             place.microbatch = turn.microbatch;
             place.label = turn.label;
             comm.mark(&place);
-            if self.fresh == Fresh::Poisoned {
-                cpu.memory().poison(self.blocks.scratch());
-            }
             for (port, range) in &turn.fills {
                 cpu.memory_mut().with(range.clone(), |bytes| (io.fill)(&self.inputs[*port], turn.microbatch, bytes))?;
             }
@@ -145,7 +142,7 @@ impl Executor {
             memory.poison(at..range.start.max(at));
             at = at.max(range.end);
         }
-        memory.poison(at..self.blocks.areas().end);
+        memory.poison(at..self.blocks.scratch().end);
     }
 
     /// Leaves these parameters of another program of the rank alone too when memory is poisoned.

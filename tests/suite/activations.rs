@@ -5,6 +5,7 @@
 
 use crate::onnx_model::node;
 use dcc::compile::{Options, compile};
+use dcc::cost::kept::Kept;
 use dcc::import::proto::{ModelProto, NodeProto, TensorProto, ValueInfoProto};
 use dcc::import::{self, Dropout, Model};
 use dcc::loss::{LossKind, LossOptions};
@@ -91,8 +92,7 @@ impl Published {
             ..Default::default()
         };
         let program = compile(&model, &options).unwrap_or_else(|e| panic!("{self:?}: {e}")).artifact.train.remove(0);
-        let ends = |from: SectionKind, to: SectionKind| (from, to) == (SectionKind::Forward, SectionKind::Backward);
-        let bytes: u64 = program.areas.iter().filter(|area| ends(area.from.kind, area.to.kind)).map(|area| area.bytes).sum();
+        let bytes = Kept::of(&program).between(SectionKind::Forward.into(), SectionKind::Backward.into());
         bytes as f64 / 4.0 / (S * self.hidden) as f64
     }
 

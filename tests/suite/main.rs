@@ -19,6 +19,7 @@ mod compile;
 #[cfg(target_os = "linux")]
 mod config;
 mod damage;
+mod early;
 mod eval;
 #[cfg(target_os = "linux")]
 mod exporters;

@@ -113,16 +113,15 @@ fn a_bucket_takes_no_more_once_latency_is_a_tenth() {
 fn parameters_are_gathered_one_bucket_ahead() {
     for microbatches in [1, 2] {
         let (program, _) = both(data_parallel(Zero::Parameters), microbatches);
-        let dropped = |flight: &Flight| program.buffer(flight.wait.results[0]).place == Place::Scratch;
+        let reads = |section: &Section, id: BufferId| section.body.iter().any(|instr| instr.operands.contains(&id));
+        let outside = |flight: &Flight| program.sections.iter().filter(|s| s.kind != flight.section).collect::<Vec<_>>();
+        let kept = |flight: &Flight, id: BufferId| outside(flight).into_iter().any(|section| reads(section, id));
+        let dropped = |flight: &Flight| !flight.wait.results.iter().all(|&id| kept(flight, id));
         let tokens: Vec<(SectionKind, TokenId)> =
             flights(&program).iter().filter(|f| dropped(f)).map(|f| (f.section, token(f.start))).collect();
-        let kept = |id: BufferId| program.buffer(id).place != Place::Scratch;
-        let kept = flights(&program)
-            .into_iter()
-            .filter(|f| is_gather(f.start))
-            .flat_map(|f| f.wait.results.iter().copied())
-            .filter(|&id| kept(id));
-        assert!(kept.map(|id| bytes(&program, &[id])).max() <= Some(4 * 256), "what is kept is small");
+        let gathers = flights(&program).into_iter().filter(|f| is_gather(f.start));
+        let lasting = gathers.flat_map(|f| f.wait.results.iter().copied().filter(|&id| kept(&f, id)).collect::<Vec<_>>());
+        assert!(lasting.map(|id| bytes(&program, &[id])).max() <= Some(4 * 256), "what is kept is small");
         for section in program.sections.iter().filter(|section| section.kind.is_pass()) {
             let mut open = BTreeSet::new();
             for instr in &section.body {

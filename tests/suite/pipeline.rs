@@ -190,7 +190,7 @@ fn a_step_is_shown_as_it_is_simulated() {
 fn a_sharding_is_told_with_what_others_would_cost() {
     let folder = Folder::new();
     let (artifact, model, name) = (folder.at("model.dcc"), "tests/models/gpt2_tiny.onnx", "transformer.h.0.mlp.c_fc.weight");
-    dcc(["compile", model, "-o", &artifact, "--global-batch-size", "8", "--tp", "2"]).ok();
+    dcc(["compile", model, "-o", &artifact, "--global-batch-size", "8", "--grad-accum", "2", "--tp", "2"]).ok();
     let shown = dcc(["inspect", &artifact, "--why", name, "--model", model, "--json"]).ok().json();
     let ways = shown["shardings"].as_array().expect("shardings");
     let names: Vec<&str> = ways.iter().map(|way| way["sharding"].as_str().expect("a name")).collect();

@@ -15,7 +15,8 @@ const TRIES: usize = 4;
 /// An order that is slower by less than this part, and needs less memory, is as good.
 const AS_GOOD: f64 = 1.005;
 
-/// The best order found. `first`: one to start from, whose memory is taken where nothing fits `limit`, bytes of a rank; without a
+/// The best order found. `first`: one to start from, which is taken where neither what is found fits `limit`, bytes of a rank, nor ZB-H1,
+/// which needs no more than 1F1B; without a
 /// limit the fastest order that twice the memory of 1F1B's first stage suffices for, as for the paper's ZB-2p. `lowered`: the programs that have an order.
 pub(super) fn order(
     first: Order,
@@ -38,7 +39,13 @@ pub(super) fn order(
         }
         free.iter_mut().zip(over).for_each(|(free, over)| *free = free.saturating_sub(over));
     }
-    Ok(first)
+    let rule =
+        schedule::Rule::ZbH1.order(first.layout.stages, first.microbatches).ok().filter(|order| order.layout == first.layout);
+    let seconds = |order: &Order| schedule::simulate(order, &costs).map_or(f64::INFINITY, |timeline| timeline.cost);
+    match rule {
+        Some(rule) if seconds(&rule) < seconds(&first) && lowered(&rule)?.iter().all(|p| planned_bytes(p) <= limit) => Ok(rule),
+        _ => Ok(first),
+    }
 }
 
 fn searched(first: &Order, costs: &Costs, limit_bytes: &[u64]) -> Option<Order> {

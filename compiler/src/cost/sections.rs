@@ -1,6 +1,7 @@
 //! Seconds and bytes of the sections of programs, estimated from their instructions: what orders are searched for and drawn with.
 
 use super::Machine;
+use super::kept::Kept;
 use crate::schedule::{Costs, Layout, PartCost};
 use dcc_program::program::{Action, Attention, Instr, Library, Program, Section, SectionId, SectionKind, TokenId, Transfer};
 use dcc_program::{AxisId, FactorId, FactorSpec, Mesh, TensorType};
@@ -24,10 +25,8 @@ fn part(program: &Program, chunk: u32, machine: &Machine) -> PartCost {
     // The last variant of a section, which has all that the first has.
     let of = |kind: SectionKind| program.sections.iter().rfind(|section| section.id() == SectionId { kind, chunk });
     let time = |kind| of(kind).map_or(0.0, |section| seconds(program, section, machine));
-    let kept = |from: SectionKind, to: SectionKind| -> u64 {
-        let ends = [from, to].map(|kind| SectionId { kind, chunk });
-        program.areas.iter().filter(|area| [area.from, area.to] == ends).map(|area| area.bytes).sum()
-    };
+    let all = Kept::of(program);
+    let kept = |from, to| all.between(SectionId { kind: from, chunk }, SectionId { kind: to, chunk });
     use SectionKind::{Backward, BackwardInput, BackwardWeight, Forward};
     let weight_bytes = kept(Forward, BackwardWeight) + kept(BackwardInput, BackwardWeight);
     PartCost {

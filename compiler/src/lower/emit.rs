@@ -27,7 +27,7 @@ pub fn cluster(graph: &Graph, fusion: &Fusion, cluster: &Cluster, mode: impl Fn(
             emitter.kernel.outer.push(id);
         }
     }
-    let mut outputs = Vec::new();
+    let (mut outputs, mut whole) = (Vec::new(), Vec::new());
     for &member in &cluster.members {
         let index = &cluster.index[&member];
         let row = !cluster.inner.is_empty() && index.iter().all(|i| !cluster.inner.contains(&dim_of(i)));
@@ -39,15 +39,18 @@ pub fn cluster(graph: &Graph, fusion: &Fusion, cluster: &Cluster, mode: impl Fn(
             emitter.kernel.body.push(Stmt::Let { var, value });
         }
         if fusion.materialised[member.0 as usize] && !cluster.inner.is_empty() {
-            let over = if row || matches!(graph[member].op, Op::Reduce(_)) { Vec::new() } else { cluster.inner.clone() };
-            emitter.store(member, index, over, mode(member), &mut outputs);
+            match row || matches!(graph[member].op, Op::Reduce(_)) {
+                true => emitter.store(member, index, Vec::new(), mode(member), &mut outputs),
+                false => whole.push(member),
+            }
         }
     }
     if cluster.inner.is_empty() {
-        // All that is read is read before anything is written: results may lie where operands lay.
-        for &member in cluster.members.iter().filter(|m| fusion.materialised[m.0 as usize]) {
-            emitter.store(member, &cluster.index[&member], Vec::new(), mode(member), &mut outputs);
-        }
+        whole.extend(cluster.members.iter().filter(|m| fusion.materialised[m.0 as usize]));
+    }
+    // All that is read is read before whole blocks are written: results may lie where operands lay.
+    for member in whole {
+        emitter.store(member, &cluster.index[&member], cluster.inner.clone(), mode(member), &mut outputs);
     }
     Emitted { kernel: emitter.kernel, inputs: emitter.inputs, outputs }
 }

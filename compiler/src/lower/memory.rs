@@ -1,10 +1,13 @@
-//! Gives every buffer its place: persistent, scratch of a section, or an area for values that cross sections.
+//! Gives every buffer its place: persistent, scratch, or an area for values of several microbatches at once.
 //!
-//! Areas are keyed by (defining section, last reading section); an area has as many slots as microbatches are alive between
-//! the two in this stage's order, and at least as many as messages of its values may be under way. Scratch is packed by lifetime,
-//! first fit over intervals of instruction numbers.
+//! Scratch is packed by lifetime, first fit over intervals of the line of all instructions, section after section: what forward leaves
+//! for backward makes room for gradients as it is used up. Values that are sent, and those of one microbatch that wait while another
+//! passes, have areas, keyed by (defining section, last reading section): an area has as many slots as microbatches are alive between the
+//! two in this stage's order, and at least as many as messages of its values may be under way.
 
 mod inplace;
+mod line;
+mod reuse;
 
 pub(super) use inplace::update_in_place;
 
@@ -13,6 +16,8 @@ use super::select::Selected;
 use crate::error::{Error, Result};
 use crate::schedule::Turns;
 use dcc_program::program::{Action, Area, BufferId, Instr, Place, Program, SectionId, SectionKind, Step};
+use line::Line;
+use reuse::Lives;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -23,8 +28,8 @@ const ALIGN: u64 = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Class {
     Persistent,
-    /// Section and first and last instruction.
-    Scratch(SectionId, usize, usize),
+    /// First and last instruction in the line of all.
+    Scratch(usize, usize),
     Area(SectionId, SectionId),
 }
 
@@ -38,13 +43,15 @@ struct Life {
 pub(super) fn place(selected: Selected, turns: &Turns) -> Result<Program> {
     let order = &turns.list[..];
     let lives = lives(&selected);
-    let classes = classify(&selected, &lives, order);
+    let bodies = bodies(&selected);
+    let mut line = Line::new(&bodies, order);
+    let classes = classify(&selected, &lives, &mut line, order);
     let sizes = sizes(&selected);
     let mut places: BTreeMap<BufferId, (Place, u64)> = BTreeMap::new();
     let mut program_bytes = (0, 0);
     // Bytes, and the sections that touch something of them.
     let mut areas: BTreeMap<(SectionId, SectionId), (u64, BTreeSet<SectionId>)> = BTreeMap::new();
-    let mut scratch: BTreeMap<SectionId, Vec<(BufferId, usize, usize)>> = BTreeMap::new();
+    let mut scratch = Lives::new();
     for (&root, &class) in &classes {
         let bytes = sizes[&root];
         match class {
@@ -58,11 +65,14 @@ pub(super) fn place(selected: Selected, turns: &Turns) -> Result<Program> {
                 *end += bytes;
                 touching.extend(lives[&root].touched.iter().map(|(section, _)| *section));
             }
-            Class::Scratch(section, first, last) => scratch.entry(section).or_default().push((root, first, last)),
+            Class::Scratch(first, last) => _ = scratch.insert(root, (first, last)),
         }
     }
-    for intervals in scratch.into_values() {
-        program_bytes.1 = program_bytes.1.max(pack(intervals, &sizes, &mut places));
+    let joined = reuse::join(&selected, &bodies, &line, &sizes, &mut scratch);
+    program_bytes.1 = pack(scratch, &sizes, &mut places);
+    for (root, into) in joined {
+        let place = places[&into];
+        places.insert(root, place);
     }
     let messages = messages(&selected, &classes);
     let keys: Vec<(SectionId, SectionId)> = areas.keys().copied().collect();
@@ -92,7 +102,7 @@ pub(super) fn place(selected: Selected, turns: &Turns) -> Result<Program> {
 }
 
 /// The body of each section that says all of its lifetimes: its last variant.
-fn bodies(selected: &Selected) -> BTreeMap<SectionId, &[Instr]> {
+pub(super) fn bodies(selected: &Selected) -> BTreeMap<SectionId, &[Instr]> {
     selected.program.sections.iter().map(|s| (s.id(), s.body.as_slice())).collect()
 }
 
@@ -129,7 +139,12 @@ fn lives(selected: &Selected) -> BTreeMap<BufferId, Life> {
     lives
 }
 
-fn classify(selected: &Selected, lives: &BTreeMap<BufferId, Life>, order: &[Turn]) -> BTreeMap<BufferId, Class> {
+fn classify(
+    selected: &Selected,
+    lives: &BTreeMap<BufferId, Life>,
+    line: &mut Line,
+    order: &[Turn],
+) -> BTreeMap<BufferId, Class> {
     let root = |b: &BufferId| selected.storage[b.0 as usize];
     let persistent: BTreeSet<BufferId> = selected.persistent.iter().map(root).collect();
     let outputs: BTreeSet<BufferId> = selected.program.outputs.iter().map(|o| root(&o.buffer)).collect();
@@ -137,8 +152,8 @@ fn classify(selected: &Selected, lives: &BTreeMap<BufferId, Life>, order: &[Turn
     let sent: BTreeSet<BufferId> = selected.sent.iter().map(|(b, _)| root(b)).collect();
     let once = |id: SectionId| !id.kind.is_per_microbatch();
     let runs_backward = order.iter().any(|t| t.0.kind.is_backward());
-    let class = |id: &BufferId, life: &Life| {
-        let Some((&(from, first), &(to, last))) = life.touched.first().zip(life.touched.last()) else {
+    let mut class = |id: &BufferId, life: &Life| {
+        let Some((&(from, _), &(to, _))) = life.touched.first().zip(life.touched.last()) else {
             return if inputs.contains(id) {
                 Class::Area(SectionKind::Forward.into(), SectionKind::Forward.into())
             } else {
@@ -151,11 +166,12 @@ fn classify(selected: &Selected, lives: &BTreeMap<BufferId, Life>, order: &[Turn
         if inputs.contains(id) || outputs.contains(id) {
             return Class::Area(from, to);
         }
-        match from == to {
-            true if sent.contains(id) => Class::Area(from, to),
-            true => Class::Scratch(from, first, last),
-            false if matches!(from.kind, SectionKind::Begin | SectionKind::Ready) => Class::Persistent,
-            false => Class::Area(from, to),
+        if from != to && matches!(from.kind, SectionKind::Begin | SectionKind::Ready) {
+            return Class::Persistent;
+        }
+        match line.span(&life.touched).filter(|_| !sent.contains(id)) {
+            Some((first, last)) => Class::Scratch(first, last),
+            None => Class::Area(from, to),
         }
     };
     lives.iter().map(|(id, life)| (*id, class(id, life))).collect()
@@ -174,11 +190,9 @@ fn sizes(selected: &Selected) -> BTreeMap<BufferId, u64> {
 
 /// The better of two first fits: by start of life, larger pieces first; and largest first (Pisarchyk and Lee 2020, section 5.2). Returns
 /// the bytes of the block.
-fn pack(
-    mut intervals: Vec<(BufferId, usize, usize)>,
-    sizes: &BTreeMap<BufferId, u64>,
-    places: &mut BTreeMap<BufferId, (Place, u64)>,
-) -> u64 {
+fn pack(scratch: Lives, sizes: &BTreeMap<BufferId, u64>, places: &mut BTreeMap<BufferId, (Place, u64)>) -> u64 {
+    let mut intervals: Vec<(BufferId, usize, usize)> =
+        scratch.into_iter().map(|(root, (first, last))| (root, first, last)).collect();
     intervals.sort_by_key(|&(id, first, _)| (first, std::cmp::Reverse(sizes[&id]), id));
     let by_start = first_fit(&intervals, sizes);
     intervals.sort_by_key(|&(id, first, _)| (std::cmp::Reverse(sizes[&id]), first, id));

@@ -25,6 +25,8 @@ mod unused;
 mod windows;
 mod writes;
 
+pub use overlap::may_replace;
+
 use crate::program::{Action, BufferId, Instr, Program, TokenId};
 use crate::types::TensorType;
 use std::collections::{BTreeMap, HashSet};

@@ -235,6 +235,7 @@ impl Rank {
             p.params.iter().map(|param| Region::of(p.buffer(param.buffer), &p.mesh, &[])).collect::<Fault<_>>()?;
         self.memory.poison_persistent(&kept)?;
         self.memory.poison_areas();
+        self.memory.poison_scratch();
         for scalar in &p.scalars {
             let value = match scalar.kind {
                 ScalarKind::LearningRate => scalars.learning_rate,
@@ -271,7 +272,6 @@ impl Run<'_> {
             }
             let section = &self.p.sections[step.section as usize];
             if rank.pc.1 == 0 {
-                rank.memory.poison_scratch();
                 self.fill_inputs(rank, step, section)?;
             }
             let Some(instr) = section.body.get(rank.pc.1) else {

@@ -72,11 +72,6 @@ impl Blocks {
         block.start..block.start + block.bytes
     }
 
-    /// All areas with all their slots.
-    pub fn areas(&self) -> std::ops::Range<usize> {
-        self.persistent().end..self.blocks[0].start
-    }
-
     /// Errors: a buffer outside of its block, or at an address that its elements cannot have.
     pub fn span(&self, buffer: &Buffer, mesh: &Mesh) -> Result<Span> {
         let block = match buffer.place {

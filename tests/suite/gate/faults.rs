@@ -180,7 +180,7 @@ const FAULTS: &[Planted] = &[
         let id = instr(p, dot).results[0].0 as usize;
         p[0].buffers[id].offset += 2;
     }),
-    ("a value of forward kept in scratch until backward", Fault::Unwritten, "before it is written", |p| {
+    ("one place for two microbatches that wait for backward", Fault::Microbatch, "holds the value of microbatch 1", |p| {
         let id = two_of_area(p).0;
         p[0].buffers[id].place = Place::Scratch;
         p[0].buffers[id].offset = p[0].scratch_bytes;

@@ -2,10 +2,11 @@
 
 use super::{CASE, Case, Split, is_long, mesh};
 use dcc::compile::Precision;
+use dcc::cost::kept::Kept;
 use dcc::import::Dropout;
 use dcc::plan::{Parallel, Schedule, Zero};
 use dcc::schedule::{self, Costs, Order, PartCost, Rule};
-use dcc_program::program::{Action, Area, Library, ParamKind, Program, SectionKind, Transfer};
+use dcc_program::program::{Action, Area, Library, ParamKind, Program, SectionId, SectionKind, Transfer};
 use std::collections::BTreeSet;
 
 /// Schedules that run the backward pass in halves.
@@ -166,8 +167,17 @@ fn programs_have_the_order_and_the_slots_of_the_rule() {
 
 fn slots(program: &Program, held: impl Fn(SectionKind) -> u64) {
     let kept = |area: &&Area| area.from.kind == SectionKind::Forward && area.to.kind.is_backward();
+    let bytes = Kept::of(program).bytes;
+    let until: Vec<SectionId> = bytes
+        .keys()
+        .filter(|(from, to)| from.kind == SectionKind::Forward && to.kind.is_backward())
+        .map(|ends| ends.1)
+        .collect();
+    assert!(!until.is_empty(), "stage {} keeps nothing", program.stage);
     let areas: Vec<&Area> = program.areas.iter().filter(kept).collect();
-    assert!(!areas.is_empty(), "stage {} keeps nothing", program.stage);
+    for until in until.iter().filter(|until| held(until.kind) > 1) {
+        assert!(areas.iter().any(|area| area.to == *until), "stage {} has no slots for {}", program.stage, until.name());
+    }
     for area in areas {
         assert_eq!(u64::from(area.slots), held(area.to.kind), "stage {}, until {}", program.stage, area.to.name());
     }

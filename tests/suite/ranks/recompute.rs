@@ -39,7 +39,7 @@ fn every_mesh_trains_as_one_device() {
 }
 
 fn activations(program: &Program) -> u64 {
-    program.areas.iter().map(|area| area.bytes * u64::from(area.slots)).sum()
+    dcc::report::memory(program).activations
 }
 
 /// Of what is quick nothing computes a product with a weight, and of everything each product once more.

@@ -112,17 +112,23 @@ fn output(p: &Program, output: &Output, twice: bool) -> Checked<()> {
     Ok(())
 }
 
-/// Only `update` writes parameters, and only those that change; nothing writes inputs and scalars.
+/// Only `update` writes parameters, or a backward pass that runs once a step, and only those that change; nothing writes inputs and
+/// scalars.
 pub(super) fn write(p: &Program, section: SectionKind, buffer: BufferId, roles: &Roles) -> Checked<()> {
     match roles.of.get(&buffer) {
         None => Ok(()),
         Some(Role::Filled) => refuse(Fault::External, format!("writes b{}, which the runtime fills", buffer.0)),
         Some(Role::Constant) => refuse(Fault::External, format!("writes b{}, a parameter that is not trained", buffer.0)),
-        Some(Role::Changing) if section == SectionKind::Update && p.mode == Mode::Train => Ok(()),
-        Some(Role::Changing) => {
-            refuse(Fault::External, format!("writes parameter b{} outside of the update section", buffer.0))
-        }
+        Some(Role::Changing) if p.mode == Mode::Train && may_update(p, section) => Ok(()),
+        Some(Role::Changing) => refuse(
+            Fault::External,
+            format!("writes parameter b{} outside of the update section, or for each microbatch", buffer.0),
+        ),
     }
+}
+
+fn may_update(p: &Program, section: SectionKind) -> bool {
+    section == SectionKind::Update || section.is_backward() && p.mesh.size_of("mb") == 1
 }
 
 enum Role {
@@ -146,6 +152,11 @@ impl Roles {
         of.extend(p.inputs.iter().map(|i| (i.buffer, Role::Filled)));
         of.extend(p.scalars.iter().map(|s| (s.buffer, Role::Filled)));
         Roles { of }
+    }
+
+    /// Whether a step leaves another value there than it found.
+    pub fn changes(&self, buffer: BufferId) -> bool {
+        matches!(self.of.get(&buffer), Some(Role::Changing))
     }
 }
 

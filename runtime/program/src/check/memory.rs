@@ -33,6 +33,8 @@ struct Run<'a> {
     /// What was added to each accumulator, by microbatch, since it was zeroed.
     terms: HashMap<(BufferId, u32), Vec<&'a Instr>>,
     filled: BTreeSet<(usize, u32)>,
+    /// Parameters and states that have their new values.
+    renewed: BTreeSet<BufferId>,
     trace: Trace,
 }
 
@@ -46,6 +48,7 @@ pub(super) fn program(p: &Program) -> Result<Trace, CheckError> {
         flights: BTreeMap::new(),
         terms: HashMap::new(),
         filled: BTreeSet::new(),
+        renewed: BTreeSet::new(),
         trace: Trace::default(),
     };
     let at_start = |e| error(format!("stage {}, start", p.stage), e);
@@ -130,6 +133,7 @@ impl<'a> Run<'a> {
             action => {
                 for (n, &id) in instr.results.iter().enumerate() {
                     external_write(self.p, section.kind, id, &self.roles)?;
+                    self.renewed.extend(self.roles.changes(id).then_some(id));
                     self.result(k, section, action, n, id, instr)?;
                 }
                 Ok(())
@@ -140,6 +144,9 @@ impl<'a> Run<'a> {
     fn read(&mut self, k: usize, section: &Section, id: BufferId) -> Checked<()> {
         let step = &self.p.order[k];
         let (block, span) = self.block(id, k);
+        if section.kind.is_pass() && self.renewed.contains(&id) {
+            return refuse(Fault::Overwritten, format!("parameter b{} is read after its update", id.0));
+        }
         let microbatches = self.p.mesh.size_of("mb");
         let content = self.memory.find(block, &span, id)?;
         content.read = k;
@@ -337,7 +344,7 @@ impl<'a> Run<'a> {
                 }
             }
         }
-        self.memory.clear_scratch()
+        self.memory.rest()
     }
 
     fn end_of_step(&mut self) -> Checked<()> {

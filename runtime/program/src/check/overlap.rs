@@ -64,10 +64,7 @@ fn shared(p: &Program, instr: &Instr, (i, result): (usize, BufferId), (o, operan
         return refuse(Fault::InPlace, format!("{text} share part of their memory"));
     }
     let allowed = match &instr.action {
-        Action::Kernel(n) => {
-            let blocks = |id| (p.ty(id).local_shape(&p.mesh), p.ty(id).dtype.bytes());
-            blocks(result) == blocks(operand) && pointwise(&p.kernels[*n as usize], i as u8, o as u8)
-        }
+        Action::Kernel(_) => may_replace(p, instr, i, o),
         Action::Library(library) => matches!(
             library,
             Library::Copy
@@ -79,6 +76,14 @@ fn shared(p: &Program, instr: &Instr, (i, result): (usize, BufferId), (o, operan
         _ => false,
     };
     if allowed { Ok(()) } else { refuse(Fault::InPlace, format!("{text} share memory, but it writes before all is read")) }
+}
+
+/// Whether result `i` of a kernel may lie where its operand `o` does: elements are of one size and number, and each is read where it is
+/// about to be written. False of other instructions.
+pub fn may_replace(p: &Program, instr: &Instr, i: usize, o: usize) -> bool {
+    let Action::Kernel(kernel) = instr.action else { return false };
+    let block = |id: BufferId| (p.ty(id).local_shape(&p.mesh), p.ty(id).dtype.bytes());
+    block(instr.results[i]) == block(instr.operands[o]) && pointwise(&p.kernels[kernel as usize], i as u8, o as u8)
 }
 
 /// Whether the kernel reads of `input` just the element of `output` that it is about to write.

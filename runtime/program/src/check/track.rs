@@ -118,17 +118,12 @@ impl Memory {
         }
     }
 
-    /// Scratch holds nothing from section to section.
-    pub fn clear_scratch(&mut self) -> Checked<()> {
-        let block = (Place::Scratch, 0);
-        if let Some(lock) = self.locks.get(&block).and_then(|l| l.first()) {
+    /// Nothing is under way between two sections but what areas hold.
+    pub fn rest(&self) -> Checked<()> {
+        let lock = self.locks.get(&(Place::Scratch, 0)).and_then(|locks| locks.first());
+        if let Some(lock) = lock {
             return refuse(Fault::InFlight, format!("t{} uses scratch beyond the end of its section", lock.token.0));
         }
-        self.blocks.remove(&block);
-        let first = (block, BufferId(0));
-        let last = (block, BufferId(u32::MAX));
-        let old: Vec<_> = self.written.range(first..=last).copied().collect();
-        old.iter().for_each(|key| _ = self.written.remove(key));
         Ok(())
     }
 }
