@@ -18,7 +18,7 @@ import cases
 from turn import FIRST, LEAST, is_warm, status_mib
 
 POLL = 0.02  # seconds
-FLAGS = "--loss cross-entropy --optimizer adamw --betas {beta1},{beta2} --eps {eps} --weight-decay {weight_decay}"
+FLAGS = "--loss cross-entropy --optimizer adamw --betas {beta1},{beta2} --eps {eps} --weight-decay {weight_decay} --recompute selective"
 
 
 def environment(o):

@@ -205,8 +205,8 @@ def control(model, turns, threads):
     return bool(others)
 
 
-def measure(o, models):
-    """All rounds, each with its turns, and whether it counts."""
+def measure(o, models, keep):
+    """All rounds, each with its turns, and whether it counts. keep(rounds, []) after each pass over the models."""
     rounds, started = [], time.monotonic()
     counted = {(model.case.name, threads): 0 for model in models for threads in o.threads}
     controlled = set()
@@ -226,6 +226,7 @@ def measure(o, models):
                 told = " ".join(f"{t['program']} {t['wall_ms']:.1f}" for t in turns if "wall_ms" in t)
                 print(f"{time.monotonic() - started:5.0f} s  {model.case.name}, {threads} threads: {told} ms"
                       f"{'' if alone else f', DISCARDED: others kept {load:.1f} processors busy'}", flush=True)
+        keep(rounds, [])
     return rounds
 
 
@@ -253,11 +254,16 @@ def main():
         peak_gflops = peak.measured(Path(scratch), machine.processors(1), o.avx2)
         start_mib = dcc_turn.start_mib(o.dcc)
         models = [Model(o, CASES[name], scratch, start_mib) for name in o.models]
-        rounds, started = measure(o, models), starts(o, models)
-    result = dict(machine=machine.described(), commit=commit, command=command_line(), avx2=o.avx2, quick=o.quick,
-                  seconds=o.seconds, max_load=o.max_load, peak_gflops=peak_gflops, start_mib=start_mib, rounds=rounds, starts=started)
-    path = o.cache / f"results{'-avx2' if o.avx2 else ''}{'-quick' if o.quick else ''}.json"
-    path.write_text(json.dumps(result, indent=1))
+        path = o.cache / f"results{'-avx2' if o.avx2 else ''}{'-quick' if o.quick else ''}.json"
+
+        def keep(rounds, started):
+            result = dict(machine=machine.described(), commit=commit, command=command_line(), avx2=o.avx2, quick=o.quick,
+                          seconds=o.seconds, max_load=o.max_load, peak_gflops=peak_gflops, start_mib=start_mib, rounds=rounds,
+                          starts=started)
+            path.write_text(json.dumps(result, indent=1))
+            return result
+
+        result = keep(measure(o, models, keep), starts(o, models))
     print(f"measured: {path}")
     emit(o, [result])
 
