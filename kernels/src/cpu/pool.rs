@@ -1,8 +1,9 @@
-//! A chunk-claiming thread pool: the caller and the workers claim chunk numbers until none is left.
+//! A chunk-claiming thread pool: the caller and each worker have a range of the chunks, and take from the ends of others' when their own
+//! is done. Ranges are the same shares of every job, so that rows stay in the caches of the core that wrote them.
 //!
 //! Before: chunk boundaries are a function of shapes only, and chunks write disjoint memory; then results do not depend on the
 //! number of threads. After: a parallel-for allocates nothing. A worker spins briefly, then parks, so that more ranks than cores work.
-//! The pool also owns the packing buffers that matrix products need: one per thread and one shared.
+//! The pool also owns the packing buffers that matrix products need, one per thread.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -10,8 +11,6 @@ use std::thread::JoinHandle;
 
 /// Bytes of packing space of each thread.
 pub const WORKER_BYTES: usize = 3 << 19;
-/// Bytes of packing space that all threads of one call share.
-pub const SHARED_BYTES: usize = 1 << 20;
 /// Spins before a thread parks, about 20 µs.
 const SPINS: u32 = 2000;
 
@@ -38,18 +37,16 @@ pub struct Pool {
     threads: usize,
 }
 
-/// Exclusive use of a pool's threads and buffers.
-pub struct Team {
+/// Exclusive use of a pool's threads.
+struct Team {
     shared: Arc<Shared>,
     caller: Worker,
-    buffer: Buffer,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What the caller publishes. `ticket` holds the job number in its upper half and the next unclaimed chunk in its lower;
-/// a claim is a compare-and-swap on both, so that a late worker can never claim a chunk of a job whose fields it has not read.
+/// What the caller publishes: a range for each thread, the caller's first.
 struct Shared {
-    ticket: AtomicU64,
+    ranges: Box<[Range]>,
     body: AtomicPtr<*const Body<'static>>,
     chunks: AtomicUsize,
     done: AtomicUsize,
@@ -62,17 +59,49 @@ struct Shared {
     finished: Condvar,
 }
 
+/// A thread's unclaimed chunks, in a cache line of its own: a job's number, the first chunk, the one behind the last. A claim is a
+/// compare-and-swap of all three, so that a late thread can never claim a chunk of a job whose fields it has not read.
+#[repr(align(64))]
+struct Range(AtomicU64);
+
+/// Bits of a chunk's number; the other 24 are the job's.
+const CHUNK_BITS: u32 = 20;
+const MOST_CHUNKS: usize = (1 << CHUNK_BITS) - 1;
+const JOBS: u32 = 1 << (64 - 2 * CHUNK_BITS);
+
+impl Range {
+    fn job(&self) -> u32 {
+        (self.0.load(Ordering::SeqCst) >> (2 * CHUNK_BITS)) as u32
+    }
+
+    fn offer(&self, job: u32, first: usize, end: usize) {
+        self.0.store(u64::from(job) << (2 * CHUNK_BITS) | (first as u64) << CHUNK_BITS | end as u64, Ordering::SeqCst);
+    }
+
+    /// The owner's end is the first, that of all others the last.
+    fn claim(&self, job: u32, owner: bool) -> Option<usize> {
+        let mut range = self.0.load(Ordering::Acquire);
+        loop {
+            let number = |shift: u32| (range >> shift) as usize & MOST_CHUNKS;
+            let (first, end) = (number(CHUNK_BITS), number(0));
+            if (range >> (2 * CHUNK_BITS)) as u32 != job || first >= end {
+                return None;
+            }
+            let rest = if owner { range + (1 << CHUNK_BITS) } else { range - 1 };
+            match self.0.compare_exchange_weak(range, rest, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(if owner { first } else { end - 1 }),
+                Err(seen) => range = seen,
+            }
+        }
+    }
+}
+
 impl Pool {
     /// A pool of `threads` threads, the caller included; 1 starts none.
     pub fn new(threads: usize) -> Pool {
-        let shared = Arc::new(Shared::new());
+        let shared = Arc::new(Shared::new(threads.max(1)));
         let workers = (1..threads.max(1)).map(|index| spawn(index, Arc::clone(&shared))).collect();
-        let team = Team {
-            shared,
-            caller: Worker { scratch: Buffer::new(WORKER_BYTES) },
-            buffer: Buffer::new(SHARED_BYTES),
-            threads: workers,
-        };
+        let team = Team { shared, caller: Worker { scratch: Buffer::new(WORKER_BYTES) }, threads: workers };
         Pool { team: Mutex::new(team), threads: threads.max(1) }
     }
 
@@ -83,11 +112,11 @@ impl Pool {
 
     /// Bytes that the pool holds for packing, all threads together.
     pub fn scratch_bytes(&self) -> usize {
-        SHARED_BYTES + self.threads * WORKER_BYTES
+        self.threads * WORKER_BYTES
     }
 
-    /// The threads and buffers, until the guard is dropped. A second caller waits.
-    pub fn team(&self) -> MutexGuard<'_, Team> {
+    /// The threads, until the guard is dropped. A second caller waits.
+    fn team(&self) -> MutexGuard<'_, Team> {
         self.team.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -98,23 +127,23 @@ impl Pool {
 }
 
 impl Team {
-    /// `SHARED_BYTES` bytes, 64-byte aligned.
-    pub fn buffer(&mut self) -> *mut u8 {
-        self.buffer.pointer()
-    }
-
     /// Runs `body` for every chunk below `chunks` and returns when all are done. `body` must not use the pool.
     pub fn run(&mut self, chunks: usize, nanoseconds: usize, body: &Body<'_>) {
         if self.threads.is_empty() || chunks <= 1 || nanoseconds < BREAK_EVEN_NS {
             (0..chunks).for_each(|chunk| body(&mut self.caller, chunk));
             return;
         }
-        assert!(chunks < u32::MAX as usize, "chunk numbers fit the ticket");
+        // Beyond what a range can tell, several are claimed at once.
+        let grain = chunks.div_ceil(MOST_CHUNKS);
+        let grains = |worker: &mut Worker, claimed: usize| {
+            (claimed * grain..((claimed + 1) * grain).min(chunks)).for_each(|chunk| body(worker, chunk));
+        };
+        let (body, chunks): (&Body<'_>, usize) = if grain == 1 { (body, chunks) } else { (&grains, chunks.div_ceil(grain)) };
         let mut erased: *const Body<'static> =
             // SAFETY: only the lifetime changes; `run` outlives every use, since it returns after the last chunk is done.
             unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(std::ptr::from_ref(body)) };
         let job = self.shared.publish(&mut erased, chunks);
-        while let Some(chunk) = self.shared.claim(job) {
+        while let Some(chunk) = self.shared.claim(job, 0) {
             self.shared.execute(&mut self.caller, erased, chunk);
         }
         self.shared.wait_for_all(chunks);
@@ -134,9 +163,9 @@ impl Drop for Team {
 }
 
 impl Shared {
-    fn new() -> Shared {
+    fn new(threads: usize) -> Shared {
         Shared {
-            ticket: AtomicU64::new(0),
+            ranges: (0..threads).map(|_| Range(AtomicU64::new(0))).collect(),
             body: AtomicPtr::new(std::ptr::null_mut()),
             chunks: AtomicUsize::new(0),
             done: AtomicUsize::new(0),
@@ -156,13 +185,14 @@ impl Shared {
 
     /// The fields of the previous job are free to change: all its chunks were claimed and done, and a claim needs its number.
     fn publish(&self, body: *mut *const Body<'static>, chunks: usize) -> u32 {
-        let job = ((self.ticket.load(Ordering::Relaxed) >> 32) as u32).wrapping_add(1);
-        // First an exhausted ticket, so that no late claim of the previous job meets the new fields.
-        self.ticket.store(u64::from(job.wrapping_sub(1)) << 32 | u64::from(u32::MAX), Ordering::SeqCst);
+        let job = (self.ranges[0].job() + 1) % JOBS;
         self.body.store(body, Ordering::Release);
         self.chunks.store(chunks, Ordering::Release);
         self.done.store(0, Ordering::Relaxed);
-        self.ticket.store(u64::from(job) << 32, Ordering::SeqCst);
+        let threads = self.ranges.len();
+        for (thread, range) in self.ranges.iter().enumerate().rev() {
+            range.offer(job, thread * chunks / threads, (thread + 1) * chunks / threads);
+        }
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             drop(self.lock());
             self.wake.notify_all();
@@ -170,18 +200,10 @@ impl Shared {
         job
     }
 
-    fn claim(&self, job: u32) -> Option<usize> {
-        let mut ticket = self.ticket.load(Ordering::Acquire);
-        loop {
-            let next = ticket as u32 as usize;
-            if (ticket >> 32) as u32 != job || next >= self.chunks.load(Ordering::Acquire) {
-                return None;
-            }
-            match self.ticket.compare_exchange_weak(ticket, ticket + 1, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return Some(next),
-                Err(seen) => ticket = seen,
-            }
-        }
+    /// The next chunk of the thread's own range, else the last of another's.
+    fn claim(&self, job: u32, thread: usize) -> Option<usize> {
+        let threads = self.ranges.len();
+        (0..threads).find_map(|step| self.ranges[(thread + step) % threads].claim(job, step == 0))
     }
 
     fn execute(&self, worker: &mut Worker, body: *const Body<'static>, chunk: usize) {
@@ -214,9 +236,9 @@ impl Shared {
     }
 
     /// Waits for a job other than `last`; none when the pool stops.
-    fn next_job(&self, last: u32) -> Option<u32> {
+    fn next_job(&self, thread: usize, last: u32) -> Option<u32> {
         let fresh = || {
-            let job = (self.ticket.load(Ordering::SeqCst) >> 32) as u32;
+            let job = self.ranges[thread].job();
             (job != last).then_some(job)
         };
         for _ in 0..SPINS {
@@ -246,10 +268,10 @@ fn spawn(index: usize, shared: Arc<Shared>) -> JoinHandle<()> {
     let work = move || {
         let mut worker = Worker { scratch: Buffer::new(WORKER_BYTES) };
         let mut last = 0;
-        while let Some(job) = shared.next_job(last) {
+        while let Some(job) = shared.next_job(index, last) {
             last = job;
             let body = shared.body.load(Ordering::Relaxed);
-            while let Some(chunk) = shared.claim(job) {
+            while let Some(chunk) = shared.claim(job, index) {
                 // SAFETY: the claim succeeded under `job`, so the caller waits for this chunk: its `erased` local is alive, and
                 // `body` is that job's, since publishing another one needs this chunk to be done.
                 let body = unsafe { *body };

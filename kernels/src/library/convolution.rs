@@ -271,6 +271,7 @@ impl<E: Element> Convolution<E> {
             let [s, m, r] = self.chunks.steps.map(|step| step * chunk);
             let (from, to) = workspace.split_at_mut(side[last].moved.elements);
             side[last].moved.read(pool, &moved[m..], from);
+            let to = &mut to[..side[last].result.elements];
             if self.gaps {
                 to.fill(E::ZERO);
             }

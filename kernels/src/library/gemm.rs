@@ -2,24 +2,25 @@
 //!
 //! Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008). Rows, columns and the contracted dim are *lists*
 //! of panels with offsets, so that a dim made of several strided dims needs no copy. The contracted dim is cut into pieces by its
-//! length alone; a thread owns whole elements of C. Hence the same bits for every number of threads.
+//! length alone; a thread owns whole elements of C. Hence the same bits for every number of threads. Threads pack for themselves what
+//! their blocks need, some of it more than once: a copy in a core's own cache costs less than waiting for each other's.
 
-use super::SharedPtr;
 use super::factors::{Packing, Place};
 use super::microkernel::{Block, Kernels, MAX_COLUMNS, MAX_ROWS, Stretch};
 use super::pack::{Size, Source};
 use super::simd::Element;
-use crate::cpu::pool::{Pool, SHARED_BYTES, Team, WORKER_BYTES, Worker};
+use crate::cpu::pool::{Pool, WORKER_BYTES, Worker};
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 /// Most words (steps, or pairs of them) of the contracted dim that one pass over C takes.
 pub(super) const PIECE: usize = 256;
 /// Row panels packed at once: with `PIECE` steps they fill a third of a typical second-level cache.
 const ROW_PANELS: usize = 16;
-/// Bytes of a worker's scratch that hold packed A; the rest holds packed B when the worker computes a product alone.
+/// Bytes of a worker's scratch that hold packed A; the rest holds packed B.
 const A_BYTES: usize = WORKER_BYTES / 3;
-/// Column panels packed per chunk.
-const PACK_PANELS: usize = 8;
+/// Multiply-adds that are worth a chunk of their own.
+const CHUNK: usize = 1 << 19;
 
 /// Rows (columns) that are computed together, and the parts of A (B) that they come from.
 #[derive(Clone, Copy, Debug)]
@@ -99,8 +100,6 @@ pub(super) struct Gemm<E, S = E> {
     pub strides: Strides,
     pub pack_a: bool,
     pub pack_b: bool,
-    /// Each product belongs to one thread; otherwise all threads share each.
-    pub by_batch: bool,
     /// Multiply-adds of one product.
     pub work: usize,
 }
@@ -117,13 +116,6 @@ pub(super) struct Operands<E, S = E> {
     pub beta: E,
 }
 
-impl<E: Copy, S> Operands<E, S> {
-    /// B, as a capture of the whole struct.
-    fn b(&self) -> *const S {
-        self.b
-    }
-}
-
 // SAFETY: chunks read A and B and write disjoint elements of C.
 unsafe impl<E: Send, S: Send> Send for Operands<E, S> {}
 // SAFETY: as above.
@@ -134,18 +126,20 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
     /// Every offset that the panels, runs and strides reach is inside A, B (readable), C and the rounded result (writable, apart from all
     /// others, each element reached once); C may be short where the result is rounded and there is one piece.
     pub unsafe fn run(&self, pool: &Pool, operands: Operands<E, S>) {
-        let mut team = pool.team();
-        // SAFETY: the caller's.
-        unsafe {
-            if self.by_batch {
-                self.run_by_batch(&mut team, operands);
-            } else {
-                let buffer = SharedPtr::new(team.buffer().cast::<E>());
-                for item in &self.batch {
-                    self.run_together(&mut team, pool.threads(), shift(operands, item), buffer);
-                }
+        let (items, [down, across]) = self.grid(pool.threads());
+        let [rows, columns] = [self.rows.panels.len(), self.columns.panels.len()];
+        let chunks = self.batch.len().div_ceil(items) * down * across;
+        pool.run(chunks, self.nanoseconds(self.work * self.batch.len()), &|worker: &mut Worker, chunk| {
+            let (first, block) = (chunk / (down * across) * items, chunk % (down * across));
+            // Blocks that follow one another lie so in C.
+            let by_row = self.strides.c_row >= self.strides.c_column;
+            let (i, j) = if by_row { (block / across, block % across) } else { (block % down, block / down) };
+            let share = |part: usize, parts: usize, panels: usize| part * panels / parts..(part + 1) * panels / parts;
+            for item in &self.batch[first..self.batch.len().min(first + items)] {
+                // SAFETY: the caller's; blocks are apart.
+                unsafe { self.block(shift(operands, item), share(i, down, rows), share(j, across, columns), worker) };
             }
-        }
+        });
     }
 
     /// Nanoseconds of `multiply_adds`, for the pool's break-even.
@@ -157,88 +151,59 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
         self.kernels.columns * PIECE
     }
 
+    /// Column panels that are packed at once.
+    fn width(&self) -> usize {
+        (WORKER_BYTES - A_BYTES) / size_of::<E>() / self.panel_elements()
+    }
+
+    /// Products of a chunk, and the blocks that each is cut into, down and across: what takes the least time, half a chunk's waiting at the
+    /// end included. More blocks wait less and pack more.
+    fn grid(&self, threads: usize) -> (usize, [usize; 2]) {
+        let items = CHUNK.min(self.work * self.batch.len() / 4).div_ceil(self.work.max(1)).max(1);
+        if items > 1 || threads == 1 {
+            return (items, [1, 1]);
+        }
+        let (rows, columns) = (self.rows.panels.len(), self.columns.panels.len());
+        let depth = self.work as f64 / (rows * columns).max(1) as f64;
+        // Picoseconds, as in `swap_costs_less`.
+        let cost = |&[down, across]: &[usize; 2]| {
+            let (height, width) = (rows.div_ceil(down), columns.div_ceil(across));
+            let product = (height * width) as f64 * depth * 125.0 / self.kernels.lanes as f64;
+            let per_row = depth / self.kernels.columns as f64 * 60.0 * height as f64 * width.div_ceil(self.width()) as f64;
+            let per_column = depth / self.kernels.rows as f64 * 100.0 * width as f64;
+            let packing = if self.pack_a { per_row } else { 0.0 } + if self.pack_b { per_column } else { 0.0 };
+            let rounds = (self.batch.len() * down * across).div_ceil(threads);
+            (rounds as f64 + 0.5) * (product + packing)
+        };
+        let cuts = [1, threads, 2 * threads, 4 * threads].into_iter().flat_map(|blocks| {
+            let downs = (1..=blocks).filter(move |down| blocks.is_multiple_of(*down));
+            downs.map(move |down| [down.min(rows), (blocks / down).min(columns)])
+        });
+        (1, cuts.min_by(|x, y| cost(x).total_cmp(&cost(y))).expect("the whole is one"))
+    }
+
+    /// Some rows and columns of one product.
+    ///
     /// # Safety
     /// As `run`.
-    unsafe fn run_by_batch(&self, team: &mut Team, operands: Operands<E, S>) {
-        let group = (1 << 19).min(self.work * self.batch.len() / 4).div_ceil(self.work.max(1)).max(1);
-        let width = (WORKER_BYTES - A_BYTES) / size_of::<E>() / self.panel_elements();
-        let total = self.nanoseconds(self.work * self.batch.len());
-        team.run(self.batch.len().div_ceil(group), total, &|worker: &mut Worker, chunk| {
-            let scratch = worker.scratch();
-            let end = self.batch.len().min((chunk + 1) * group);
-            for item in &self.batch[chunk * group..end] {
-                let operands = shift(operands, item);
+    unsafe fn block(&self, operands: Operands<E, S>, rows: Range<usize>, columns: Range<usize>, worker: &mut Worker) {
+        let scratch = worker.scratch();
+        let width = columns.len().div_ceil(columns.len().div_ceil(self.width()).max(1)).max(1);
+        for first in columns.clone().step_by(width) {
+            let columns = first..columns.end.min(first + width);
+            for piece in 0..self.pieces.len() {
                 // SAFETY: the caller's; the scratch holds A_BYTES for A and `width` panels for B.
-                unsafe { self.alone(operands, scratch.cast(), scratch.add(A_BYTES).cast(), width) };
-            }
-        });
-    }
-
-    /// One product on one thread.
-    ///
-    /// # Safety
-    /// As `run`; `packed_a` holds A_BYTES, `packed_b` holds `width` panels.
-    unsafe fn alone(&self, operands: Operands<E, S>, packed_a: *mut E, packed_b: *mut E, width: usize) {
-        for (index, columns) in self.columns.panels.chunks(width).enumerate() {
-            for piece in 0..self.pieces.len() {
-                // SAFETY: the caller's.
                 unsafe {
+                    let packed_b = scratch.add(A_BYTES).cast();
                     if self.pack_b {
-                        self.pack_columns(operands.b, columns, piece, packed_b);
+                        self.pack_columns(operands.b, &self.columns.panels[columns.clone()], piece, packed_b);
                     }
-                    for first in (0..self.rows.panels.len()).step_by(ROW_PANELS) {
-                        let rows = first..self.rows.panels.len().min(first + ROW_PANELS);
-                        let block = Task { rows, columns: index * width..index * width + columns.len(), piece };
-                        self.compute(&operands, &block, packed_a, packed_b);
+                    for first in rows.clone().step_by(ROW_PANELS) {
+                        let rows = first..rows.end.min(first + ROW_PANELS);
+                        let task = Task { rows, columns: columns.clone(), piece };
+                        self.compute(&operands, &task, scratch.cast(), packed_b);
                     }
                 }
-            }
-        }
-    }
-
-    /// One product on all threads: they pack a stretch of B together, then each computes blocks of C.
-    ///
-    /// # Safety
-    /// As `run`; `buffer` holds SHARED_BYTES.
-    unsafe fn run_together(&self, team: &mut Team, threads: usize, operands: Operands<E, S>, buffer: SharedPtr<E>) {
-        let most = SHARED_BYTES / size_of::<E>() / self.panel_elements();
-        let stretch = self.columns.panels.len().div_ceil(self.columns.panels.len().div_ceil(most).max(1));
-        let row_tasks = self.rows.panels.len().div_ceil(ROW_PANELS);
-        for (index, columns) in self.columns.panels.chunks(stretch.max(1)).enumerate() {
-            // Each packs the rows of A for itself; which of them computes an element of C changes nothing in it.
-            let tasks = if threads == 1 { 1 } else { 8usize };
-            let column_tasks = tasks.div_ceil(row_tasks).min(columns.len().div_ceil(4)).max(1);
-            let width = columns.len().div_ceil(column_tasks);
-            let column_tasks = columns.len().div_ceil(width);
-            let total = self.nanoseconds(self.work / self.pieces.len() * columns.len() / self.columns.panels.len());
-            for piece in 0..self.pieces.len() {
-                if self.pack_b {
-                    let chunks = columns.len().div_ceil(PACK_PANELS);
-                    let elements = columns.len() * self.panel_elements();
-                    team.run(chunks, elements / 8, &|_: &mut Worker, chunk| {
-                        let panels = &columns[chunk * PACK_PANELS..columns.len().min((chunk + 1) * PACK_PANELS)];
-                        // SAFETY: the caller's; each chunk fills panels of its own.
-                        unsafe {
-                            self.pack_columns(
-                                operands.b(),
-                                panels,
-                                piece,
-                                buffer.get().add(chunk * PACK_PANELS * self.panel_elements()),
-                            )
-                        };
-                    });
-                }
-                team.run(row_tasks * column_tasks, total, &|worker: &mut Worker, chunk| {
-                    let (row, column) = (chunk % row_tasks * ROW_PANELS, chunk / row_tasks * width);
-                    let first = index * stretch;
-                    let rows = row..self.rows.panels.len().min(row + ROW_PANELS);
-                    let block = Task { rows, columns: first + column..first + columns.len().min(column + width), piece };
-                    // SAFETY: the caller's; the block's first column was packed `column` panels into the buffer.
-                    unsafe {
-                        let packed_b = buffer.get().add(column * self.panel_elements());
-                        self.compute(&operands, &block, worker.scratch().cast(), packed_b);
-                    }
-                });
             }
         }
     }
@@ -446,8 +411,8 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
 
 /// Blocks of C that one chunk computes in one piece of the contracted dim.
 struct Task {
-    rows: std::ops::Range<usize>,
-    columns: std::ops::Range<usize>,
+    rows: Range<usize>,
+    columns: Range<usize>,
     piece: usize,
 }
 

@@ -147,7 +147,6 @@ impl<E: Element, S: Copy + Send + Sync> DotGeneral<E, S> {
                 || broken(|run| run.b, strides.b_step)
                 || strides.b_column != 1
                 || (rows.panels.len() > 2 && strides.b_step > NEAR),
-            by_batch: count(&batch) >= 8 || (count(&batch) > 1 && work < 1 << 20),
             rows,
             columns,
             pieces,
