@@ -155,7 +155,7 @@ impl Instance {
     /// Made-up parameters and data of the first step: matrices about 0, as large as keeps activations of their size; all else about 1,
     /// as gains and variances are; state is zero.
     fn bindings(&self) -> Bindings {
-        let mut bindings = Bindings { learning_rate: 1e-2, step: 1, seed: 7, ..Bindings::default() };
+        let mut bindings = Bindings { learning_rate: 1e-2, step: 3, seed: 7, ..Bindings::default() };
         let mut shapes: BTreeMap<(String, ParamKind), TensorType> = BTreeMap::new();
         for id in self.graph.ids() {
             match &self.graph[id].op {
@@ -180,6 +180,8 @@ impl Instance {
             let value = match (&kind, ty.rank()) {
                 (ParamKind::Weight, 0 | 1) => made_up(&name, &ty, 0.1, 1.0, None),
                 (ParamKind::Weight, _) => made_up(&name, &ty, (3.0 / fan).sqrt(), 0.0, None),
+                // Of the optimizer, in the middle of training: positive, as variances are, and each different.
+                _ if ty.dtype.is_float() => made_up(&format!("{name} {kind:?}"), &ty, 0.05, 0.1, None),
                 _ => Tensor::zeros(&ty),
             };
             bindings.params.insert((name, kind), value);

@@ -25,6 +25,7 @@ use super::output;
 use crate::error::Error;
 use dcc_program::artifact::{Artifact, Data};
 use dcc_program::program::Program;
+use dcc_runtime::run::Instructions;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -48,12 +49,15 @@ pub struct Args {
     #[cfg(target_os = "linux")]
     #[command(flatten)]
     opinion: opinion::ModelFlags,
+    #[command(flatten)]
+    instructions: Instructions,
     /// Print what was checked as JSON
     #[arg(long)]
     json: bool,
 }
 
 pub fn run(args: &Args) -> Outcome<i32> {
+    args.instructions.limit()?;
     let path = &args.subject;
     match kind(path)? {
         Kind::Artifact => {}

@@ -31,19 +31,11 @@ pub(super) fn update_early(selected: &mut Selected, turns: &Turns) {
         }
     }
     selected.program.sections[section].body = kept;
-    // Later ones follow earlier ones of the same place.
+    // Later ones follow earlier ones of the same place; what runs once has one variant.
     moved.sort_by_key(|(at, _)| *at);
-    for (turn, id) in order.iter().enumerate() {
-        let here: Vec<(usize, Instr)> =
-            moved.iter().filter(|(at, _)| at.0 == turn).map(|(at, instr)| (at.1, instr.clone())).collect();
-        let longest = selected.program.sections.iter().rfind(|s| s.id() == *id).map_or(0, |s| s.body.len());
-        for section in selected.program.sections.iter_mut().filter(|s| s.id() == *id) {
-            // Variants differ in what they wait for at first.
-            let fewer = longest - section.body.len();
-            for (behind, instr) in here.iter().rev() {
-                section.body.insert(behind.saturating_sub(fewer), instr.clone());
-            }
-        }
+    for ((turn, behind), instr) in moved.into_iter().rev() {
+        let section = selected.program.sections.iter_mut().find(|section| section.id() == order[turn]);
+        section.expect("an instruction that it follows stands there").body.insert(behind, instr);
     }
 }
 

@@ -14,11 +14,20 @@ type Site = (usize, usize, usize);
 /// What is done, how the gate calls it, words of the message, and the deed.
 type Planted = (&'static str, Fault, &'static str, fn(&mut Set));
 
-/// The number of faults, all refused as they should be.
+/// The number of faults in a GPT-2 block by tp and pp, all refused as they should be.
 pub fn check(programs: &[Program]) -> usize {
+    refused(programs, FAULTS)
+}
+
+/// The same of updates within the backward pass, ZeRO-1.
+pub fn check_early(programs: &[Program]) -> usize {
+    refused(programs, EARLY)
+}
+
+fn refused(programs: &[Program], faults: &[Planted]) -> usize {
     check::programs(programs).expect("the gate accepts what it is to refuse once spoilt");
     let mut wrong = Vec::new();
-    for (name, fault, words, plant) in FAULTS {
+    for (name, fault, words, plant) in faults {
         let mut set = programs.to_vec();
         plant(&mut set);
         match check::programs(&set) {
@@ -28,7 +37,55 @@ pub fn check(programs: &[Program]) -> usize {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    FAULTS.len()
+    faults.len()
+}
+
+const EARLY: &[Planted] = &[
+    ("a parameter read after its update", Fault::Overwritten, "is read after its update", |p| {
+        let lasting = lasting(p);
+        let changed = |i: &Instr| i.results.iter().copied().find(|id| lasting.contains(id));
+        let update = find(p, SectionKind::Backward, |i| changed(i).is_some());
+        let renewed = changed(instr(p, update)).expect("a parameter or state");
+        read_behind(p, update, renewed);
+    }),
+    ("a parameter read after a transfer has renewed it", Fault::Overwritten, "is read after its update", |p| {
+        let lasting = lasting(p);
+        let brings = |i: &Instr| matches!(i.action, Action::Wait(_)) && i.results.iter().any(|id| lasting.contains(id));
+        let wait = find(p, SectionKind::Update, brings);
+        let renewed = instr(p, wait).results[0];
+        let Action::Wait(awaited) = instr(p, wait).action else { unreachable!("a wait") };
+        let start = find(p, SectionKind::Update, |i| matches!(i.action, Action::Start { token, .. } if token == awaited));
+        let pair = [instr(p, start).clone(), instr(p, wait).clone()];
+        body(p, wait).remove(wait.2);
+        body(p, start).remove(start.2);
+        let backward = find(p, SectionKind::Backward, |_| true);
+        body(p, backward).extend(pair);
+        check::programs(p).expect("updated in the backward pass it is sound");
+        let last = (backward.0, backward.1, body(p, backward).len() - 1);
+        read_behind(p, last, renewed);
+    }),
+];
+
+/// What a step changes and keeps.
+fn lasting(p: &Set) -> Vec<BufferId> {
+    p[0].params.iter().filter(|x| x.trained || x.kind != ParamKind::Weight).map(|x| x.buffer).collect()
+}
+
+/// A copy of a buffer, right behind an instruction.
+fn read_behind(p: &mut Set, site: Site, id: BufferId) {
+    let (from, program) = (p[site.0].buffer(id).clone(), &mut p[site.0]);
+    let bytes = from.ty.local_bytes(&program.mesh);
+    let copy = BufferId(program.buffers.len() as u32);
+    let offset = program.scratch_bytes.next_multiple_of(64);
+    program.scratch_bytes = offset + bytes;
+    program.buffers.push(Buffer { place: Place::Scratch, offset, ..from });
+    let read = Instr {
+        operands: [id].into_iter().collect(),
+        results: [copy].into_iter().collect(),
+        action: Action::Library(Library::Copy),
+        ..instr(p, site).clone()
+    };
+    body(p, site).insert(site.2 + 1, read);
 }
 
 const FAULTS: &[Planted] = &[

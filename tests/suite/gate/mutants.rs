@@ -2,6 +2,7 @@
 
 use super::mutate::{Change, FUNCTION, Mutation, Random, STRUCTURE};
 use super::subject::Subject;
+use dcc::numeric::Instance;
 use dcc_program::check;
 use dcc_program::program::Program;
 use dcc_program::simulate::unsharded;
@@ -49,6 +50,45 @@ pub fn check(subjects: &[Subject], promise: Promise, seed: u64, count: usize) ->
         }
     }
     assert!(broken.is_empty(), "{} mutants:\n{}", broken.len(), broken.join("\n"));
+    counts
+}
+
+/// Mutants of the function: refused by the gate, of the same results, and those that comparing with the model's graph tells.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Told {
+    pub refused: usize,
+    pub same: usize,
+    pub told: usize,
+}
+
+/// `count` mutants of an instance's function. Each that the gate accepts and that gives other results must be told.
+pub fn told(mut instance: Instance, classes: u64, seed: u64, count: usize) -> Told {
+    let sound: Vec<Program> = instance.programs().iter().map(|traced| traced.program.clone()).collect();
+    let subject = Subject::new("an instance", sound, classes);
+    instance.check().unwrap_or_else(|error| panic!("{error}"));
+    let (mut random, mut counts, mut missed) = (Random(seed), Told::default(), Vec::new());
+    for n in 0..count {
+        let (name, mutation) = FUNCTION[n % FUNCTION.len()];
+        let Some((stage, mutant)) = mutant(&subject, mutation, &mut random) else { continue };
+        if check::programs(&mutant).is_err() {
+            counts.refused += 1;
+            continue;
+        }
+        if subject.run(&mutant).is_ok_and(|found| found.same(&subject.expected)) {
+            counts.same += 1;
+            continue;
+        }
+        let put = |instance: &mut Instance, programs: &[Program]| {
+            instance.programs().iter_mut().zip(programs).for_each(|(traced, program)| traced.program = program.clone());
+        };
+        put(&mut instance, &mutant);
+        match instance.check() {
+            Ok(_) => missed.push(format!("{name}\n{}", difference(&subject.programs[stage], &mutant[stage]))),
+            Err(_) => counts.told += 1,
+        }
+        put(&mut instance, &subject.programs);
+    }
+    assert!(missed.is_empty(), "{} mutants are not told:\n{}", missed.len(), missed.join("\n"));
     counts
 }
 

@@ -288,6 +288,7 @@ impl<'a> Run<'a> {
         let kind = self.p.sections[self.p.order[k].section as usize].kind;
         for &id in results {
             external_write(self.p, kind, id, &self.roles)?;
+            self.renewed.extend(self.roles.changes(id).then_some(id));
         }
         let targets: SmallVec<[_; 1]> = results.iter().map(|&id| self.block(id, k)).collect();
         for ((block, span), &id) in targets.iter().zip(results) {
