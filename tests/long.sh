@@ -44,6 +44,11 @@ section_compile_time() {
         tests/models/gpt3_175b.onnx --tp 8 --pp 16 --dp 64 --global-batch-size 1024
 }
 
+# 96 layers on 8 ranks planned, and programs of 1024 ranks checked.
+section_planner_time() {
+    DCC_LONG=1 cargo test --release --locked -q -p dcc-tests --test suite seconds:: -- --nocapture --test-threads 1 || miss planner_time
+}
+
 section_rewriting() {
     cargo test --release -q -p dcc-tests --test suite rewriting -- --nocapture 2>&1 | grep -E '%|test result' || miss rewriting
 }

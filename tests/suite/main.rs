@@ -51,6 +51,7 @@ mod readme;
 mod reshard;
 mod rewriting;
 mod running;
+mod seconds;
 mod steps;
 mod tidy;
 mod tolerance;
