@@ -67,6 +67,7 @@ long() {
 
 section_meshes() {
     long ranks::strategies
+    long ranks::zero
     long ranks::whole_sweep
     long ranks::sequence
     long ranks::context
