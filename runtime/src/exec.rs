@@ -155,6 +155,11 @@ impl Executor {
         &self.parameters
     }
 
+    /// Arena bytes that outlive the passes of a step: parameters, what microbatches add up in, scalars.
+    pub fn persistent_bytes(&self) -> usize {
+        self.blocks.persistent().len()
+    }
+
     pub fn inputs(&self) -> &[Port] {
         &self.inputs
     }

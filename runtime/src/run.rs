@@ -55,6 +55,8 @@ pub struct RankReport {
     pub prepare_ms: f64,
     /// The arena: the peak known at compile time.
     pub planned_bytes: u64,
+    /// Of it, what outlives the passes of a step: weights, optimizer state, gradients that microbatches add up in.
+    pub persistent_bytes: u64,
     /// Weights and optimizer state.
     pub parameter_bytes: u64,
     /// Resident set before anything was loaded, and the largest seen; peers' memory left out.

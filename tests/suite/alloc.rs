@@ -213,7 +213,8 @@ fn halves() -> Artifact {
     Artifact { tensors: vec![weight], train, options, ..Artifact::default() }
 }
 
-fn npy(path: &Path, shape: &[u64]) {
+/// A file of small floats.
+pub fn npy(path: &Path, shape: &[u64]) {
     let file = std::fs::File::create(path).unwrap();
     let mut writer = npyz::WriteOptions::new().default_dtype().shape(shape).writer(file).begin_nd().unwrap();
     writer.extend((0..shape.iter().product()).map(|i: u64| (i % 7) as f32)).unwrap();

@@ -351,6 +351,7 @@ impl<'a, 'w> Trainer<'a, 'w> {
             kernels: self.rank.cpu.kernels() as u64,
             prepare_ms: self.prepare_ms,
             planned_bytes: self.rank.world.planned_bytes(rank) as u64,
+            persistent_bytes: self.train.persistent_bytes() as u64,
             parameter_bytes: self.train.parameters().iter().map(|p| p.range.len() as u64).sum(),
             idle_bytes: self.idle_bytes,
             resident_bytes: self.resident_bytes,
