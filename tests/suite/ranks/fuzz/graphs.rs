@@ -13,6 +13,16 @@ pub struct Subject {
     pub output: Vec<i64>,
     /// Whether the labels are classes of the last dim, not a target of the output's shape.
     pub classes: bool,
+    pub has: Has,
+}
+
+/// What can be shared beside samples and widths.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Has {
+    /// Dims of a sample beside its last.
+    pub positions: bool,
+    pub attention: bool,
+    pub experts: bool,
 }
 
 type Shape = Vec<i64>;
@@ -25,6 +35,7 @@ struct Builder<'a> {
     values: Vec<(String, Shape)>,
     weights: Vec<(String, Shape)>,
     names: usize,
+    has: Has,
     /// Experts and causal masks too.
     wide: bool,
 }
@@ -34,8 +45,9 @@ const WIDTHS: [i64; 7] = [2, 3, 4, 5, 6, 8, 12];
 /// A model of a batch of so many samples; `wide`: of layers that seeds of old do not know.
 pub fn random(dice: &mut Dice, batch: i64, wide: bool) -> Subject {
     let (nodes, tensors, values, weights) = Default::default();
-    let mut builder = Builder { dice, nodes, tensors, values, weights, names: 0, wide };
+    let mut builder = Builder { dice, nodes, tensors, values, weights, names: 0, has: Has::default(), wide };
     let input = builder.begin(batch);
+    builder.has.positions = builder.here().1.len() > 2;
     let layers = 2 + builder.dice.below(6);
     for _ in 0..layers {
         builder.layer();
@@ -262,6 +274,7 @@ impl Builder<'_> {
 
     /// Heads as exporters write them.
     fn attention(&mut self) {
+        self.has.attention = true;
         let (x, shape) = self.here();
         let (batch, length, from) = (shape[0], shape[1], shape[2]);
         let (heads, size) = (self.dice.of(&[1, 2, 3, 4]), self.dice.of(&[2, 3, 4]));
@@ -297,6 +310,7 @@ impl Builder<'_> {
 
     /// Experts that all compute all positions, weighed by a router.
     fn experts(&mut self) {
+        self.has.experts = true;
         let (x, shape) = self.here();
         let (batch, length, from) = (shape[0], shape[1], shape[2]);
         let (experts, width) = (self.dice.of(&[2, 3, 4]), self.dice.of(&WIDTHS));
@@ -362,6 +376,6 @@ impl Builder<'_> {
         };
         let model =
             ModelProto { ir_version: Some(10), opset_import: vec![opset(20)], graph: Some(graph), ..Default::default() };
-        Subject { model, output, classes }
+        Subject { model, output, classes, has: self.has }
     }
 }
