@@ -152,7 +152,9 @@ impl OpDef for Convolution {
     }
 
     /// The same relation with dy in the place of the operand that it differentiates.
-    fn grad(&self, g: &mut Grad, _: NodeId, dy: NodeId) -> Result<()> {
+    fn grad(&self, g: &mut Grad, y: NodeId, dy: NodeId) -> Result<()> {
+        let dtype = g.ty(g.operand(0)).dtype;
+        let dy = g.of_value(y, |g| g.cast(dy, dtype))?;
         for (i, other) in [(0, 1), (1, 0)] {
             let with = g.operand(other);
             let shape = g.ty(g.operand(i)).shape.clone();

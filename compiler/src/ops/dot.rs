@@ -167,7 +167,9 @@ impl OpDef for DotGeneral {
         unpack(&c, &[&batch[..], &m, &n].concat(), &sizes, &spec.result, result)
     }
 
-    fn grad(&self, g: &mut Grad, _: NodeId, dy: NodeId) -> Result<()> {
+    fn grad(&self, g: &mut Grad, y: NodeId, dy: NodeId) -> Result<()> {
+        let dtype = g.ty(g.operand(0)).dtype;
+        let dy = g.of_value(y, |g| g.cast(dy, dtype))?;
         for (i, other) in [(0, 1), (1, 0)] {
             // Factors that only this operand has are summed by the dot: the gradient repeats along them.
             let own = |dim: &DimFactors| !self.spec.in_result(dim[0]) && !self.spec.in_operand(other, dim[0]);

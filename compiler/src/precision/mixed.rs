@@ -4,33 +4,39 @@
 //! of the operands, rounding after each operator; here it is f32 from the half floats that one contraction writes to those that the
 //! next one reads, in one kernel where fusion has it so. Parameters stay f32: a contraction reads a cast of one, which depends on no
 //! batch and so is made once a step. Sums, statistics, exponentials and losses are f32 by the same rule, and a value that is added to
-//! f32 (a residual stream that begins with an embedding) stays f32.
+//! f32 (a residual stream that begins with an embedding) stays f32. A bias belongs to its contraction, whose sums are rounded once, with it.
 //!
 //! A contraction stays f32 if it sums nothing (rotary positions times frequencies) or no parameter has a part in it.
 
 use crate::error::Result;
 use crate::graph::{Graph, NodeId, Operands};
-use crate::ops::{Cast, Op};
+use crate::ops::{Binary, Cast, Convolution, DotGeneral, Op};
 use dcc_program::DType;
-use std::collections::HashMap;
+use dcc_program::kernel::BinaryOp;
+use std::collections::{HashMap, HashSet};
 
 /// `graph`, a forward graph, with its contractions in `half`. Inputs, parameters and outputs keep their dtypes.
 pub fn narrow(graph: &Graph, half: DType) -> Result<Graph> {
     let mut pass = Pass { half, narrowed: HashMap::new(), trains: Vec::new() };
-    let mut out = graph.map(|out, _, node, operands| {
+    let biased = biased(graph);
+    let summed: HashSet<NodeId> = biased.values().copied().collect();
+    let mut out = graph.map(|out, id, node, operands| {
         let was = |i: usize| graph.ty(node.operands[i]).dtype;
         let of_parameters = operands.iter().any(|o| pass.trains[o.0 as usize]) || matches!(node.op, Op::Param(_));
         let new = match &node.op {
             op if node.ty.dtype == DType::F32 && of_parameters && sums(out, op, operands) => {
                 let narrowed = pass.operands(out, op, operands)?;
-                out.add(op.clone(), &narrowed)?
+                let op = if summed.contains(&id) { wide(op) } else { op.clone() };
+                out.add(op, &narrowed)?
             }
             op if moves(op) && node.ty.dtype == DType::F32 && operands.iter().all(|&o| out.ty(o).dtype == half) => {
                 out.add(op.clone(), operands)?
             }
             op => {
                 let wide = operands.iter().enumerate().map(|(i, &o)| out.cast(o, was(i))).collect::<Result<Operands>>()?;
-                out.add(op.clone(), &wide)?
+                let new = out.add(op.clone(), &wide)?;
+                let with_bias = biased.contains_key(&id) && wide.iter().any(|&o| is_wide(&out[o].op));
+                if with_bias { out.cast(new, half)? } else { new }
             }
         };
         pass.trains.resize(out.nodes.len(), of_parameters);
@@ -81,6 +87,44 @@ impl Pass {
         };
         self.narrowed.insert(id, narrowed);
         Ok(narrowed)
+    }
+}
+
+/// By sum: the contraction that it adds a bias to, which nothing else reads. Where something else is added too, that sum is f32 anyway.
+fn biased(graph: &Graph) -> HashMap<NodeId, NodeId> {
+    let mut readers = vec![Vec::new(); graph.nodes.len()];
+    let mut of_data = vec![false; graph.nodes.len()];
+    for id in graph.ids() {
+        let node = &graph[id];
+        of_data[id.0 as usize] = matches!(node.op, Op::Input(_)) || node.operands.iter().any(|o| of_data[o.0 as usize]);
+        node.operands.iter().for_each(|o| readers[o.0 as usize].push(id));
+    }
+    let is_sum = |id: NodeId| matches!(graph[id].op, Op::Binary(Binary { op: BinaryOp::Add }));
+    let is_output = |id: NodeId| graph.outputs.iter().any(|(_, output)| *output == id);
+    let contraction = |sum: NodeId| {
+        let [a, b] = graph[sum].operands[..] else { return None };
+        let is_bias = |of: NodeId, id: NodeId| {
+            matches!(graph[of].op, Op::DotGeneral(_) | Op::Convolution(_))
+                && readers[of.0 as usize].len() == 1
+                && !is_output(of)
+                && !of_data[id.0 as usize]
+        };
+        [(a, b), (b, a)].into_iter().find(|&(of, id)| is_bias(of, id)).map(|(of, _)| (sum, of))
+    };
+    let alone = |&sum: &NodeId| is_sum(sum) && !readers[sum.0 as usize].iter().any(|&reader| is_sum(reader));
+    graph.ids().filter(alone).filter_map(contraction).collect()
+}
+
+fn is_wide(op: &Op) -> bool {
+    matches!(op, Op::DotGeneral(DotGeneral { wide: true, .. }) | Op::Convolution(Convolution { wide: true, .. }))
+}
+
+/// The contraction with its sums as its result.
+fn wide(op: &Op) -> Op {
+    match op.clone() {
+        Op::DotGeneral(op) => DotGeneral { wide: true, ..op }.into(),
+        Op::Convolution(op) => Convolution { wide: true, ..op }.into(),
+        other => other,
     }
 }
 
