@@ -194,6 +194,32 @@ fn softmax_rows() {
     }
 }
 
+/// The loss of rows longer than a tile: sums and stores share passes.
+#[test]
+fn long_rows_in_few_passes() {
+    let (rows, columns) = (whole(3), whole(9001));
+    let mut b = Build::new(&["i", "j"]).outer(&[0]);
+    let (x, label) = (b.input(F, &[0, 1]), b.input(DType::I64, &[0]));
+    let max = b.reduce(Reduce::Max, &[1], x);
+    let shifted = b.sub(x, max);
+    let e = b.un(UnaryOp::Exp, shifted);
+    let sum = b.reduce(Reduce::Sum, &[1], e);
+    b.store(F, &[], &[0], sum);
+    let position = b.kernel.expr(Expr::Position(DimId(1)));
+    let (hit, zero) = (b.kernel.expr(Expr::Compare(CompareOp::Eq, position, label)), b.float(F, 0.0));
+    let hit = b.kernel.expr(Expr::Select(hit, shifted, zero));
+    let target = b.reduce(Reduce::Sum, &[1], hit);
+    b.store(F, &[], &[0], target);
+    b.store(F, &[1], &[0, 1], e);
+    // Reads a sum of the pass before: a pass of its own.
+    let p = b.bin(BinaryOp::Div, e, sum);
+    let most = b.reduce(Reduce::Max, &[1], p);
+    b.store(F, &[], &[0], most);
+    let dims = [vec![rows, columns], vec![rows]];
+    let results = [vec![rows], vec![rows], vec![rows, columns], vec![rows]];
+    check(&b.kernel, &dims, &results, 1e-5);
+}
+
 #[test]
 fn layer_norm() {
     for columns in [20, 768, 4500] {

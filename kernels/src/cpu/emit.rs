@@ -16,7 +16,7 @@ use cranelift_codegen::isa::TargetFrontendConfig;
 use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
 use dcc_program::kernel::{BinaryOp, DimId, Expr, ExprId, Stmt, StoreMode, VarId};
 use dcc_program::types::Reduce;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Steps of a sum over rows that are added up before they join the total, for accuracy.
 const PARTIAL: usize = 64;
@@ -155,9 +155,13 @@ impl Emitter<'_, '_> {
         }
         self.repeat(begin, end, 1, &mut |emitter, point| {
             emitter.locate(point);
-            let mut next = 0;
-            while next < emitter.nest.kernel.body.len() {
-                next = emitter.statement(next);
+            let mut done = vec![false; emitter.nest.kernel.body.len()];
+            for i in 0..done.len() {
+                if !done[i] {
+                    let pass = emitter.pass(i);
+                    emitter.statements(&pass);
+                    pass.into_iter().for_each(|j| done[j] = true);
+                }
             }
         });
         self.builder.ins().return_(&[]);
@@ -208,33 +212,72 @@ impl Emitter<'_, '_> {
         self.tile = Some(Tile { dim: tiling.dim, count, capacity: tiling.length });
     }
 
-    /// Emits statement `i`, or the run of stores over the same dims that starts there; returns the next statement.
-    fn statement(&mut self, i: usize) -> usize {
-        let body = &self.nest.kernel.body;
-        let same = |stmt: &Stmt| matches!(stmt, Stmt::Store { .. }) && dims_of(over_of(stmt)) == dims_of(over_of(&body[i]));
-        let run = if let Stmt::Store { .. } = body[i] {
-            let like = |j: &usize| same(&body[*j]) && self.plan.statements[*j] == self.plan.statements[i];
-            (i..body.len()).take_while(like).count()
-        } else {
-            1
+    /// Statement `i` and those behind it that one pass over the same points can do: reductions and stores that need no result of a
+    /// statement from `i` on. A store stays behind all loads that it stood behind, as it may write where they read.
+    fn pass(&self, i: usize) -> Vec<usize> {
+        let (body, kernel) = (&self.nest.kernel.body, &self.nest.kernel);
+        let like = |j: usize| over_of(&body[j]) == over_of(&body[i]) && self.plan.statements[j] == self.plan.statements[i];
+        let of = |stmt: &Stmt| crate::tile::reachable(kernel, &[value_of(stmt)]);
+        let defines = |stmt: &Stmt| match stmt {
+            Stmt::Let { var, .. } | Stmt::Reduce { var, .. } => Some(*var),
+            Stmt::Store { .. } => None,
         };
-        let stmts = &body[i..i + run];
+        let mut pass = vec![i];
+        if matches!(body[i], Stmt::Let { .. }) || matches!(body[i], Stmt::Reduce { .. }) && !self.repeats(i) {
+            return pass;
+        }
+        let mut late: BTreeSet<VarId> = defines(&body[i]).into_iter().collect();
+        let (mut loads, mut written) = (false, BTreeSet::new());
+        for (j, stmt) in body.iter().enumerate().skip(i + 1) {
+            let waits = of(stmt).iter().any(|id| matches!(kernel.get(*id), Expr::Var(var) if late.contains(var)));
+            let joins = match stmt {
+                Stmt::Let { .. } => false,
+                Stmt::Reduce { .. } => self.repeats(j),
+                Stmt::Store { output, .. } => !loads && !written.contains(output),
+            };
+            late.extend(defines(stmt));
+            if joins && !waits && like(j) {
+                pass.push(j);
+                continue;
+            }
+            loads |= of(stmt).iter().any(|id| matches!(kernel.get(*id), Expr::Load { .. }));
+            if let Stmt::Store { output, .. } = stmt {
+                written.insert(*output);
+            }
+        }
+        pass
+    }
+
+    /// Whether a statement passes over its points in several steps, none of which leaves its values for others. (With a column, sums go
+    /// by parts.)
+    fn repeats(&self, i: usize) -> bool {
         let own = self.plan.statements[i];
+        let long = own.is_some_and(|t| self.nest.extents[usize::from(t.dim.0)] > t.length);
+        self.plan.column.is_none()
+            && (long || over_of(&self.nest.kernel.body[i]).iter().any(|d| own.is_none_or(|t| t.dim != *d)))
+    }
+
+    /// Emits statements that one pass does.
+    fn statements(&mut self, pass: &[usize]) {
+        let body = &self.nest.kernel.body;
+        let own = self.plan.statements[pass[0]];
         let single = own.filter(|t| self.nest.extents[usize::from(t.dim.0)] <= t.length);
         if let Some(tiling) = single {
             let zero = self.integer(0);
             self.open_tile(tiling, zero);
         }
-        let loops: Vec<DimId> = over_of(&stmts[0]).iter().copied().filter(|d| own.is_none_or(|t| t.dim != *d)).collect();
-        let roots: Vec<ExprId> = stmts.iter().map(value_of).collect();
+        let over = over_of(&body[pass[0]]);
+        let loops: Vec<DimId> = over.iter().copied().filter(|d| own.is_none_or(|t| t.dim != *d)).collect();
+        let roots: Vec<ExprId> = pass.iter().map(|&j| value_of(&body[j])).collect();
         self.prepare_all(&roots);
-        match &stmts[0] {
-            Stmt::Let { var, value } => {
+        let tiling = own.filter(|_| single.is_none());
+        match (&body[pass[0]], pass) {
+            (Stmt::Let { var, value }, _) => {
                 let value = self.eval(*value);
                 self.define(*var, value);
             }
-            Stmt::Reduce { var, op, value, .. } => self.reduction(*var, *op, *value, &loops, own.filter(|_| single.is_none())),
-            Stmt::Store { .. } => self.around(&loops, own.filter(|_| single.is_none()), &roots, &mut |e| e.stores(stmts)),
+            (Stmt::Reduce { var, op, value, .. }, [_]) => self.reduction(*var, *op, *value, &loops, tiling),
+            _ => self.together(pass, &roots, &loops, tiling),
         }
         if self.plan.column.is_none() {
             self.tile = None;
@@ -242,7 +285,25 @@ impl Emitter<'_, '_> {
         if let Some(tiling) = own {
             self.index[usize::from(tiling.dim.0)] = None;
         }
-        i + run
+    }
+
+    /// Reductions to single elements and stores, in one pass.
+    fn together(&mut self, pass: &[usize], roots: &[ExprId], loops: &[DimId], tiling: Option<Tiling>) {
+        let body = &self.nest.kernel.body;
+        let mut totals = Vec::new();
+        for stmt in pass.iter().map(|&j| &body[j]) {
+            if let Stmt::Reduce { var, op, value, .. } = stmt {
+                let total = self.slot(self.typing.ty(*value), Shape::Single);
+                self.set_neutral(total, *op);
+                totals.push((*var, *op, *value, total));
+            }
+        }
+        let stores: Vec<&Stmt> = pass.iter().map(|&j| &body[j]).filter(|stmt| matches!(stmt, Stmt::Store { .. })).collect();
+        self.around(loops, tiling, roots, &mut |e| {
+            totals.iter().for_each(|(_, op, value, total)| e.fold(*op, *value, *total));
+            e.stores(&stores);
+        });
+        totals.into_iter().for_each(|(var, _, _, total)| self.define(var, total));
     }
 
     fn define(&mut self, var: VarId, value: Val) {
@@ -338,8 +399,8 @@ impl Emitter<'_, '_> {
     }
 
     /// Evaluates all values before it writes any, so that outputs may share buffers with inputs.
-    fn stores(&mut self, stmts: &[Stmt]) {
-        let (last, first) = stmts.split_last().expect("a run of stores is not empty");
+    fn stores(&mut self, stmts: &[&Stmt]) {
+        let Some((last, first)) = stmts.split_last() else { return };
         let values: Vec<Val> = first.iter().map(|stmt| self.kept(value_of(stmt))).collect();
         self.store_last(last);
         for (stmt, value) in first.iter().zip(values) {
