@@ -9,6 +9,7 @@ pub mod cpu;
 #[allow(unsafe_code)]
 pub mod library;
 
+pub mod cuda;
 pub mod reference;
 pub mod tile;
 

@@ -1,7 +1,7 @@
 //! The meaning of kernel IR, evaluated point by point: floats in f64, integers in i64. Slow; the oracle of generated code.
 
 use crate::library::random::{Stream, uniform, word};
-use crate::library::vector::arithmetic::power;
+use crate::library::vector::arithmetic::{self, power};
 use crate::tile::{Access, Array, Nest, Typing};
 use dcc_program::kernel::{BinaryOp, CompareOp, DimId, Expr, ExprId, Index, Outside, Stmt, StoreMode, UnaryOp, VarId};
 use dcc_program::types::{DType, Reduce};
@@ -33,9 +33,19 @@ impl Scalar {
 /// Runs `nest` with f64 arithmetic. Operands are their elements in f64 or i64, one vector per operand, blocks row-major; `parameters` as
 /// `Nest::parameters` gives them. Stores happen in order, point by point.
 pub fn run(nest: &Nest, parameters: &[i64], inputs: &[Vec<Scalar>], outputs: &mut [Vec<Scalar>]) {
+    evaluate(nest, parameters, inputs, outputs, false);
+}
+
+/// As `run`, but every value is rounded to its dtype as devices do. Where a kernel jumps (a sign, a comparison, a floor), a device's result
+/// may be this one's though it is not `run`'s.
+pub fn run_rounded(nest: &Nest, parameters: &[i64], inputs: &[Vec<Scalar>], outputs: &mut [Vec<Scalar>]) {
+    evaluate(nest, parameters, inputs, outputs, true);
+}
+
+fn evaluate(nest: &Nest, parameters: &[i64], inputs: &[Vec<Scalar>], outputs: &mut [Vec<Scalar>], rounds: bool) {
     let typing = Typing::new(&nest.kernel);
-    let mut machine =
-        Machine { nest, typing: &typing, parameters, inputs, index: vec![0; nest.extents.len()], vars: BTreeMap::new() };
+    let (index, vars) = (vec![0; nest.extents.len()], BTreeMap::new());
+    let mut machine = Machine { nest, typing: &typing, parameters, inputs, index, vars, rounds };
     let outer = nest.kernel.outer.clone();
     machine.points(&outer, &mut |machine| {
         for stmt in &nest.kernel.body {
@@ -52,6 +62,8 @@ struct Machine<'a> {
     /// Local index of each loop dim.
     index: Vec<usize>,
     vars: BTreeMap<VarId, Scalar>,
+    /// Whether values are rounded to their dtypes.
+    rounds: bool,
 }
 
 impl Machine<'_> {
@@ -78,7 +90,10 @@ impl Machine<'_> {
                 let mut total: Option<Scalar> = None;
                 self.points(over, &mut |machine| {
                     let next = machine.eval(*value);
-                    total = Some(total.map_or(next, |total| fold(*op, dtype, total, next)));
+                    let sum = total.map_or(next, |total| fold(*op, dtype, total, next));
+                    // Sums of half floats are f32.
+                    let held = if dtype.bytes() == 2 && dtype.is_float() { DType::F32 } else { dtype };
+                    total = Some(machine.rounded(held, sum));
                 });
                 let empty = match (dtype.is_float(), op) {
                     (true, Reduce::Sum) => Scalar::Float(0.0),
@@ -138,7 +153,7 @@ impl Machine<'_> {
                 let zero = if array.dtype.is_float() { Scalar::Float(0.0) } else { Scalar::Int(0) };
                 self.offset(array, &index, outside).map_or(zero, |at| self.inputs[usize::from(input)][at])
             }
-            Expr::Var(var) => self.vars[&var],
+            Expr::Var(var) => return self.vars[&var],
             Expr::Const { dtype, bits } if dtype.is_float() => Scalar::Float(f64::from_bits(bits)),
             Expr::Const { bits, .. } => Scalar::Int(bits as i64),
             Expr::Position(dim) => Scalar::Int(self.global(dim)),
@@ -165,7 +180,17 @@ impl Machine<'_> {
                 Scalar::Float(f64::from(uniform(word(&stream, self.eval(element).int() as u64))))
             }
         };
-        wrap(dtype, value)
+        self.rounded(dtype, wrap(dtype, value))
+    }
+
+    fn rounded(&self, dtype: DType, value: Scalar) -> Scalar {
+        match (dtype, value) {
+            (DType::F32, Scalar::Float(x)) if self.rounds => Scalar::Float(f64::from(x as f32)),
+            (DType::F16 | DType::BF16, Scalar::Float(x)) if self.rounds => {
+                Scalar::Float(f64::from(arithmetic::rounded(dtype, x as f32)))
+            }
+            (_, value) => value,
+        }
     }
 }
 

@@ -9,7 +9,7 @@ mod choose;
 mod simplify;
 
 pub use access::Typing;
-pub(crate) use access::{Access, bit, bits as dims_of, children, computed, over_of, reachable, slope, value_of};
+pub(crate) use access::{Access, bit, bits as dims_of, children, computed, over_of, pass_of, reachable, slope, value_of};
 pub(crate) use choose::SINGLE;
 pub use choose::{Plan, Tiling};
 

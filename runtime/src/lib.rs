@@ -8,6 +8,10 @@ pub mod command;
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
 pub mod cpu;
+// Calls NVIDIA's libraries.
+#[cfg(target_os = "linux")]
+#[allow(unsafe_code)]
+pub mod cuda;
 pub mod data;
 pub mod error;
 #[cfg(target_os = "linux")]

@@ -18,6 +18,8 @@ mod command;
 mod compile;
 #[cfg(target_os = "linux")]
 mod config;
+#[cfg(target_os = "linux")]
+mod cuda;
 mod damage;
 mod early;
 mod eval;

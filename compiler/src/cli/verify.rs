@@ -4,6 +4,8 @@
 #[cfg(target_os = "linux")]
 mod compare;
 #[cfg(target_os = "linux")]
+mod kernels;
+#[cfg(target_os = "linux")]
 mod made_up;
 #[cfg(target_os = "linux")]
 pub mod model;
@@ -47,6 +49,10 @@ pub struct Args {
     #[arg(long, requires = "model", help_heading = "Of an artifact")]
     numeric: bool,
     #[cfg(target_os = "linux")]
+    /// Also run every generated kernel by itself on `cpu` or `cuda`, which must agree with float64; for `sm_80`, `sm_90a`, … only compile it
+    #[arg(long, value_name = "DEVICE", help_heading = "Of an artifact")]
+    kernels: Option<kernels::Device>,
+    #[cfg(target_os = "linux")]
     #[command(flatten)]
     opinion: opinion::ModelFlags,
     #[command(flatten)]
@@ -87,19 +93,22 @@ pub fn run(args: &Args) -> Outcome<i32> {
     let (hash, stages, tensors) = (artifact.hash().to_hex().to_string(), artifact.train.len(), artifact.tensors.len());
     let agreement = agreement(args, &artifact)?;
     let numeric = if args.numeric { Some(numeric::check(args, &artifact)?) } else { None };
+    #[cfg(target_os = "linux")]
+    let kernels = args.kernels.map(|device| kernels::check(&artifact, device)).transpose()?;
     if args.json {
         output::json(&json!({
             "schema": 1, "hash": hash, "stages": stages, "train_instructions": train, "eval_instructions": eval,
             "tensors": tensors, "embedded": embedded, "absent": absent,
             "difference": agreement.as_ref().map(|(difference, _)| difference),
-            "numeric": numeric.as_ref().map(numeric::json),
+            "numeric": numeric.as_ref().map(numeric::json), "kernels": kernels.as_ref().map(kernels::json),
         }))?;
     } else {
         let agreement = agreement.map_or(String::new(), |(_, text)| text);
         let numeric = numeric.as_ref().map_or(String::new(), numeric::text);
+        let kernels = kernels.as_ref().map_or(String::new(), kernels::text);
         output::data(&format!(
             "{}: types, collectives, deadlock, memory of {stages} stages hold ({train} + {eval} instructions)\n{tensors} tensors: \
-             {embedded} embedded, {} in files that are as they were, {absent} without data\n{agreement}{numeric}hash {hash}\n",
+             {embedded} embedded, {} in files that are as they were, {absent} without data\n{agreement}{numeric}{kernels}hash {hash}\n",
             path.display(),
             tensors - embedded - absent
         ))?;

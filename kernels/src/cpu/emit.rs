@@ -9,14 +9,14 @@ mod value;
 
 use crate::cpu::isa::Isa;
 use crate::library::vector::{Primitive, Shape, Ty, arithmetic, memory as tiles, reduce};
-use crate::tile::{Nest, Plan, Tiling, Typing, dims_of, over_of, value_of};
+use crate::tile::{Nest, Plan, Tiling, Typing, dims_of, over_of, pass_of, value_of};
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{AbiParam, Function, InstBuilder, MemFlagsData, SigRef, Signature, Value, types};
 use cranelift_codegen::isa::TargetFrontendConfig;
 use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
 use dcc_program::kernel::{BinaryOp, DimId, Expr, ExprId, Stmt, StoreMode, VarId};
 use dcc_program::types::Reduce;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// Steps of a sum over rows that are added up before they join the total, for accuracy.
 const PARTIAL: usize = 64;
@@ -212,40 +212,14 @@ impl Emitter<'_, '_> {
         self.tile = Some(Tile { dim: tiling.dim, count, capacity: tiling.length });
     }
 
-    /// Statement `i` and those behind it that one pass over the same points can do: reductions and stores that need no result of a
-    /// statement from `i` on. A store stays behind all loads that it stood behind, as it may write where they read.
+    /// Statements that one pass does, from `i` on.
     fn pass(&self, i: usize) -> Vec<usize> {
-        let (body, kernel) = (&self.nest.kernel.body, &self.nest.kernel);
-        let like = |j: usize| over_of(&body[j]) == over_of(&body[i]) && self.plan.statements[j] == self.plan.statements[i];
-        let of = |stmt: &Stmt| crate::tile::reachable(kernel, &[value_of(stmt)]);
-        let defines = |stmt: &Stmt| match stmt {
-            Stmt::Let { var, .. } | Stmt::Reduce { var, .. } => Some(*var),
-            Stmt::Store { .. } => None,
-        };
-        let mut pass = vec![i];
+        let body = &self.nest.kernel.body;
         if matches!(body[i], Stmt::Let { .. }) || matches!(body[i], Stmt::Reduce { .. }) && !self.repeats(i) {
-            return pass;
+            return vec![i];
         }
-        let mut late: BTreeSet<VarId> = defines(&body[i]).into_iter().collect();
-        let (mut loads, mut written) = (false, BTreeSet::new());
-        for (j, stmt) in body.iter().enumerate().skip(i + 1) {
-            let waits = of(stmt).iter().any(|id| matches!(kernel.get(*id), Expr::Var(var) if late.contains(var)));
-            let joins = match stmt {
-                Stmt::Let { .. } => false,
-                Stmt::Reduce { .. } => self.repeats(j),
-                Stmt::Store { output, .. } => !loads && !written.contains(output),
-            };
-            late.extend(defines(stmt));
-            if joins && !waits && like(j) {
-                pass.push(j);
-                continue;
-            }
-            loads |= of(stmt).iter().any(|id| matches!(kernel.get(*id), Expr::Load { .. }));
-            if let Stmt::Store { output, .. } = stmt {
-                written.insert(*output);
-            }
-        }
-        pass
+        let like = |j: usize| over_of(&body[j]) == over_of(&body[i]) && self.plan.statements[j] == self.plan.statements[i];
+        pass_of(&self.nest.kernel, i, &|j| like(j) && (matches!(body[j], Stmt::Store { .. }) || self.repeats(j)))
     }
 
     /// Whether a statement passes over its points in several steps, none of which leaves its values for others. (With a column, sums go

@@ -4,6 +4,7 @@ use super::{Array, Nest};
 use crate::library::vector::Ty;
 use dcc_program::kernel::{BinaryOp, DimId, Expr, ExprId, Index, Kernel, Outside, Stmt, UnaryOp, VarId};
 use dcc_program::types::DType;
+use std::collections::BTreeSet;
 
 /// A set of loop dims, one bit each.
 pub type Dims = u64;
@@ -207,4 +208,36 @@ pub fn over_of(stmt: &Stmt) -> &[DimId] {
         Stmt::Let { .. } => &[],
         Stmt::Reduce { over, .. } | Stmt::Store { over, .. } => over,
     }
+}
+
+/// Statement `i` and those behind it that one pass over the same points can do: reductions and stores that need no result of a statement
+/// from `i` on and that `joins` lets in by their loops. A store stays behind all loads that it stood behind, as it may write where they
+/// read.
+pub fn pass_of(kernel: &Kernel, i: usize, joins: &dyn Fn(usize) -> bool) -> Vec<usize> {
+    let of = |stmt: &Stmt| reachable(kernel, &[value_of(stmt)]);
+    let defines = |stmt: &Stmt| match stmt {
+        Stmt::Let { var, .. } | Stmt::Reduce { var, .. } => Some(*var),
+        Stmt::Store { .. } => None,
+    };
+    let mut pass = vec![i];
+    let mut late: BTreeSet<VarId> = defines(&kernel.body[i]).into_iter().collect();
+    let (mut loads, mut written) = (false, BTreeSet::new());
+    for (j, stmt) in kernel.body.iter().enumerate().skip(i + 1) {
+        let waits = of(stmt).iter().any(|id| matches!(kernel.get(*id), Expr::Var(var) if late.contains(var)));
+        let may = match stmt {
+            Stmt::Let { .. } => false,
+            Stmt::Reduce { .. } => true,
+            Stmt::Store { output, .. } => !loads && !written.contains(output),
+        };
+        late.extend(defines(stmt));
+        if may && !waits && joins(j) {
+            pass.push(j);
+            continue;
+        }
+        loads |= of(stmt).iter().any(|id| matches!(kernel.get(*id), Expr::Load { .. }));
+        if let Stmt::Store { output, .. } = stmt {
+            written.insert(*output);
+        }
+    }
+    pass
 }

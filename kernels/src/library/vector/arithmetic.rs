@@ -578,6 +578,15 @@ fn to_f16(x: f32) -> u16 {
     sign | magnitude as u16
 }
 
+/// A value as a half float holds it.
+pub(crate) fn rounded(half: DType, x: f32) -> f32 {
+    match half {
+        DType::F16 => from_f16(to_f16(x)),
+        DType::BF16 => f32::from_bits(u32::from(to_bf16(x)) << 16),
+        _ => x,
+    }
+}
+
 #[inline(always)]
 fn to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();

@@ -1,0 +1,319 @@
+//! Every generated kernel of an artifact, run by itself on made-up operands, against the same loop nest in float64.
+
+use crate::cli::failure::Outcome;
+use dcc_kernels::cuda::Source;
+use dcc_kernels::reference::{self, Scalar};
+use dcc_kernels::tile::{Nest, Typing};
+use dcc_kernels::{Jit, Pool};
+use dcc_program::artifact::Artifact;
+use dcc_program::kernel::Kernel;
+use dcc_program::mesh::Extent;
+use dcc_program::program::{Action, Program};
+use dcc_program::types::DType;
+use dcc_runtime::cuda::{self, Arch, Gpu};
+use dcc_runtime::error::Error;
+use dcc_runtime::exec::World;
+use half::{bf16, f16};
+use serde_json::{Value, json};
+use std::str::FromStr;
+use std::time::Instant;
+
+/// Where the kernels run, or what they are only compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    Cpu,
+    Cuda,
+    Arch(Arch),
+}
+
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Device, String> {
+        match text {
+            "cpu" => Ok(Device::Cpu),
+            "cuda" => Ok(Device::Cuda),
+            other => Arch::parse(other).map(Device::Arch).map_err(|error| error.report().what.clone()),
+        }
+    }
+}
+
+/// Points of loops that the oracle goes through in seconds.
+const MOST: usize = 1 << 22;
+/// Seeds of operands.
+const SEEDS: [u64; 3] = [1, 2, 3];
+
+/// What was found.
+pub enum Found {
+    Ran {
+        /// The device's name.
+        on: String,
+        kernels: usize,
+        /// Too large for the oracle.
+        too_large: usize,
+        /// The largest difference, as a fraction of what is allowed.
+        worst: f64,
+    },
+    Compiled {
+        arch: Arch,
+        kernels: usize,
+        /// The most of a kernel.
+        registers: u32,
+        /// Of all.
+        spilled_bytes: u32,
+        seconds: f64,
+    },
+}
+
+/// A kernel with the extents that a rank gives it.
+struct Case<'a> {
+    nest: Nest,
+    parameters: Vec<i64>,
+    /// What it is a part of.
+    origin: &'a str,
+}
+
+/// Errors: no such device, a kernel that it does not take, and the first kernel whose results differ.
+pub fn check(artifact: &Artifact, device: Device) -> Outcome<Found> {
+    let cases = cases(artifact)?;
+    if let Device::Arch(arch) = device {
+        return compiled(&cases, arch);
+    }
+    let (cases, large): (Vec<Case<'_>>, Vec<Case<'_>>) = cases.into_iter().partition(|case| points(&case.nest) <= MOST);
+    let (on, results) = match device {
+        Device::Cpu => ("this CPU".to_owned(), on_cpu(&cases)?),
+        _ => on_gpu(&cases)?,
+    };
+    let mut worst: f64 = 0.0;
+    for (case, results) in cases.iter().zip(results) {
+        for (seed, got) in SEEDS.into_iter().zip(results) {
+            let share = difference(case, seed, &got);
+            if share.is_nan() || share > 1.0 {
+                let what = format!("a kernel's results differ from float64's by {share:.1} times what is allowed");
+                return Err(Error::device(what).at(format!("{on}: {}", case.origin)).into());
+            }
+            worst = worst.max(share);
+        }
+    }
+    Ok(Found::Ran { on, kernels: cases.len(), too_large: large.len(), worst })
+}
+
+fn compiled(cases: &[Case<'_>], arch: Arch) -> Outcome<Found> {
+    let began = Instant::now();
+    let image = cuda::compile(&cuda::text(&sources(cases)?), arch)?;
+    let seconds = began.elapsed().as_secs_f64();
+    let cuda::Usage { registers, spilled_bytes } = image.usage();
+    Ok(Found::Compiled { arch, kernels: cases.len(), registers, spilled_bytes, seconds })
+}
+
+fn sources(cases: &[Case<'_>]) -> Outcome<Vec<Source>> {
+    let source = |(n, case): (usize, &Case<'_>)| Source::new(&case.nest, &format!("kernel{n}"));
+    Ok(cases.iter().enumerate().map(source).collect::<Result<_, String>>().map_err(Error::device)?)
+}
+
+pub fn text(found: &Found) -> String {
+    match found {
+        Found::Ran { on, kernels, too_large, worst } => {
+            let large = if *too_large == 0 { String::new() } else { format!(", {too_large} are too large for float64") };
+            format!("{kernels} kernels by themselves on {on} are within {worst:.2} of what is allowed{large}\n")
+        }
+        Found::Compiled { arch, kernels, registers, spilled_bytes, seconds } => format!(
+            "{kernels} kernels compile for {} in {seconds:.1} s: at most {registers} registers, {spilled_bytes} bytes spilled\n",
+            arch.name()
+        ),
+    }
+}
+
+pub fn json(found: &Found) -> Value {
+    match found {
+        Found::Ran { on, kernels, too_large, worst } => {
+            json!({"device": on, "kernels": kernels, "too_large": too_large, "worst": worst})
+        }
+        Found::Compiled { arch, kernels, registers, spilled_bytes, seconds } => json!({
+            "arch": arch.name(), "kernels": kernels, "registers": registers, "spilled_bytes": spilled_bytes, "seconds": seconds,
+        }),
+    }
+}
+
+/// Each different kernel with sizes, of all ranks.
+fn cases(artifact: &Artifact) -> Outcome<Vec<Case<'_>>> {
+    let world = World::new(&[&artifact.train, &artifact.eval])?;
+    let mut found: Vec<Case<'_>> = Vec::new();
+    let mut seen = std::collections::HashSet::new();
+    for rank in 0..world.ranks() {
+        for set in [&artifact.train, &artifact.eval] {
+            let program = &set[world.stage(rank) as usize];
+            for instr in program.sections.iter().flat_map(|section| &section.body) {
+                let Action::Kernel(number) = instr.action else { continue };
+                let kernel = &program.kernels[number as usize];
+                let extents = |ids: &[_]| ids.iter().map(|&id| extents(program, rank, id)).collect::<Vec<_>>();
+                let (inputs, outputs) = (extents(&instr.operands), extents(&instr.results));
+                let (nest, parameters) = bound(kernel, &inputs, &outputs)?;
+                if seen.insert((nest.clone(), parameters.clone())) {
+                    found.push(Case { nest, parameters, origin: instr.origin.as_str() });
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn extents(program: &Program, rank: u32, id: dcc_program::program::BufferId) -> Vec<Extent> {
+    program.ty(id).extents(&program.mesh, &program.mesh.coordinates(rank)).to_vec()
+}
+
+fn bound(kernel: &Kernel, inputs: &[Vec<Extent>], outputs: &[Vec<Extent>]) -> Outcome<(Nest, Vec<i64>)> {
+    let nest = Nest::bind(kernel, inputs, outputs).map_err(Error::artifact)?;
+    Ok((nest, Nest::parameters(kernel, inputs, outputs).map_err(Error::artifact)?))
+}
+
+/// Points that the oracle visits.
+fn points(nest: &Nest) -> usize {
+    nest.extents.iter().product::<usize>() * nest.kernel.body.len()
+}
+
+/// Elements of every operand, inputs first.
+fn elements(nest: &Nest) -> impl Iterator<Item = (DType, usize)> + '_ {
+    nest.inputs.iter().chain(&nest.outputs).map(|array| (array.dtype, array.block.iter().product()))
+}
+
+/// Made-up operands, exact in every float type; outputs too, since some are added to.
+fn operands(case: &Case<'_>, seed: u64) -> Vec<Vec<Scalar>> {
+    let mut state = seed;
+    let mut below = |n: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % n
+    };
+    let mut scalar = |dtype: DType| match dtype {
+        DType::Bool => Scalar::Int(below(2) as i64),
+        dtype if dtype.is_float() => Scalar::Float((below(257) as f64 - 128.0) / 64.0),
+        _ => Scalar::Int(below(11) as i64),
+    };
+    elements(&case.nest).map(|(dtype, count)| (0..count).map(|_| scalar(dtype)).collect()).collect()
+}
+
+/// How far results are from float64's, or from those of values rounded as the device does, as a fraction of what is allowed.
+fn difference(case: &Case<'_>, seed: u64, got: &[Vec<Scalar>]) -> f64 {
+    let mut given = operands(case, seed);
+    let mut exact = given.split_off(case.nest.inputs.len());
+    let mut rounded = exact.clone();
+    reference::run(&case.nest, &case.parameters, &given, &mut exact);
+    reference::run_rounded(&case.nest, &case.parameters, &given, &mut rounded);
+    let allowed = allowed(&case.nest);
+    let mut worst: f64 = 0.0;
+    for (n, array) in case.nest.outputs.iter().enumerate() {
+        for ((exact, rounded), got) in exact[n].iter().zip(&rounded[n]).zip(&got[n]) {
+            let share = [exact, rounded].map(|want| share(array.dtype, *want, *got, allowed));
+            worst = worst.max(share[0].min(share[1]));
+        }
+    }
+    worst
+}
+
+/// A difference as a fraction of what is allowed; infinite where one is not a number.
+fn share(dtype: DType, want: Scalar, got: Scalar, allowed: f64) -> f64 {
+    match (want, got) {
+        (Scalar::Float(x), Scalar::Float(y)) if x == y || x.is_nan() && y.is_nan() => 0.0,
+        // Beyond what the type holds.
+        (Scalar::Float(x), Scalar::Float(y)) if y.is_infinite() && x.signum() == y.signum() && x.abs() > largest(dtype) => 0.0,
+        (Scalar::Float(x), Scalar::Float(y)) if x.is_finite() && y.is_finite() => (x - y).abs() / (allowed * (1.0 + x.abs())),
+        (x, y) if x == y => 0.0,
+        _ => f64::INFINITY,
+    }
+}
+
+/// The difference that rounding to the coarsest type of a kernel's values may make, relatively (of results below 1, absolutely).
+fn allowed(nest: &Nest) -> f64 {
+    let values = Typing::new(&nest.kernel).dtypes;
+    let rounding = values.iter().chain(nest.outputs.iter().map(|array| &array.dtype)).map(|dtype| match dtype {
+        DType::BF16 => 1.0 / 64.0,
+        DType::F16 => 1.0 / 512.0,
+        DType::F32 => 4e-6,
+        _ => 1e-13,
+    });
+    rounding.fold(0.0, f64::max)
+}
+
+fn largest(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 65504.0,
+        DType::BF16 | DType::F32 => f64::from(f32::MAX),
+        _ => f64::MAX,
+    }
+}
+
+fn bytes(dtype: DType, values: &[Scalar]) -> Vec<u8> {
+    let mut raw = Vec::new();
+    for value in values {
+        match (dtype, *value) {
+            (DType::F32, Scalar::Float(x)) => raw.extend((x as f32).to_le_bytes()),
+            (DType::F64, Scalar::Float(x)) => raw.extend(x.to_le_bytes()),
+            (DType::BF16, Scalar::Float(x)) => raw.extend(bf16::from_f64(x).to_le_bytes()),
+            (DType::F16, Scalar::Float(x)) => raw.extend(f16::from_f64(x).to_le_bytes()),
+            (dtype, Scalar::Int(x)) => raw.extend(&x.to_le_bytes()[..dtype.bytes() as usize]),
+            (dtype, Scalar::Float(x)) => unreachable!("{x} as {}", dtype.name()),
+        }
+    }
+    raw
+}
+
+fn scalars(dtype: DType, raw: &[u8]) -> Vec<Scalar> {
+    let scalar = |b: &[u8]| match (dtype, b.len()) {
+        (DType::F32, _) => Scalar::Float(f32::from_le_bytes([b[0], b[1], b[2], b[3]]).into()),
+        (DType::BF16, _) => Scalar::Float(bf16::from_le_bytes([b[0], b[1]]).into()),
+        (DType::F16, _) => Scalar::Float(f16::from_le_bytes([b[0], b[1]]).into()),
+        (DType::F64, _) => Scalar::Float(f64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]])),
+        (_, n) => {
+            let signed = matches!(dtype, DType::I8 | DType::I16 | DType::I32 | DType::I64) && b[n - 1] & 0x80 != 0;
+            let mut word = [if signed { 0xff } else { 0 }; 8];
+            word[..n].copy_from_slice(b);
+            Scalar::Int(i64::from_le_bytes(word))
+        }
+    };
+    raw.chunks_exact(dtype.bytes() as usize).map(scalar).collect()
+}
+
+/// Per case and seed, the outputs.
+type Results = Vec<Vec<Vec<Vec<Scalar>>>>;
+
+fn raw_operands(case: &Case<'_>, seed: u64) -> Vec<Vec<u8>> {
+    operands(case, seed).iter().zip(elements(&case.nest)).map(|(values, (dtype, _))| bytes(dtype, values)).collect()
+}
+
+fn outputs(case: &Case<'_>, raw: &[Vec<u8>]) -> Vec<Vec<Scalar>> {
+    case.nest.outputs.iter().zip(&raw[case.nest.inputs.len()..]).map(|(array, raw)| scalars(array.dtype, raw)).collect()
+}
+
+fn on_cpu(cases: &[Case<'_>]) -> Outcome<Results> {
+    let mut jit = Jit::new().map_err(Error::device)?;
+    let pool = Pool::new(1);
+    let mut results = Vec::new();
+    for case in cases {
+        let code = jit.compile(case.nest.clone()).map_err(Error::device)?;
+        let run = |seed| {
+            let mut raw = raw_operands(case, seed);
+            let (inputs, results) = raw.split_at_mut(case.nest.inputs.len());
+            let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
+            let mut results: Vec<&mut [u8]> = results.iter_mut().map(Vec::as_mut_slice).collect();
+            code.run_slices(&pool, &case.parameters, &inputs, &mut results);
+            outputs(case, &raw)
+        };
+        results.push(SEEDS.into_iter().map(run).collect());
+    }
+    Ok(results)
+}
+
+fn on_gpu(cases: &[Case<'_>]) -> Outcome<(String, Results)> {
+    let gpu = Gpu::open(0)?;
+    let kernels = cuda::Kernels::compile(&gpu, &sources(cases)?)?;
+    let mut results = Vec::new();
+    for (n, case) in cases.iter().enumerate() {
+        let run = |seed| {
+            let mut raw = raw_operands(case, seed);
+            kernels.run(&gpu, n, &mut raw, &case.parameters)?;
+            Ok::<_, Error>(outputs(case, &raw))
+        };
+        results.push(SEEDS.into_iter().map(run).collect::<Result<_, _>>()?);
+    }
+    Ok((gpu.name().to_owned(), results))
+}

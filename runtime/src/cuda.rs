@@ -1,0 +1,36 @@
+//! NVIDIA GPUs: the driver, NVRTC and what they make of kernels' texts, opened at run time. Without them all else works, and opening a
+//! GPU is an error that says what is missing.
+
+mod driver;
+mod kernels;
+mod nvrtc;
+
+pub use driver::{Buffer, Gpu, Kernel};
+pub use kernels::{Kernels, text};
+pub use nvrtc::{Image, Usage, compile};
+
+use crate::error::{Error, Result};
+
+/// A generation of GPUs by compute capability, as 8.0 or 9.0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Arch {
+    pub major: u32,
+    pub minor: u32,
+}
+
+impl Arch {
+    /// NVRTC's name. Code for 9.0 and 10.0 runs on that generation alone and may use all of it (`a`).
+    pub fn name(self) -> String {
+        let own = if self.major >= 9 { "a" } else { "" };
+        format!("sm_{}{}{own}", self.major, self.minor)
+    }
+
+    /// `sm_80`, `sm_90a`. Errors: another text.
+    pub fn parse(text: &str) -> Result<Arch> {
+        let unknown = || Error::device(format!("`{text}` is no architecture; sm_80 and sm_90a are some"));
+        let number: u32 =
+            text.strip_prefix("sm_").and_then(|n| n.strip_suffix('a').unwrap_or(n).parse().ok()).ok_or_else(unknown)?;
+        let arch = Arch { major: number / 10, minor: number % 10 };
+        if arch.major < 8 || arch.name() != text { Err(unknown()) } else { Ok(arch) }
+    }
+}

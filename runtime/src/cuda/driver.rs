@@ -1,0 +1,186 @@
+//! The driver's calls that dcc uses, as safe as they can be made: every result is looked at, every copy is inside of its buffer.
+
+use super::{Arch, Image};
+use crate::error::{Error, Result};
+use cudarc::driver::sys;
+use std::ffi::{CStr, CString, c_void};
+use std::rc::Rc;
+
+/// One GPU and a stream of work on it. Work runs in the order of the calls.
+pub struct Gpu {
+    name: String,
+    arch: Arch,
+    stream: sys::CUstream,
+}
+
+/// Memory of a GPU.
+pub struct Buffer {
+    at: sys::CUdeviceptr,
+    bytes: usize,
+}
+
+/// A loaded kernel.
+pub struct Kernel {
+    function: sys::CUfunction,
+    _module: Rc<Module>,
+}
+
+struct Module(sys::CUmodule);
+
+fn check(result: sys::CUresult, what: &str) -> Result<()> {
+    if result == sys::CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let mut name = std::ptr::null();
+    // SAFETY: the driver answered before, so it is there; it gives a text of its own or nothing.
+    let name = unsafe {
+        let found = sys::cuGetErrorName(result, &mut name) == sys::CUresult::CUDA_SUCCESS && !name.is_null();
+        if found { CStr::from_ptr(name).to_string_lossy().into_owned() } else { format!("{result:?}") }
+    };
+    Err(Error::device(format!("{what}: {name}")))
+}
+
+impl Gpu {
+    /// Opens GPU `ordinal` of this machine, for this thread. Errors: no driver, no such GPU, one older than compute capability 8.0.
+    pub fn open(ordinal: u32) -> Result<Gpu> {
+        // SAFETY: asks whether the library can be opened; its constructors are NVIDIA's.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Error::device("no NVIDIA driver is installed: no libcuda.so in the library path"));
+        }
+        let mut device = 0;
+        let mut context = std::ptr::null_mut();
+        let mut stream = std::ptr::null_mut();
+        let mut name = [0; 128];
+        let mut capability = [0; 2];
+        use sys::CUdevice_attribute::{
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+        };
+        let attributes = [CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR];
+        // SAFETY: every pointer is to a place of its type that lives through the call.
+        unsafe {
+            check(sys::cuInit(0), "the NVIDIA driver does not start")?;
+            check(sys::cuDeviceGet(&mut device, ordinal as i32), &format!("there is no GPU {ordinal}"))?;
+            check(sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, device), "a GPU's name")?;
+            for (value, attribute) in capability.iter_mut().zip(attributes) {
+                check(sys::cuDeviceGetAttribute(value, attribute, device), "a GPU's compute capability")?;
+            }
+            check(sys::cuDevicePrimaryCtxRetain(&mut context, device), &format!("GPU {ordinal} gives no context"))?;
+            check(sys::cuCtxSetCurrent(context), "a GPU's context")?;
+            check(sys::cuStreamCreate(&mut stream, 1), "a stream")?;
+        }
+        // SAFETY: the driver ended the name with a NUL.
+        let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+        let arch = Arch { major: capability[0] as u32, minor: capability[1] as u32 };
+        if arch.major < 8 {
+            return Err(Error::device(format!("{name} has compute capability {}.{}, dcc needs 8.0", arch.major, arch.minor)));
+        }
+        Ok(Gpu { name, arch, stream })
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn arch(&self) -> Arch {
+        self.arch
+    }
+
+    /// Memory with unspecified contents. Errors: there is not so much.
+    pub fn allocate(&self, bytes: usize) -> Result<Buffer> {
+        let mut at = 0;
+        // SAFETY: the place lives through the call.
+        check(unsafe { sys::cuMemAlloc_v2(&mut at, bytes.max(1)) }, &format!("{bytes} bytes of {}", self.name))?;
+        Ok(Buffer { at, bytes })
+    }
+
+    /// Copies `from` to the beginning of `to`, behind all work so far.
+    pub fn write(&self, to: &mut Buffer, from: &[u8]) -> Result<()> {
+        assert!(from.len() <= to.bytes, "{} bytes into {}", from.len(), to.bytes);
+        self.wait()?;
+        // SAFETY: both are as long as that, and no work uses them.
+        check(unsafe { sys::cuMemcpyHtoD_v2(to.at, from.as_ptr().cast(), from.len()) }, "a copy to the GPU")
+    }
+
+    /// Copies the beginning of `from` to `to`, behind all work so far.
+    pub fn read(&self, from: &Buffer, to: &mut [u8]) -> Result<()> {
+        assert!(to.len() <= from.bytes, "{} bytes of {}", to.len(), from.bytes);
+        self.wait()?;
+        // SAFETY: both are as long as that, and no work uses them.
+        check(unsafe { sys::cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), from.at, to.len()) }, "a copy from the GPU")
+    }
+
+    /// The kernels of those names. Errors: code for another GPU, or without such a kernel.
+    pub fn load(&self, image: &Image, names: &[&str]) -> Result<Vec<Kernel>> {
+        let mut module = std::ptr::null_mut();
+        // SAFETY: the driver reads an image's length from the image, which a compiler made.
+        check(unsafe { sys::cuModuleLoadData(&mut module, image.code.as_ptr().cast()) }, "code that the GPU does not take")?;
+        let module = Rc::new(Module(module));
+        let kernel = |name: &&str| {
+            let mut function = std::ptr::null_mut();
+            let text = CString::new(*name).map_err(|_| Error::device("a kernel's name has a NUL"))?;
+            // SAFETY: the module is loaded, the name ends with a NUL.
+            check(unsafe { sys::cuModuleGetFunction(&mut function, module.0, text.as_ptr()) }, &format!("no kernel `{name}`"))?;
+            Ok(Kernel { function, _module: Rc::clone(&module) })
+        };
+        names.iter().map(kernel).collect()
+    }
+
+    /// Starts a kernel behind all work so far.
+    ///
+    /// # Safety
+    /// `words` are the kernel's arguments, 8 bytes each, in its order; what they point to is alive until the work is done, and as large
+    /// as the kernel uses it.
+    pub unsafe fn launch(
+        &self,
+        kernel: &Kernel,
+        (blocks, threads, shared): ([u32; 2], u32, u32),
+        words: &mut [u64],
+    ) -> Result<()> {
+        let mut places: Vec<*mut c_void> = words.iter_mut().map(|word| std::ptr::from_mut(word).cast()).collect();
+        let [x, y] = blocks;
+        // SAFETY: the caller's; the driver copies the arguments before it returns.
+        let launched = unsafe {
+            let arguments = places.as_mut_ptr();
+            sys::cuLaunchKernel(kernel.function, x, y, 1, threads, 1, 1, shared, self.stream, arguments, std::ptr::null_mut())
+        };
+        check(launched, "a kernel does not start")
+    }
+
+    /// Until all work is done. Errors: of any of it.
+    pub fn wait(&self) -> Result<()> {
+        // SAFETY: the stream lives as long as `self`.
+        check(unsafe { sys::cuStreamSynchronize(self.stream) }, "work on the GPU failed")
+    }
+}
+
+impl Buffer {
+    /// Its address on the GPU.
+    pub fn address(&self) -> u64 {
+        self.at
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: it was allocated and nothing has its address but kernels, which their caller keeps it alive for.
+        let _ = unsafe { sys::cuMemFree_v2(self.at) };
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: no kernel of it is left.
+        let _ = unsafe { sys::cuModuleUnload(self.0) };
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // SAFETY: the stream is this GPU's own.
+        let _ = unsafe { sys::cuStreamDestroy_v2(self.stream) };
+    }
+}

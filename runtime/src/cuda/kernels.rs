@@ -1,0 +1,66 @@
+//! Kernels of many texts in one piece of machine code.
+
+use super::driver::{Gpu, Kernel};
+use super::nvrtc;
+use crate::error::{Error, Result};
+use dcc_kernels::cuda::{PRELUDE, Source};
+
+/// Compiled kernels, in the order of their sources.
+pub struct Kernels {
+    all: Vec<Compiled>,
+}
+
+struct Compiled {
+    source: Source,
+    /// One per launch.
+    entries: Vec<Kernel>,
+}
+
+/// All that NVRTC needs of `sources`, whose names differ.
+pub fn text(sources: &[Source]) -> String {
+    std::iter::once(PRELUDE).chain(sources.iter().map(|source| source.text.as_str())).collect()
+}
+
+impl Kernels {
+    /// Compiles all `sources`, whose names differ, for `gpu`. Errors: NVRTC is missing or refuses a text.
+    pub fn compile(gpu: &Gpu, sources: &[Source]) -> Result<Kernels> {
+        let image = nvrtc::compile(&text(sources), gpu.arch())?;
+        let names: Vec<&str> = sources.iter().flat_map(|source| &source.launches).map(|launch| launch.entry.as_str()).collect();
+        let mut entries = gpu.load(&image, &names)?.into_iter();
+        let compiled = |source: &Source| Compiled {
+            source: source.clone(),
+            entries: entries.by_ref().take(source.launches.len()).collect(),
+        };
+        Ok(Kernels { all: sources.iter().map(compiled).collect() })
+    }
+
+    /// Runs kernel `number` by itself: `operands` are the bytes of inputs, then outputs, which it writes; `parameters` those of
+    /// `Nest::parameters`. Errors: of the GPU, operands of other sizes.
+    pub fn run(&self, gpu: &Gpu, number: usize, operands: &mut [Vec<u8>], parameters: &[i64]) -> Result<()> {
+        let Compiled { source, entries } = &self.all[number];
+        let fits = operands.len() == source.operand_bytes.len()
+            && operands.iter().zip(&source.operand_bytes).all(|(operand, &bytes)| operand.len() == bytes)
+            && source.parameters.iter().all(|&n| n < parameters.len());
+        if !fits {
+            return Err(Error::artifact("a kernel's operands have other types than the kernel"));
+        }
+        let mut buffers = Vec::new();
+        for operand in operands.iter() {
+            let mut buffer = gpu.allocate(operand.len())?;
+            gpu.write(&mut buffer, operand)?;
+            buffers.push(buffer);
+        }
+        let workspace = (source.workspace > 0).then(|| gpu.allocate(source.workspace)).transpose()?;
+        let pointers = buffers.iter().chain(&workspace).map(|buffer| buffer.address());
+        let mut words: Vec<u64> = pointers.chain(source.parameters.iter().map(|&n| parameters[n] as u64)).collect();
+        for (entry, launch) in entries.iter().zip(&source.launches) {
+            // SAFETY: the words are what `Source` says that each launch gets; all buffers have its sizes, and live until `wait`.
+            unsafe { gpu.launch(entry, (launch.blocks, launch.threads, 0), &mut words)? };
+        }
+        gpu.wait()?;
+        for (buffer, operand) in buffers.iter().zip(operands) {
+            gpu.read(buffer, operand)?;
+        }
+        Ok(())
+    }
+}

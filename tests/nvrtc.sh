@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Compiles the generated kernels of models by NVRTC for three architectures; none may spill registers. No GPU is needed.
+# `tests/nvrtc.sh DCC`; PYTHON has the package nvidia-cuda-nvrtc (13, from a package index).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+library=$("${PYTHON:-python3}" -c 'import pathlib, nvidia; print(*pathlib.Path(next(iter(nvidia.__path__))).rglob("libnvrtc.so.13"))')
+[ -n "$library" ] || {
+    echo 'error: no libnvrtc.so.13: pip install nvidia-cuda-nvrtc' >&2
+    exit 1
+}
+failed=0
+while read -r model flags; do
+    # shellcheck disable=SC2086
+    "$1" compile "tests/models/$model.onnx" -o "$scratch/art.dcc" $flags >"$scratch/out" 2>&1 || {
+        cat "$scratch/out"
+        exit 1
+    }
+    for arch in sm_80 sm_90a sm_100a; do
+        found=$(LD_LIBRARY_PATH=$(dirname "$library") "$1" verify "$scratch/art.dcc" --kernels "$arch" | grep kernels) || {
+            echo "$model: not compiled for $arch" >&2
+            exit 1
+        }
+        printf '%-24s %s\n' "$model" "$found"
+        case $found in
+        *' 0 bytes spilled') ;;
+        *) failed=1 ;;
+        esac
+    done
+done <<'MODELS'
+gpt2_124m --global-batch-size 4 --optimizer adamw --grad-clip 1
+gpt2_124m --global-batch-size 4 --dtype bf16
+gpt2_tiny_dropout --tp 2 --dp 2 --zero 3 --grad-accum 2 --global-batch-size 8
+llama_tiny --global-batch-size 4 --dtype bf16 --optimizer lion
+bert_tiny --pp 2 --grad-accum 2 --global-batch-size 8 --optimizer lamb
+cnn --global-batch-size 4 --dtype f16 --optimizer adafactor
+families/moe --ep 2 --global-batch-size 4
+families/resnet --global-batch-size 4
+families/t5 --global-batch-size 4
+static_mixer --dtype f64 --optimizer muon
+MODELS
+exit $failed

@@ -1,0 +1,313 @@
+// A stand-in for libcuda.so.1 on machines without a GPU: memory is the host's, a module is a shared library that the stand-in for
+// libnvrtc compiled, a kernel's threads are fibers (see device.h). Work runs at once, in the order of calls; so streams and events need
+// no order of their own, and what only overlaps on a GPU is not tested here. One kernel runs at a time, whatever thread starts it.
+// Devices: DCC_STAND_IN_DEVICES, 1 by default.
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+#include <mutex>
+#include <string>
+#include <vector>
+#define emulated_state unused_here
+#include "device.h"
+#undef emulated_state
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace {
+using emulated::Index;
+using emulated::Running;
+
+Running running;
+
+// One block: its fibers, and what each waits for.
+struct Block {
+    enum State { Ready, AtBarrier, AtWarp, Done };
+    static constexpr size_t STACK = 64 << 10;
+    struct Fiber {
+        ucontext_t context;
+        State state;
+        unsigned warp_mask;
+        uint64_t value;   // given to the warp, then got from it
+        int from;         // lane to get from; -1: a ballot
+        Index index;
+#if defined(__SANITIZE_ADDRESS__)
+        void* fake;
+#endif
+    };
+    std::vector<Fiber> fibers;
+    std::vector<unsigned char> stacks;
+    ucontext_t scheduler;
+    int current = -1;
+    void (*entry)(void**);
+    void** arguments;
+#if defined(__SANITIZE_ADDRESS__)
+    void* scheduler_fake;
+    const void* scheduler_stack;
+    size_t scheduler_size;
+#endif
+    uint64_t seed;
+};
+Block block;
+
+[[noreturn]] void fail(const char* what) {
+    fprintf(stderr, "stand-in device: %s (block %u %u, thread %u)\n", what, running.block.x, running.block.y, running.thread.x);
+    abort();
+}
+
+void leave(bool last) {
+    Block::Fiber& fiber = block.fibers[block.current];
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(last ? nullptr : &fiber.fake, block.scheduler_stack, block.scheduler_size);
+#endif
+    if (last) setcontext(&block.scheduler);
+    swapcontext(&fiber.context, &block.scheduler);
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(fiber.fake, &block.scheduler_stack, &block.scheduler_size);
+#endif
+}
+
+void barrier(int, int) {
+    block.fibers[block.current].state = Block::AtBarrier;
+    leave(false);
+}
+
+uint64_t at_warp(unsigned mask, uint64_t value, int from) {
+    Block::Fiber& fiber = block.fibers[block.current];
+    fiber.state = Block::AtWarp;
+    fiber.warp_mask = mask;
+    fiber.value = value;
+    fiber.from = from;
+    leave(false);
+    return block.fibers[block.current].value;
+}
+uint64_t exchange(unsigned mask, uint64_t value, int from) { return at_warp(mask, value, from); }
+unsigned ballot(unsigned mask, bool vote) { return (unsigned)at_warp(mask, vote, -1); }
+
+void start() {
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(nullptr, &block.scheduler_stack, &block.scheduler_size);
+#endif
+    block.entry(block.arguments);
+    block.fibers[block.current].state = Block::Done;
+    leave(true);
+}
+
+void resume(int n) {
+    block.current = n;
+    running.thread = block.fibers[n].index;
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(&block.scheduler_fake, &block.stacks[n * Block::STACK], Block::STACK);
+#endif
+    swapcontext(&block.scheduler, &block.fibers[n].context);
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(block.scheduler_fake, nullptr, nullptr);
+#endif
+}
+
+// Lets the warps and the block go on whose threads are all there.
+bool release() {
+    bool any = false;
+    const int count = (int)block.fibers.size();
+    for (int first = 0; first < count; first += 32) {
+        const int lanes = count - first < 32 ? count - first : 32;
+        unsigned there = 0, votes = 0;
+        for (int l = 0; l < lanes; ++l)
+            if (block.fibers[first + l].state == Block::AtWarp) there |= 1u << l;
+        if (!there) continue;
+        const int leader = __builtin_ctz(there);
+        const unsigned mask = block.fibers[first + leader].warp_mask & (lanes == 32 ? ~0u : (1u << lanes) - 1);
+        if ((there & mask) != mask) continue;
+        uint64_t values[32];
+        for (int l = 0; l < lanes; ++l) {
+            values[l] = block.fibers[first + l].value;
+            if ((mask >> l & 1) && values[l]) votes |= 1u << l;
+        }
+        for (int l = 0; l < lanes; ++l)
+            if (mask >> l & 1) {
+                Block::Fiber& fiber = block.fibers[first + l];
+                if (fiber.warp_mask != block.fibers[first + leader].warp_mask) fail("lanes of a warp exchange under other masks");
+                if (fiber.from >= 0 && !(mask >> fiber.from & 1)) fail("a lane asks one that does not exchange");
+                fiber.value = fiber.from < 0 ? votes : values[fiber.from];
+                fiber.state = Block::Ready;
+            }
+        any = true;
+    }
+    bool all = true, some = false;
+    for (auto& fiber : block.fibers) {
+        all &= fiber.state == Block::AtBarrier || fiber.state == Block::Done;
+        some |= fiber.state == Block::AtBarrier;
+    }
+    if (all && some) {
+        for (auto& fiber : block.fibers) {
+            if (fiber.state == Block::Done) fail("a thread ended where others wait at a barrier");
+            fiber.state = Block::Ready;
+        }
+        any = true;
+    }
+    return any;
+}
+
+uint64_t next_random() {
+    block.seed = block.seed * 6364136223846793005ull + 1442695040888963407ull;
+    return block.seed >> 33;
+}
+
+void run_block() {
+    const int count = (int)block.fibers.size();
+    for (int n = 0; n < count; ++n) {
+        Block::Fiber& fiber = block.fibers[n];
+        getcontext(&fiber.context);
+        fiber.context.uc_stack.ss_sp = &block.stacks[n * Block::STACK];
+        fiber.context.uc_stack.ss_size = Block::STACK;
+        fiber.context.uc_link = nullptr;
+        fiber.state = Block::Ready;
+        makecontext(&fiber.context, start, 0);
+    }
+    std::vector<int> order(count);
+    for (int n = 0; n < count; ++n) order[n] = n;
+    for (;;) {
+        for (int n = count - 1; n > 0; --n) std::swap(order[n], order[next_random() % (n + 1)]);
+        bool ran = false, done = true;
+        for (int n : order)
+            if (block.fibers[n].state == Block::Ready) {
+                resume(n);
+                ran = true;
+            }
+        for (auto& fiber : block.fibers) done &= fiber.state == Block::Done;
+        if (done) return;
+        if (!release() && !ran) fail("threads wait for others that never come");
+    }
+}
+
+struct Module {
+    void* library;
+};
+struct Function {
+    void (*call)(void**);
+};
+std::mutex lock;
+}  // namespace
+
+// The driver's names. Results: 0 is success; 1 invalid value, 2 out of memory, 100 no device, 200 invalid image, 500 not found.
+extern "C" {
+typedef int CUresult;
+static int devices() {
+    const char* n = getenv("DCC_STAND_IN_DEVICES");
+    return n ? atoi(n) : 1;
+}
+CUresult cuInit(unsigned) { return devices() > 0 ? 0 : 100; }
+CUresult cuDriverGetVersion(int* version) { *version = 13000; return 0; }
+CUresult cuDeviceGetCount(int* count) { *count = devices(); return 0; }
+CUresult cuDeviceGet(int* device, int ordinal) { *device = ordinal; return ordinal < devices() ? 0 : 101; }
+CUresult cuDeviceGetName(char* name, int length, int) { snprintf(name, length, "stand-in"); return 0; }
+CUresult cuDeviceTotalMem_v2(size_t* bytes, int) { *bytes = (size_t)8 << 30; return 0; }
+CUresult cuDeviceGetAttribute(int* value, int attribute, int) {
+    *value = attribute == 75 ? 9 : attribute == 76 ? 0 : attribute == 16 ? 132 : attribute == 97 ? 227 << 10 : 0;
+    return 0;
+}
+CUresult cuDevicePrimaryCtxRetain(void** context, int device) { *context = (void*)(intptr_t)(device + 1); return 0; }
+CUresult cuDevicePrimaryCtxRelease_v2(int) { return 0; }
+CUresult cuCtxSetCurrent(void*) { return 0; }
+CUresult cuCtxGetCurrent(void** context) { *context = (void*)1; return 0; }
+CUresult cuCtxSynchronize() { return 0; }
+CUresult cuGetErrorName(CUresult result, const char** name) {
+    *name = result == 0 ? "CUDA_SUCCESS" : result == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR";
+    return 0;
+}
+CUresult cuGetErrorString(CUresult result, const char** text) { return cuGetErrorName(result, text); }
+CUresult cuMemAlloc_v2(uintptr_t* at, size_t bytes) {
+    *at = (uintptr_t)aligned_alloc(256, (bytes + 255) / 256 * 256);
+    if (!*at) return 2;
+    memset((void*)*at, 0xff, bytes);  // NaN
+    return 0;
+}
+CUresult cuMemFree_v2(uintptr_t at) { free((void*)at); return 0; }
+CUresult cuMemGetInfo_v2(size_t* available, size_t* total) { *available = *total = (size_t)8 << 30; return 0; }
+CUresult cuMemHostAlloc(void** at, size_t bytes, unsigned) { *at = aligned_alloc(256, (bytes + 255) / 256 * 256); return *at ? 0 : 2; }
+CUresult cuMemFreeHost(void* at) { free(at); return 0; }
+CUresult cuMemcpyHtoD_v2(uintptr_t to, const void* from, size_t bytes) { memcpy((void*)to, from, bytes); return 0; }
+CUresult cuMemcpyDtoH_v2(void* to, uintptr_t from, size_t bytes) { memcpy(to, (void*)from, bytes); return 0; }
+CUresult cuMemcpyHtoDAsync_v2(uintptr_t to, const void* from, size_t bytes, void*) { memcpy((void*)to, from, bytes); return 0; }
+CUresult cuMemcpyDtoHAsync_v2(void* to, uintptr_t from, size_t bytes, void*) { memcpy(to, (void*)from, bytes); return 0; }
+CUresult cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t bytes, void*) { memmove((void*)to, (void*)from, bytes); return 0; }
+CUresult cuMemsetD8Async(uintptr_t at, unsigned char value, size_t bytes, void*) { memset((void*)at, value, bytes); return 0; }
+CUresult cuStreamCreate(void** stream, unsigned) { *stream = malloc(1); return 0; }
+CUresult cuStreamDestroy_v2(void* stream) { free(stream); return 0; }
+CUresult cuStreamSynchronize(void*) { return 0; }
+CUresult cuStreamQuery(void*) { return 0; }
+CUresult cuStreamWaitEvent(void*, void*, unsigned) { return 0; }
+CUresult cuEventCreate(void** event, unsigned) { *event = malloc(1); return 0; }
+CUresult cuEventRecord(void*, void*) { return 0; }
+CUresult cuEventQuery(void*) { return 0; }
+CUresult cuEventSynchronize(void*) { return 0; }
+CUresult cuEventElapsedTime_v2(float* ms, void*, void*) { *ms = 1; return 0; }
+CUresult cuEventDestroy_v2(void* event) { free(event); return 0; }
+
+CUresult cuModuleLoadData(void** module, const void* image) {
+    // An image begins with its bytes (see nvrtc.cpp).
+    const char magic[8] = {'D', 'C', 'C', 'S', 'T', 'A', 'N', 'D'};
+    if (memcmp(image, magic, 8) != 0) return 200;
+    uint64_t bytes;
+    memcpy(&bytes, (const char*)image + 8, 8);
+    const int file = memfd_create("dcc-kernels", 0);
+    const char* from = (const char*)image + 16;
+    for (uint64_t done = 0; done < bytes;) {
+        const ssize_t wrote = write(file, from + done, bytes - done);
+        if (wrote <= 0) return 2;
+        done += wrote;
+    }
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+    void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        fprintf(stderr, "stand-in device: %s\n", dlerror());
+        return 200;
+    }
+    Running** state = (Running**)dlsym(library, "emulated_state");
+    if (!state) return 200;
+    *state = &running;
+    *module = new Module{library};
+    return 0;
+}
+CUresult cuModuleUnload(void*) { return 0; }
+CUresult cuModuleGetFunction(void** function, void* module, const char* name) {
+    const std::string symbol = std::string("emulated_call_") + name;
+    void* call = dlsym(((Module*)module)->library, symbol.c_str());
+    if (!call) return 500;
+    *function = new Function{(void (*)(void**))call};
+    return 0;
+}
+CUresult cuFuncSetAttribute(void*, int, int) { return 0; }
+CUresult cuFuncGetAttribute(int* value, int, void*) { *value = 0; return 0; }
+CUresult cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                        void*, void** arguments, void**) {
+    const unsigned threads = bx * by * bz;
+    if (!threads || threads > 1024 || !gx || !gy || !gz || gy > 65535 || gz > 65535 || gx > 0x7fffffffu || shared > 227 << 10) return 1;
+    std::lock_guard<std::mutex> held(lock);  // kernels keep shared memory in statics
+    static std::vector<unsigned char> dynamic;
+    dynamic.assign(shared + 1024, 0xff);
+    if (block.fibers.size() != threads) block.fibers.resize(threads);
+    if (block.stacks.size() < threads * Block::STACK) block.stacks.resize(threads * Block::STACK);
+    block.entry = ((Function*)function)->call;
+    block.arguments = arguments;
+    const char* seed = getenv("DCC_STAND_IN_SEED");
+    block.seed = seed ? strtoull(seed, nullptr, 10) : 1;
+    running.threads = {bx, by, bz};
+    running.blocks = {gx, gy, gz};
+    running.barrier = barrier;
+    running.exchange = exchange;
+    running.ballot = ballot;
+    running.shared = (unsigned char*)(((uintptr_t)dynamic.data() + 1023) / 1024 * 1024);
+    for (unsigned n = 0; n < threads; ++n) block.fibers[n].index = {n % bx, n / bx % by, n / bx / by};
+    for (unsigned z = 0; z < gz; ++z)
+        for (unsigned y = 0; y < gy; ++y)
+            for (unsigned x = 0; x < gx; ++x) {
+                running.block = {x, y, z};
+                run_block();
+            }
+    return 0;
+}
+}

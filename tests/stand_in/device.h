@@ -1,0 +1,120 @@
+// CUDA's words for g++: what generated kernels are compiled with to run on a CPU, in tests.
+//
+// A block's threads are fibers of one thread of the system, run one at a time in an order that a seed shuffles. A fiber runs until it
+// waits: at a barrier for all of its block, at a warp's exchange for all of its warp. Blocks follow one another. What this finds: wrong
+// results, threads that miss a barrier or an exchange, and (by a shuffled order) most missing barriers; with AddressSanitizer,
+// accesses outside of an allocation. What it cannot: races within a warp, bank conflicts, speed.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+// Blocks follow one another, so one place each will do.
+#define __shared__ static
+#define DCC_EMULATED 1
+
+namespace emulated {
+struct Index { unsigned x, y, z; };
+
+// What the running fiber is and how it waits; the library of the device has them.
+struct Running {
+    Index thread, block, threads, blocks;
+    void (*barrier)(int id, int count);
+    // Exchanges 8 bytes with lane `from` of the warp (or of `mask`).
+    uint64_t (*exchange)(unsigned mask, uint64_t value, int from);
+    unsigned (*ballot)(unsigned mask, bool vote);
+    // Dynamic shared memory of the block.
+    unsigned char* shared;
+};
+}  // namespace emulated
+// Set by the library of the device when it loads a module.
+extern "C" {
+emulated::Running* emulated_state = nullptr;
+}
+namespace emulated {
+inline Running& now() { return *emulated_state; }
+
+template <class T>
+inline T exchanged(unsigned mask, T x, int from) {
+    uint64_t bits = 0;
+    memcpy(&bits, &x, sizeof x);
+    bits = now().exchange(mask, bits, from);
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+}  // namespace emulated
+
+#define threadIdx (emulated::now().thread)
+#define blockIdx (emulated::now().block)
+#define blockDim (emulated::now().threads)
+#define gridDim (emulated::now().blocks)
+#define warpSize 32
+
+inline void __syncthreads() { emulated::now().barrier(0, 0); }
+inline void __syncwarp(unsigned mask = 0xffffffffu) { emulated::now().ballot(mask, true); }
+inline void __threadfence() {}
+inline void __threadfence_block() {}
+inline int emulated_lane() {
+    const auto& n = emulated::now();
+    return (int)((n.thread.x + n.threads.x * (n.thread.y + n.threads.y * n.thread.z)) % 32);
+}
+template <class T>
+inline T __shfl_sync(unsigned mask, T x, int from, int width = 32) {
+    const int lane = emulated_lane();
+    return emulated::exchanged(mask, x, lane / width * width + from % width);
+}
+template <class T>
+inline T __shfl_xor_sync(unsigned mask, T x, int across, int = 32) { return emulated::exchanged(mask, x, emulated_lane() ^ across); }
+template <class T>
+inline T __shfl_down_sync(unsigned mask, T x, int by, int width = 32) {
+    const int lane = emulated_lane();
+    return emulated::exchanged(mask, x, lane % width + by < width ? lane + by : lane);
+}
+template <class T>
+inline T __shfl_up_sync(unsigned mask, T x, int by, int width = 32) {
+    const int lane = emulated_lane();
+    return emulated::exchanged(mask, x, lane % width >= by ? lane - by : lane);
+}
+inline unsigned __ballot_sync(unsigned mask, bool vote) { return emulated::now().ballot(mask, vote); }
+inline bool __any_sync(unsigned mask, bool vote) { return emulated::now().ballot(mask, vote) != 0; }
+inline bool __all_sync(unsigned mask, bool vote) { return emulated::now().ballot(mask, !vote) == 0; }
+inline unsigned __activemask() { return 0xffffffffu; }
+
+inline float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }
+inline int __float_as_int(float x) { int y; memcpy(&y, &x, 4); return y; }
+inline unsigned __float_as_uint(float x) { unsigned y; memcpy(&y, &x, 4); return y; }
+inline float __uint_as_float(unsigned x) { float y; memcpy(&y, &x, 4); return y; }
+template <class T>
+inline T __ldg(const T* at) { return *at; }
+
+// Blocks follow one another and fibers run one at a time: every access is atomic.
+template <class T, class X>
+inline T atomicAdd(T* at, X x) { T old = *at; *at = old + (T)x; return old; }
+template <class T, class X>
+inline T atomicMax(T* at, X x) { T old = *at; if ((T)x > old) *at = (T)x; return old; }
+template <class T, class X>
+inline T atomicExch(T* at, X x) { T old = *at; *at = (T)x; return old; }
+template <class T, class X, class Y>
+inline T atomicCAS(T* at, X expected, Y x) { T old = *at; if (old == (T)expected) *at = (T)x; return old; }
+
+// Calls a kernel with arguments as the driver gives them: a pointer to each.
+namespace emulated {
+template <int... N> struct Numbers {};
+template <int N, int... M> struct Count : Count<N - 1, N - 1, M...> {};
+template <int... M> struct Count<0, M...> { using Type = Numbers<M...>; };
+template <class... A, int... N>
+inline void call(void (*kernel)(A...), void** arguments, Numbers<N...>) { kernel(*(A*)arguments[N]...); }
+template <class... A>
+inline void call(void (*kernel)(A...), void** arguments) { call(kernel, arguments, typename Count<sizeof...(A)>::Type()); }
+template <class... A>
+inline int arity(void (*)(A...)) { return sizeof...(A); }
+}  // namespace emulated
+#define EMULATED_ENTRY(name)                                                                         \
+    extern "C" void emulated_call_##name(void** arguments) { emulated::call(name, arguments); }

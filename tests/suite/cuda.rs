@@ -1,0 +1,157 @@
+//! The CUDA back end on stand-ins for NVIDIA's libraries: kernels' texts compiled by g++, threads as fibers (`stand_in/`).
+
+use crate::command::{Folder, Output, dcc, dcc_command, finish, spawn};
+use crate::tidy::root;
+use serde_json::Value;
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The C++ compiler: `CXX`, or g++.
+fn cxx() -> String {
+    std::env::var("CXX").unwrap_or_else(|_| "g++".to_owned())
+}
+
+/// The stand-ins, compiled once, and what they keep.
+fn stand_ins() -> &'static Folder {
+    static BUILT: OnceLock<Folder> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let folder = Folder::new();
+        for (source, library, flags) in [("cuda.cpp", "libcuda.so", &["-ldl"][..]), ("nvrtc.cpp", "libnvrtc.so", &[])] {
+            let source = root().join("tests/stand_in").join(source);
+            let mut compiler = Command::new(cxx());
+            compiler.args(["-std=c++17", "-O2", "-shared", "-fPIC", "-o", &folder.at(library)]).arg(source).args(flags);
+            let done =
+                compiler.output().unwrap_or_else(|error| panic!("these tests need a C++ compiler, `{}`: {error}", cxx()));
+            assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        }
+        folder
+    })
+}
+
+/// `dcc WORDS` with a stand-in GPU.
+fn on_gpu(words: &[&str], environment: &[(&str, &str)]) -> Output {
+    let folder = stand_ins();
+    let compiler = format!("{} -O1 -I{}", cxx(), root().join("tests/stand_in").display());
+    let mut command = dcc_command();
+    command.args(words).env("LD_LIBRARY_PATH", folder.path());
+    command.env("DCC_STAND_IN_CXX", compiler).env("DCC_STAND_IN_CACHE", folder.path());
+    command.envs(environment.iter().copied());
+    finish(spawn(&mut command))
+}
+
+fn compiled(folder: &Folder, model: &str, flags: &str) -> String {
+    let artifact = folder.at("art.dcc");
+    let words = ["compile", model, "-o", &artifact].into_iter().chain(flags.split_whitespace());
+    dcc(words).ok();
+    artifact
+}
+
+/// What `dcc verify --kernels cuda` found.
+fn checked(artifact: &str, seed: &str) -> Value {
+    let found = on_gpu(&["verify", artifact, "--kernels", "cuda", "--json"], &[("DCC_STAND_IN_SEED", seed)]).ok().json();
+    found["kernels"].clone()
+}
+
+#[test]
+fn generated_kernels_of_models_agree_with_float64() {
+    for (model, flags) in [
+        ("gpt2_tiny", "--global-batch-size 4 --optimizer adamw --grad-clip 1"),
+        ("gpt2_tiny_dropout", "--tp 2 --dp 2 --zero 3 --grad-accum 2 --global-batch-size 8"),
+        ("llama_tiny", "--global-batch-size 4 --dtype bf16 --optimizer lion"),
+        ("bert_tiny", "--pp 2 --grad-accum 2 --global-batch-size 8 --optimizer lamb"),
+        ("cnn", "--global-batch-size 4 --dtype f16 --optimizer adafactor"),
+        ("static_mixer", "--dtype f64 --optimizer muon"),
+        ("families/moe", "--ep 2 --global-batch-size 4"),
+        ("families/t5", "--global-batch-size 4 --dtype bf16"),
+    ] {
+        let folder = Folder::new();
+        let artifact = compiled(&folder, &format!("tests/models/{model}.onnx"), flags);
+        for seed in ["1", "2", "3"] {
+            let found = checked(&artifact, seed);
+            assert!(found["kernels"].as_u64() > Some(10) && found["too_large"] == 0, "{model}: {found}");
+            assert!(found["worst"].as_f64().is_some_and(|worst| worst <= 1.0), "{model}: {found}");
+        }
+    }
+}
+
+/// Wide rows, long columns and sums over all of a tensor: a block for a row, and reductions in parts.
+#[test]
+fn kernels_of_large_tensors_agree_with_float64() {
+    let folder = Folder::new();
+    let artifact = compiled(&folder, "tests/models/mlp.onnx", "--global-batch-size 4000 --optimizer adamw --grad-clip 1");
+    let found = checked(&artifact, "1");
+    assert!(found["too_large"] == 0 && found["worst"].as_f64().is_some_and(|worst| worst <= 1.0), "{found}");
+}
+
+/// Bugs planted in kernels' texts: what each replaces is there, and no kernel passes that has it.
+#[test]
+fn planted_bugs_are_found() {
+    let folder = Folder::new();
+    let plain = compiled(&folder, "tests/models/gpt2_tiny.onnx", "--global-batch-size 4 --optimizer adamw --grad-clip 1");
+    let other = Folder::new();
+    let halves = compiled(&other, "tests/models/gpt2_tiny_dropout.onnx", "--global-batch-size 4 --dtype bf16");
+    for (artifact, fault) in [
+        (&plain, "across = 16=>across = 8"),
+        (&plain, "x = F::of(x, exchanged(x, across))=>x = exchanged(x, across)"),
+        (&plain, "__syncthreads();\n        x = parts=>x = parts"),
+        (&plain, "op::tanh(=>op::logistic("),
+        (&plain, "op::rsqrt(=>op::sqrt("),
+        (&plain, "op::exp(=>op::expm1("),
+        (&plain, "blockIdx.x=>(blockIdx.x / 2)"),
+        (&plain, "trip < =>trip + 1 < "),
+        (&plain, " + v;=> + v / 2;"),
+        (&halves, "bits + 0x7fff + (bits >> 16 & 1)=>bits + 0x17fff"),
+        (&halves, "word >> 8=>word >> 9"),
+        (&halves, "round < 10=>round < 9"),
+    ] {
+        let found = on_gpu(&["verify", artifact, "--kernels", "cuda"], &[("DCC_STAND_IN_FAULT", fault)]);
+        let named = found.stderr.contains("a kernel's results differ from float64's");
+        assert!(found.code.is_some_and(|code| code > 2) && named, "{fault}: {}{}", found.stdout, found.stderr);
+    }
+}
+
+/// Every access of every kernel, under AddressSanitizer: operands are allocated one by one. The control reads past one.
+#[test]
+fn kernels_stay_inside_of_their_operands() {
+    let folder = Folder::new();
+    let artifact =
+        compiled(&folder, "tests/models/gpt2_tiny.onnx", "--global-batch-size 4 --tp 2 --optimizer adamw --grad-clip 1");
+    let sanitizer = sanitizer();
+    let compiler = format!("{} -O1 -fsanitize=address -I{}", cxx(), root().join("tests/stand_in").display());
+    let environment = [
+        ("DCC_STAND_IN_CXX", compiler.as_str()),
+        ("LD_PRELOAD", &sanitizer),
+        ("ASAN_OPTIONS", "detect_leaks=0:verify_asan_link_order=0:detect_stack_use_after_return=0"),
+    ];
+    on_gpu(&["verify", &artifact, "--kernels", "cuda"], &environment).ok();
+    let beyond = [&environment[..], &[("DCC_STAND_IN_FAULT", "widen(x0[=>widen(x0[(1 << 20) + ")]].concat();
+    let found = on_gpu(&["verify", &artifact, "--kernels", "cuda"], &beyond);
+    assert!(found.code != Some(0) && found.stderr.contains("AddressSanitizer"), "{}", found.stderr);
+}
+
+/// The file of AddressSanitizer's runtime.
+fn sanitizer() -> String {
+    let asked = Command::new(cxx()).arg("-print-file-name=libasan.so").output().expect("a C++ compiler");
+    String::from_utf8_lossy(&asked.stdout).trim().to_owned()
+}
+
+#[test]
+fn the_cpu_s_kernels_agree_with_float64_too() {
+    let folder = Folder::new();
+    let artifact = compiled(&folder, "tests/models/gpt2_tiny.onnx", "--global-batch-size 4 --grad-clip 1");
+    let text = dcc(["verify", &artifact, "--kernels", "cpu"]).ok().stdout;
+    assert!(text.contains("kernels by themselves on this CPU are within"), "{text}");
+}
+
+#[test]
+fn a_machine_without_a_gpu_says_so() {
+    let folder = Folder::new();
+    let artifact = compiled(&folder, "tests/models/mlp.onnx", "--global-batch-size 4");
+    let mut command = dcc_command();
+    command.args(["verify", &artifact, "--kernels", "cuda"]).env_remove("LD_LIBRARY_PATH");
+    let found = finish(spawn(&mut command));
+    let refused = found.code == Some(8) && found.stderr.contains("no NVIDIA driver is installed");
+    assert!(refused || found.stdout.contains("kernels by themselves on NVIDIA"), "{found:?}");
+    let refused = on_gpu(&["verify", &artifact, "--kernels", "cuda"], &[("DCC_STAND_IN_DEVICES", "0")]);
+    assert!(refused.code == Some(8) && refused.stderr.contains("the NVIDIA driver does not start"), "{refused:?}");
+}
