@@ -107,52 +107,50 @@ void resume(int n) {
 #endif
 }
 
-// Lets the warps and the block go on whose threads are all there.
-bool release() {
-    bool any = false;
-    const int count = (int)block.fibers.size();
-    for (int first = 0; first < count; first += 32) {
-        const int lanes = count - first < 32 ? count - first : 32;
-        unsigned there = 0, votes = 0;
-        for (int l = 0; l < lanes; ++l)
-            if (block.fibers[first + l].state == Block::AtWarp) there |= 1u << l;
-        if (!there) continue;
-        const int leader = __builtin_ctz(there);
-        const unsigned mask = block.fibers[first + leader].warp_mask & (lanes == 32 ? ~0u : (1u << lanes) - 1);
-        if ((there & mask) != mask) continue;
-        uint64_t values[32];
-        for (int l = 0; l < lanes; ++l) {
-            values[l] = block.fibers[first + l].value;
-            if ((mask >> l & 1) && values[l]) votes |= 1u << l;
-        }
-        for (int l = 0; l < lanes; ++l)
-            if (mask >> l & 1) {
-                Block::Fiber& fiber = block.fibers[first + l];
-                if (fiber.warp_mask != block.fibers[first + leader].warp_mask) fail("lanes of a warp exchange under other masks");
-                if (fiber.from >= 0 && !(mask >> fiber.from & 1)) fail("a lane asks one that does not exchange");
-                fiber.value = fiber.from < 0 ? votes : values[fiber.from];
-                fiber.state = Block::Ready;
-            }
-        any = true;
+// Lets a warp's lanes go on that are all there.
+bool release_warp(int first) {
+    const int count = (int)block.fibers.size(), lanes = count - first < 32 ? count - first : 32;
+    unsigned there = 0, votes = 0;
+    for (int l = 0; l < lanes; ++l)
+        if (block.fibers[first + l].state == Block::AtWarp) there |= 1u << l;
+    if (!there) return false;
+    const int leader = __builtin_ctz(there);
+    const unsigned mask = block.fibers[first + leader].warp_mask & (lanes == 32 ? ~0u : (1u << lanes) - 1);
+    if ((there & mask) != mask) return false;
+    uint64_t values[32];
+    for (int l = 0; l < lanes; ++l) {
+        values[l] = block.fibers[first + l].value;
+        if ((mask >> l & 1) && values[l]) votes |= 1u << l;
     }
-    bool all = true, some = false;
-    for (auto& fiber : block.fibers) {
-        all &= fiber.state == Block::AtBarrier || fiber.state == Block::Done;
-        some |= fiber.state == Block::AtBarrier;
-    }
-    if (all && some) {
-        for (auto& fiber : block.fibers) {
-            if (fiber.state == Block::Done) fail("a thread ended where others wait at a barrier");
+    for (int l = 0; l < lanes; ++l)
+        if (mask >> l & 1) {
+            Block::Fiber& fiber = block.fibers[first + l];
+            if (fiber.warp_mask != block.fibers[first + leader].warp_mask) fail("lanes of a warp exchange under other masks");
+            if (fiber.from >= 0 && !(mask >> fiber.from & 1)) fail("a lane asks one that does not exchange");
+            fiber.value = fiber.from < 0 ? votes : values[fiber.from];
             fiber.state = Block::Ready;
         }
-        any = true;
+    return true;
+}
+
+// Lets the block go on if all its threads are at the barrier.
+bool release_block() {
+    for (auto& fiber : block.fibers)
+        if (fiber.state != Block::AtBarrier && fiber.state != Block::Done) return false;
+    for (auto& fiber : block.fibers) {
+        if (fiber.state == Block::Done) fail("a thread ended where others wait at a barrier");
+        fiber.state = Block::Ready;
     }
-    return any;
+    return true;
 }
 
 uint64_t next_random() {
     block.seed = block.seed * 6364136223846793005ull + 1442695040888963407ull;
     return block.seed >> 33;
+}
+
+void shuffle(std::vector<int>& order) {
+    for (size_t n = order.size() - 1; n > 0; --n) std::swap(order[n], order[next_random() % (n + 1)]);
 }
 
 void run_block() {
@@ -166,19 +164,25 @@ void run_block() {
         fiber.state = Block::Ready;
         makecontext(&fiber.context, start, 0);
     }
-    std::vector<int> order(count);
-    for (int n = 0; n < count; ++n) order[n] = n;
+    // One warp after the other as far as it comes alone: what a missing barrier lets it overwrite, others have not read yet.
+    std::vector<int> warps((count + 31) / 32), lanes(32);
+    for (size_t n = 0; n < warps.size(); ++n) warps[n] = (int)n;
+    for (int n = 0; n < 32; ++n) lanes[n] = n;
     for (;;) {
-        for (int n = count - 1; n > 0; --n) std::swap(order[n], order[next_random() % (n + 1)]);
-        bool ran = false, done = true;
-        for (int n : order)
-            if (block.fibers[n].state == Block::Ready) {
-                resume(n);
-                ran = true;
+        shuffle(warps);
+        for (int warp : warps)
+            for (;;) {
+                shuffle(lanes);
+                for (int lane : lanes) {
+                    const int n = warp * 32 + lane;
+                    if (n < count && block.fibers[n].state == Block::Ready) resume(n);
+                }
+                if (!release_warp(warp * 32)) break;
             }
+        bool done = true;
         for (auto& fiber : block.fibers) done &= fiber.state == Block::Done;
         if (done) return;
-        if (!release() && !ran) fail("threads wait for others that never come");
+        if (!release_block()) fail("threads wait for others that never come");
     }
 }
 
