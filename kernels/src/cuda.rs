@@ -37,6 +37,8 @@ pub struct Launch {
     /// Along x and y.
     pub blocks: [u32; 2],
     pub threads: u32,
+    /// Bytes of dynamic shared memory of each block.
+    pub shared: u32,
 }
 
 impl Source {
@@ -63,7 +65,7 @@ impl Source {
         for ((_, entry, parts), (body, _)) in entries.into_iter().zip(bodies) {
             let threads = mapping.threads() as u32;
             text += &format!("extern \"C\" __global__ void __launch_bounds__({threads})\n{entry}({arguments}) {{\n{body}}}\n");
-            launches.push(Launch { entry, blocks: [blocks, parts], threads });
+            launches.push(Launch { entry, blocks: [blocks, parts], threads, shared: 0 });
         }
         let bytes = |array: &crate::tile::Array| array.block.iter().product::<usize>() * array.dtype.bytes() as usize;
         let operand_bytes = nest.inputs.iter().chain(&nest.outputs).map(bytes).collect();

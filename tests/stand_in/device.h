@@ -1,9 +1,10 @@
 // CUDA's words for g++: what generated kernels are compiled with to run on a CPU, in tests.
 //
 // A block's threads are fibers of one thread of the system, run one at a time in an order that a seed shuffles. A fiber runs until it
-// waits: at a barrier for all of its block, at a warp's exchange for all of its warp. Blocks follow one another. What this finds: wrong
-// results, threads that miss a barrier or an exchange, and (by a shuffled order) most missing barriers; with AddressSanitizer,
-// accesses outside of an allocation. What it cannot: races within a warp, bank conflicts, speed.
+// waits: at a barrier for all of its block, at a warp's exchange for all of its warp. A warp runs as far as it comes before another
+// does, and blocks follow one another. What this finds: wrong results, threads that miss a barrier or an exchange, and (by a shuffled
+// order) most missing barriers; with AddressSanitizer, accesses outside of an allocation. What it cannot: some races within a warp,
+// bank conflicts, speed.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -19,6 +20,7 @@
 // Blocks follow one another, so one place each will do.
 #define __shared__ static
 #define DCC_EMULATED 1
+#define DCC_SHARED(T, name) T* name = (T*)emulated::now().shared
 
 namespace emulated {
 struct Index { unsigned x, y, z; };
@@ -91,6 +93,7 @@ inline float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }
 inline int __float_as_int(float x) { int y; memcpy(&y, &x, 4); return y; }
 inline unsigned __float_as_uint(float x) { unsigned y; memcpy(&y, &x, 4); return y; }
 inline float __uint_as_float(unsigned x) { float y; memcpy(&y, &x, 4); return y; }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
 template <class T>
 inline T __ldg(const T* at) { return *at; }
 
@@ -103,6 +106,75 @@ template <class T, class X>
 inline T atomicExch(T* at, X x) { T old = *at; *at = (T)x; return old; }
 template <class T, class X, class Y>
 inline T atomicCAS(T* at, X expected, Y x) { T old = *at; if (old == (T)expected) *at = (T)x; return old; }
+
+// What tensor cores and asynchronous copies do.
+namespace emulated {
+inline unsigned warp_number() { return now().thread.x / 32; }
+
+// Each lane gives the address of a row of one of four 8 x 8 matrices of 2 bytes, and gets its two elements of each.
+inline void load_matrices(unsigned (&x)[4], const void* row, bool transposed) {
+    static const unsigned short* rows[32][32];
+    const auto& own = rows[warp_number()];
+    const int lane = emulated_lane(), a = lane / 4, b = lane % 4 * 2;
+    rows[warp_number()][lane] = (const unsigned short*)row;
+    __syncwarp();
+    for (int m = 0; m < 4; ++m) {
+        const unsigned low = transposed ? own[m * 8 + b][a] : own[m * 8 + a][b];
+        const unsigned high = transposed ? own[m * 8 + b + 1][a] : own[m * 8 + a][b + 1];
+        x[m] = low | high << 16;
+    }
+    __syncwarp();
+}
+
+// sums[16, 8] += a[16, 16] b[16, 8], of fragments of mma.m16n8k16.
+template <class F>
+inline void multiply(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, F value) {
+    static unsigned all[32][32][6];
+    auto& warp = all[warp_number()];
+    const int lane = emulated_lane();
+    const unsigned own[6] = {a[0], a[1], a[2], a[3], b0, b1};
+    memcpy(warp[lane], own, sizeof own);
+    __syncwarp();
+    for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        for (int k = 0; k < 16; ++k) {
+            const unsigned x = warp[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], y = warp[column * 4 + k % 8 / 2][4 + k / 8];
+            sums[i] += value((unsigned short)(x >> k % 2 * 16)) * value((unsigned short)(y >> k % 2 * 16));
+        }
+    }
+    __syncwarp();
+}
+
+// Copies of 16 bytes happen when they are waited for; until then there is NaN.
+struct Copies {
+    struct Copy { void* to; const void* from; };
+    Copy all[256];
+    int begin = 0, end = 0, ends[64], first_group = 0, groups = 0;
+};
+inline Copies& copies() {
+    static Copies* all = new Copies[1024];
+    return all[now().thread.x];
+}
+inline void copy(void* to, const void* from, bool there) {
+    Copies& own = copies();
+    memset(to, 0xff, 16);
+    own.all[own.end++ % 256] = {to, there ? from : nullptr};
+    if (own.end - own.begin > 256) abort();
+}
+inline void commit() {
+    Copies& own = copies();
+    own.ends[own.groups++ % 64] = own.end;
+}
+inline void wait(int left) {
+    Copies& own = copies();
+    for (; own.groups - own.first_group > left; ++own.first_group)
+        for (; own.begin < own.ends[own.first_group % 64]; ++own.begin) {
+            const Copies::Copy copy = own.all[own.begin % 256];
+            if (copy.from) memcpy(copy.to, copy.from, 16);
+            else memset(copy.to, 0, 16);
+        }
+}
+}  // namespace emulated
 
 // Calls a kernel with arguments as the driver gives them: a pointer to each.
 namespace emulated {

@@ -4,6 +4,13 @@
 struct f16 { unsigned short bits; };
 struct bf16 { unsigned short bits; };
 
+// Dynamic shared memory, as much as the launch says, by the name `name`.
+#ifndef DCC_EMULATED
+#define DCC_SHARED(T, name)                                    \
+    extern __shared__ __align__(128) unsigned char dcc_shared[]; \
+    T* name = (T*)dcc_shared
+#endif
+
 // N elements that one instruction moves.
 template <class T, int N>
 struct alignas(sizeof(T) * N) pack { T x[N]; };

@@ -55,7 +55,7 @@ impl Kernels {
         let mut words: Vec<u64> = pointers.chain(source.parameters.iter().map(|&n| parameters[n] as u64)).collect();
         for (entry, launch) in entries.iter().zip(&source.launches) {
             // SAFETY: the words are what `Source` says that each launch gets; all buffers have its sizes, and live until `wait`.
-            unsafe { gpu.launch(entry, (launch.blocks, launch.threads, 0), &mut words)? };
+            unsafe { gpu.launch(entry, (launch.blocks, launch.threads, launch.shared), &mut words)? };
         }
         gpu.wait()?;
         for (buffer, operand) in buffers.iter().zip(operands) {
