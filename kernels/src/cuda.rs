@@ -5,6 +5,7 @@
 //! words, which is how it is tested without a GPU.
 
 mod emit;
+pub mod library;
 mod mapping;
 
 use crate::tile::{Nest, Typing};
