@@ -345,7 +345,7 @@ impl Attended {
         let (qt, ot) = (at(&s.q, head, t), at(&s.o, head, t));
         let score = |j: usize| {
             let hidden = s.causal.is_some_and(|offset| j as i64 > t as i64 + offset);
-            let dot: f64 = (0..s.channels).map(|e| self.q[qt + e] * self.k[at(&s.k, key, j) + e]).sum();
+            let dot: f64 = (0..s.channels).map(|e| self.q[qt + e] * self.k[at(&s.k, key, j) + e * s.k.channel]).sum();
             if hidden { f64::NEG_INFINITY } else { dot * s.scale + self.mask[(head[0] * s.queries + t) * s.keys + j] }
         };
         let scores: Vec<f64> = (0..s.keys).map(score).collect();
@@ -365,8 +365,8 @@ impl Attended {
             let dp: f64 = (0..s.values).map(|f| self.dy[ot + f] * self.v[vj + f]).sum();
             let ds = p * (dp - dot) * s.scale;
             (0..s.values).for_each(|f| self.dv[vj + f] += p * self.dy[ot + f]);
-            (0..s.channels).for_each(|e| self.dq[qt + e] += ds * self.k[kj + e]);
-            (0..s.channels).for_each(|e| self.dk[kj + e] += ds * self.q[qt + e]);
+            (0..s.channels).for_each(|e| self.dq[qt + e] += ds * self.k[kj + e * s.k.channel]);
+            (0..s.channels).for_each(|e| self.dk[kj + e * s.k.channel] += ds * self.q[qt + e]);
         }
     }
 }
@@ -430,6 +430,10 @@ fn attention_of_whole_floats() {
         (shape([2, 2, 2], [35, 50, 24, 40], Some(-4), true), DType::F64, boolean),
         (shape([1, 1, 1], [17, 33, 130, 200], None, true), DType::F64, additive),
     ];
+    // Keys by channel, O's queries apart by an odd number.
+    let mut crossed = shape([2, 1, 1], [20, 35, 12, 7], Some(15), false);
+    crossed.k = Strides { batch: 35 * 12, position: 1, channel: 35, ..Strides::default() };
+    let cases = cases.into_iter().chain([(crossed, DType::F32, boolean)]).collect::<Vec<_>>();
     let jobs = cases.iter().enumerate().flat_map(|(i, (s, dtype, kind))| attend(&format!("a{i}"), s, *dtype, *kind));
     check("attention_of_whole_floats", &jobs.collect::<Vec<_>>());
 }
@@ -441,9 +445,22 @@ fn attention_of_halves() {
         (shape([1, 1, 1], [130, 70, 128, 64], None, false), DType::F16, MaskKind::Additive),
         (shape([2, 1, 1], [17, 66, 32, 96], Some(49), true), DType::BF16, MaskKind::Boolean),
         (shape([1, 1, 1], [9, 20, 12, 5], Some(-2), true), DType::F16, MaskKind::None),
+        (shape([2, 1, 2], [75, 140, 64, 40], Some(65), true), DType::BF16, MaskKind::Additive),
     ];
     let jobs = cases.iter().enumerate().flat_map(|(i, (s, dtype, kind))| attend(&format!("a{i}"), s, *dtype, *kind));
     check("attention_of_halves", &jobs.collect::<Vec<_>>());
+}
+
+#[test]
+fn nan_is_not_hidden() {
+    let s = shape([1, 1, 1], [5, 40, 16, 16], None, true);
+    let job = |(i, dtype): (usize, &DType)| {
+        let [mut job, _] = attend(&format!("a{i}"), &s, *dtype, MaskKind::None);
+        job.operands[1][..dtype.bytes() as usize].fill(0xff);
+        job.expected.iter_mut().for_each(|expected| expected.values.fill(f64::NAN));
+        job
+    };
+    check("nan_is_not_hidden", &[DType::F32, DType::F64, DType::BF16].iter().enumerate().map(job).collect::<Vec<_>>());
 }
 
 #[test]
@@ -483,6 +500,7 @@ fn planted_bugs_of_attention_by_tensor_cores() {
         (0, "        tensor::wait<1>();", "        tensor::wait<2>();"),
         (0, "sums.add(scores, values + now * V_TILE);\n        __syncthreads();", "sums.add(scores, values + now * V_TILE);"),
         (0, "key + KEYS <= limit<S>(query)", "key <= limit<S>(query)"),
+        (1, "across = LANES / 2", "across = LANES / 4"),
         (0, "sums.scale(h, half, rescale);", ""),
         (1, "sum_k.add(d, queries + now * Q_TILE);\n        __syncthreads();", "sum_k.add(d, queries + now * Q_TILE);"),
         (1, "number + n / each", "number"),

@@ -16,6 +16,12 @@ __device__ inline double log2(double x) { return ::log2(x); }
 template <class C>
 __device__ inline C hidden() { return -C(infinity()); }
 
+// Of a number and a NaN the number: sums of exponentials keep the NaN.
+struct Greatest {
+    __device__ static float of(float x, float y) { return fmaxf(x, y); }
+    __device__ static double of(double x, double y) { return fmax(x, y); }
+};
+
 // Which head a block is of: batch, key head, and query head of it.
 template <class S>
 struct Head {
@@ -215,9 +221,9 @@ __device__ void forward(const typename S::Stored* q, const typename S::Stored* k
 #pragma unroll
             for (int j = 0; j < EACH; ++j) {
                 scores.x[i][j] = score<S>(scores.x[i][j], mask, own + i, from + (int)threadIdx.x % 16 + 16 * j);
-                peak = op::max(peak, scores.x[i][j]);
+                peak = Greatest::of(peak, scores.x[i][j]);
             }
-            peak = across<Max>(peak);
+            peak = across<Greatest>(peak);
             // Of a query that has seen nothing yet every term is exp(-inf).
             const C shift = peak == hidden<C>() ? C(0) : peak, rescale = exp2(most[i] - shift);
             most[i] = peak;
@@ -242,18 +248,26 @@ __device__ void forward(const typename S::Stored* q, const typename S::Stored* k
     }
 }
 
-// Of each query: sum of dO times O. A warp's each.
+// Of each query: sum of dO times O.
 template <class S>
 __device__ void dots(const typename S::Stored* dy, const typename S::Stored* o, typename S::Computed* deltas) {
-    const int all = S::BATCH * S::HEADS * S::GROUPS * S::QUERIES, number = (int)blockIdx.x * (THREADS / 32) + (int)threadIdx.x / 32;
-    if (number >= all) return;
-    const Head<S> head(number / S::QUERIES);
-    const long long at = head.template at<typename S::o>() + number % S::QUERIES * S::o::POSITION;
-    typename S::Computed sum = 0;
-    for (int channel = threadIdx.x % 32; channel < S::VALUES; channel += 32)
-        sum += widen(dy[at + channel * S::o::CHANNEL]) * widen(o[at + channel * S::o::CHANNEL]);
-    sum = together<32, Sum>(sum);
-    if (threadIdx.x % 32 == 0) deltas[number] = sum;
+    typedef typename S::Computed C;
+    constexpr int LANES = S::DOT_LANES, N = S::o::PACK;
+    typedef pack<typename S::Stored, N> P;
+    const long long number = ((long long)blockIdx.x * THREADS + threadIdx.x) / LANES;
+    const bool there = number < (long long)S::BATCH * S::HEADS * S::GROUPS * S::QUERIES;
+    C sum = 0;
+    if (there) {
+        const long long at = Head<S>((int)(number / S::QUERIES)).template at<typename S::o>() + number % S::QUERIES * S::o::POSITION;
+        for (int channel = threadIdx.x % LANES * N; channel < S::VALUES; channel += LANES * N) {
+            const P x = *(const P*)(dy + at + channel * S::o::CHANNEL), y = *(const P*)(o + at + channel * S::o::CHANNEL);
+#pragma unroll
+            for (int n = 0; n < N; ++n) sum += widen(x.x[n]) * widen(y.x[n]);
+        }
+    }
+#pragma unroll
+    for (int across = LANES / 2; across > 0; across /= 2) sum += exchanged(sum, across);
+    if (there && threadIdx.x % LANES == 0) deltas[number] = sum;
 }
 
 // Lse of a query in units of log 2.

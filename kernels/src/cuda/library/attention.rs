@@ -56,7 +56,7 @@ pub fn backward(shape: &Shape, dtype: DType, mask: MaskKind, name: &str) -> Resu
     let [of_keys, of_queries] = ["keys", "queries"].map(|what| format!("{prefix}backward_{what}"));
     let read = format!("dy, q, k, v, lse, {masked}");
     let launches = vec![
-        launch("dots", "dy, o, workspace", (rows.div_ceil(THREADS / 32), THREADS, 0))?,
+        launch("dots", "dy, o, workspace", (rows.div_ceil(THREADS / attending.dot_lanes()), THREADS, 0))?,
         launch(&of_keys, &format!("{read}, dk, dv, workspace"), (key_blocks, threads, shared))?,
         launch(&of_queries, &format!("{read}, dq, workspace"), (query_blocks, threads, shared))?,
     ];
@@ -119,7 +119,7 @@ impl<'a> Attending<'a> {
         let packed =
             operands.iter().all(|(strides, positions, channels)| pack(shape, dtype, strides, *positions, *channels) == 8);
         let (forward, backward) = if dtype.bytes() == 2 && packed && widest <= TENSOR_CHANNELS {
-            (tensor_forward(shape), tensor_backward(shape))
+            (tensor_forward(shape, mask), tensor_backward(shape, mask))
         } else {
             let tiles = Tiles::new(shape, bytes);
             (tiles.forward(shape.queries), tiles.backward(shape.queries.max(shape.keys)))
@@ -129,6 +129,12 @@ impl<'a> Attending<'a> {
 
     fn query_heads(&self) -> usize {
         self.shape.batch * self.shape.heads * self.shape.groups
+    }
+
+    /// Threads that share a query's sum of dO times O.
+    fn dot_lanes(&self) -> usize {
+        let s = self.shape;
+        s.values.div_ceil(pack(s, self.dtype, &s.o, s.queries, s.values)).next_power_of_two().clamp(1, 32)
     }
 
     /// Elements from the first to the last of an operand.
@@ -187,6 +193,7 @@ impl<'a> Attending<'a> {
             ("KEYS", s.keys),
             ("CHANNELS", s.channels),
             ("VALUES", s.values),
+            ("DOT_LANES", self.dot_lanes()),
             (
                 "MASK",
                 [MaskKind::None, MaskKind::Additive, MaskKind::Boolean].iter().position(|kind| *kind == self.mask).unwrap_or(0),
@@ -299,18 +306,28 @@ fn tensor_row_bytes(shape: &Shape) -> usize {
     [shape.channels, shape.values].iter().map(|width| (width.next_multiple_of(16) + 8) * 2).sum()
 }
 
-fn tensor_forward(shape: &Shape) -> Pass {
+fn tensor_forward(shape: &Shape, mask: MaskKind) -> Pass {
     // Each warp has so many times 16 queries, for which it reads keys and values once.
     let height = if shape.queries > 64 { 2 } else { 1 };
-    let step = if shape.channels.max(shape.values) <= 64 { 64 } else { 32 };
+    // As many keys at a time as registers have room for.
+    let step = if shape.channels.max(shape.values) <= 64 && mask == MaskKind::None { 64 } else { 32 };
     let block = 64 * height;
     let shared = block * (shape.channels.next_multiple_of(16) + 8) * 2 + 2 * step * tensor_row_bytes(shape);
     let constants = vec![("FORWARD_HEIGHT", height), ("FORWARD_STEP", step)];
     Pass { prefix: "tensor_", block, threads: TENSOR_THREADS, shared, constants }
 }
 
-fn tensor_backward(shape: &Shape) -> Pass {
-    let (block, step) = (64, if shape.channels.max(shape.values) <= 64 { 64 } else { 32 });
+fn tensor_backward(shape: &Shape, mask: MaskKind) -> Pass {
+    let (narrow, long) = (shape.channels.max(shape.values) <= 64, shape.queries.max(shape.keys) > 64);
+    let masked = mask != MaskKind::None;
+    let height = if narrow && long && !masked { 2 } else { 1 };
+    let step = match (narrow, masked) {
+        (true, false) if height == 1 => 64,
+        (false, true) => 16,
+        _ => 32,
+    };
+    let block = 64 * height;
     let shared = (block + 2 * step) * tensor_row_bytes(shape) + 4 * step * 4;
-    Pass { prefix: "tensor_", block, threads: TENSOR_THREADS, shared, constants: vec![("BACKWARD_STEP", step)] }
+    let constants = vec![("BACKWARD_HEIGHT", height), ("BACKWARD_STEP", step)];
+    Pass { prefix: "tensor_", block, threads: TENSOR_THREADS, shared, constants }
 }

@@ -92,9 +92,9 @@ struct Grid {
         }
     }
 
-    // The rows, times `by[row]`, to rows of `to` from `first` on, below `count`, of WIDTH channels.
+    // The rows, times `by`, to rows of `to` from `first` on, below `count`, of WIDTH channels.
     template <class L, int WIDTH>
-    __device__ void store(T* to, int first, int count, const float (&by)[HEIGHT][2]) const {
+    __device__ void store(T* to, int first, int count, float by) const {
 #pragma unroll
         for (int h = 0; h < HEIGHT; ++h)
 #pragma unroll
@@ -104,7 +104,7 @@ struct Grid {
 #pragma unroll
                 for (int n = 0; n < COLUMNS / 8; ++n)
                     if (n * 8 < WIDTH)
-                        *(unsigned*)(to + own * L::POSITION + column(n, 0)) = tensor::both(x[h][n][i] * by[h][i / 2], x[h][n][i + 1] * by[h][i / 2], T{});
+                        *(unsigned*)(to + own * L::POSITION + column(n, 0)) = tensor::both(x[h][n][i] * by, x[h][n][i + 1] * by, T{});
             }
     }
 
@@ -126,7 +126,15 @@ template <class S, bool KEYS_DOWN, int HEIGHT, int COLUMNS>
 __device__ inline void score_all(Grid<typename S::Stored, HEIGHT, COLUMNS>& scores, const typename S::Mask* mask, int query, int key) {
     typedef Grid<typename S::Stored, HEIGHT, COLUMNS> G;
     constexpr int KEYS = KEYS_DOWN ? 16 * HEIGHT : COLUMNS;
-    const bool whole = S::MASK == 0 && key + KEYS <= limit<S>(query);
+    if (S::MASK == 0 && key + KEYS <= limit<S>(query)) {
+#pragma unroll
+        for (int h = 0; h < HEIGHT; ++h)
+#pragma unroll
+            for (int n = 0; n < COLUMNS / 8; ++n)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) scores.x[h][n][i] *= float(S::scale() * LOG2_E);
+        return;
+    }
 #pragma unroll
     for (int h = 0; h < HEIGHT; ++h)
 #pragma unroll
@@ -135,8 +143,7 @@ __device__ inline void score_all(Grid<typename S::Stored, HEIGHT, COLUMNS>& scor
             for (int i = 0; i < 4; ++i) {
                 float& x = scores.x[h][n][i];
                 const int row = G::row(h, i), column = G::column(n, i);
-                if (whole) x *= float(S::scale() * LOG2_E);
-                else x = score<S>(x, mask, query + (KEYS_DOWN ? column : row), key + (KEYS_DOWN ? row : column));
+                x = score<S>(x, mask, query + (KEYS_DOWN ? column : row), key + (KEYS_DOWN ? row : column));
             }
 }
 
@@ -163,8 +170,8 @@ struct Softmax {
 #pragma unroll
                 for (int n = 0; n < COLUMNS / 8; ++n)
 #pragma unroll
-                    for (int i = 0; i < 2; ++i) peak = op::max(peak, scores.x[h][n][2 * half + i]);
-                peak = across_row<Max>(peak);
+                    for (int i = 0; i < 2; ++i) peak = Greatest::of(peak, scores.x[h][n][2 * half + i]);
+                peak = across_row<Greatest>(peak);
                 const float shift = peak == hidden<float>() ? 0 : peak, rescale = tensor::exp2(most[h][half] - shift);
                 most[h][half] = peak;
                 float total = sum[h][half] * rescale;
@@ -221,18 +228,17 @@ __device__ void tensor_forward(const typename S::Stored* q, const typename S::St
         __syncthreads();
     }
     tensor::wait<0>();
-    float by[HEIGHT][2];
 #pragma unroll
     for (int h = 0; h < HEIGHT; ++h)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const float total = across_row<Sum>(rows.sum[h][half]);
             const int query = own + sums.row(h, 2 * half);
-            by[h][half] = total == 0 ? 0 : 1 / total;
+            sums.scale(h, half, total == 0 ? 0 : 1 / total);
             if (threadIdx.x % 4 == 0 && query < S::QUERIES)
                 lse[head.template at<typename S::lse>() + query * S::lse::POSITION] = (rows.most[h][half] + log2(total)) * float(LN_2);
         }
-    sums.template store<typename S::o, S::VALUES>(o + head.template at<typename S::o>(), own, S::QUERIES, by);
+    sums.template store<typename S::o, S::VALUES>(o + head.template at<typename S::o>(), own, S::QUERIES, 1);
 }
 
 // dK and dV of a block of keys: over the queries that see them, of all query heads.
@@ -241,13 +247,13 @@ __device__ void tensor_backward_keys(const typename S::Stored* dy, const typenam
                                      const typename S::Stored* v, const float* lse, const typename S::Mask* mask,
                                      typename S::Stored* dk, typename S::Stored* dv, const float* deltas) {
     typedef typename S::Stored T;
-    constexpr int BLOCK = 16 * WARPS, BLOCKS = (S::KEYS + BLOCK - 1) / BLOCK, STEP = S::BACKWARD_STEP;
+    constexpr int HEIGHT = S::BACKWARD_HEIGHT, BLOCK = 16 * WARPS * HEIGHT, BLOCKS = (S::KEYS + BLOCK - 1) / BLOCK, STEP = S::BACKWARD_STEP;
     constexpr int Q_TILE = STEP * apart(S::CHANNELS), G_TILE = STEP * apart(S::VALUES);
     DCC_SHARED(T, keys);
     T *values = keys + BLOCK * apart(S::CHANNELS), *queries = values + BLOCK * apart(S::VALUES), *gradients = queries + 2 * Q_TILE;
     float *logs = (float*)(gradients + 2 * G_TILE), *dots = logs + 2 * STEP;
     const int number = (int)(blockIdx.x / BLOCKS) * S::GROUPS, first = (int)(blockIdx.x % BLOCKS) * BLOCK;
-    const int warp_row = (int)threadIdx.x / 32 * 16, own = first + warp_row;
+    const int warp_row = (int)threadIdx.x / 32 * 16 * HEIGHT, own = first + warp_row;
     const long long from_k = Head<S>(number).template at<typename S::k>(), from_v = Head<S>(number).template at<typename S::v>();
     copy_rows<typename S::k, BLOCK, S::CHANNELS>(keys, k + from_k, first, S::KEYS);
     copy_rows<typename S::v, BLOCK, S::VALUES>(values, v + from_v, first, S::KEYS);
@@ -263,8 +269,8 @@ __device__ void tensor_backward_keys(const typename S::Stored* dy, const typenam
             dots[to * STEP + i] = from + i < S::QUERIES ? deltas[head.row() + from + i] : 0;
         }
     };
-    Grid<T, 1, apart(S::CHANNELS) - 8> sum_k;
-    Grid<T, 1, apart(S::VALUES) - 8> sum_v;
+    Grid<T, HEIGHT, apart(S::CHANNELS) - 8> sum_k;
+    Grid<T, HEIGHT, apart(S::VALUES) - 8> sum_v;
     sum_k.clear();
     sum_v.clear();
     if (steps > 0) copy(0);
@@ -275,7 +281,7 @@ __device__ void tensor_backward_keys(const typename S::Stored* dy, const typenam
         tensor::wait<1>();
         __syncthreads();
         const int now = n % 2;
-        Grid<T, 1, STEP> p, d;
+        Grid<T, HEIGHT, STEP> p, d;
         p.template products<S::CHANNELS>(keys + warp_row * apart(S::CHANNELS), queries + now * Q_TILE);
         score_all<S, true>(p, mask + Head<S>(number + n / each).template at<typename S::mask>(), begin + n % each * STEP, own);
         d.template products<S::VALUES>(values + warp_row * apart(S::VALUES), gradients + now * G_TILE);
@@ -284,18 +290,21 @@ __device__ void tensor_backward_keys(const typename S::Stored* dy, const typenam
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int t = now * STEP + p.column(c, i);
-                const float log = logs[t];
-                p.x[0][c][i] = log == hidden<float>() ? 0 : tensor::exp2(p.x[0][c][i] - log);
-                d.x[0][c][i] = p.x[0][c][i] * (d.x[0][c][i] - dots[t]);
+                const float log = logs[t], dot = dots[t];
+#pragma unroll
+                for (int h = 0; h < HEIGHT; ++h) {
+                    float& x = p.x[h][c][i];
+                    x = log == hidden<float>() ? 0 : tensor::exp2(x - log);
+                    d.x[h][c][i] = x * (d.x[h][c][i] - dot);
+                }
             }
         sum_v.add(p, gradients + now * G_TILE);
         sum_k.add(d, queries + now * Q_TILE);
         __syncthreads();
     }
     tensor::wait<0>();
-    const float scale = float(S::scale()), factors[1][2] = {{scale, scale}}, ones[1][2] = {{1, 1}};
-    sum_k.template store<typename S::k, S::CHANNELS>(dk + from_k, own, S::KEYS, factors);
-    sum_v.template store<typename S::v, S::VALUES>(dv + from_v, own, S::KEYS, ones);
+    sum_k.template store<typename S::k, S::CHANNELS>(dk + from_k, own, S::KEYS, float(S::scale()));
+    sum_v.template store<typename S::v, S::VALUES>(dv + from_v, own, S::KEYS, 1);
 }
 
 // dQ of a block of queries: over the keys that they see.
@@ -304,12 +313,12 @@ __device__ void tensor_backward_queries(const typename S::Stored* dy, const type
                                         const typename S::Stored* v, const float* lse, const typename S::Mask* mask,
                                         typename S::Stored* dq, const float* deltas) {
     typedef typename S::Stored T;
-    constexpr int BLOCK = 16 * WARPS, BLOCKS = (S::QUERIES + BLOCK - 1) / BLOCK, STEP = S::BACKWARD_STEP;
+    constexpr int HEIGHT = S::BACKWARD_HEIGHT, BLOCK = 16 * WARPS * HEIGHT, BLOCKS = (S::QUERIES + BLOCK - 1) / BLOCK, STEP = S::BACKWARD_STEP;
     constexpr int K_TILE = STEP * apart(S::CHANNELS), V_TILE = STEP * apart(S::VALUES);
     DCC_SHARED(T, queries);
     T *gradients = queries + BLOCK * apart(S::CHANNELS), *keys = gradients + BLOCK * apart(S::VALUES), *values = keys + 2 * K_TILE;
     const Head<S> head((int)(blockIdx.x / BLOCKS));
-    const int first = (BLOCKS - 1 - (int)(blockIdx.x % BLOCKS)) * BLOCK, warp_row = (int)threadIdx.x / 32 * 16, own = first + warp_row;
+    const int first = (BLOCKS - 1 - (int)(blockIdx.x % BLOCKS)) * BLOCK, warp_row = (int)threadIdx.x / 32 * 16 * HEIGHT, own = first + warp_row;
     k += head.template at<typename S::k>();
     v += head.template at<typename S::v>();
     mask += head.template at<typename S::mask>();
@@ -321,15 +330,17 @@ __device__ void tensor_backward_queries(const typename S::Stored* dy, const type
         copy_rows<typename S::v, STEP, S::VALUES>(values, v, 0, S::KEYS);
     }
     tensor::commit();
-    Grid<T, 1, apart(S::CHANNELS) - 8> sums;
+    Grid<T, HEIGHT, apart(S::CHANNELS) - 8> sums;
     sums.clear();
-    float log[2], dot[2];
+    float log[HEIGHT][2], dot[HEIGHT][2];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int query = own + sums.row(0, 2 * half);
-        log[half] = log_of<S>(head, lse, query);
-        dot[half] = query < S::QUERIES ? deltas[head.row() + query] : 0;
-    }
+    for (int h = 0; h < HEIGHT; ++h)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int query = own + sums.row(h, 2 * half);
+            log[h][half] = log_of<S>(head, lse, query);
+            dot[h][half] = query < S::QUERIES ? deltas[head.row() + query] : 0;
+        }
     for (int from = 0, now = 0; from < seen; from += STEP, now ^= 1) {
         if (from + STEP < seen) {
             copy_rows<typename S::k, STEP, S::CHANNELS>(keys + (now ^ 1) * K_TILE, k, from + STEP, S::KEYS);
@@ -338,23 +349,24 @@ __device__ void tensor_backward_queries(const typename S::Stored* dy, const type
         tensor::commit();
         tensor::wait<1>();
         __syncthreads();
-        Grid<T, 1, STEP> p, d;
+        Grid<T, HEIGHT, STEP> p, d;
         p.template products<S::CHANNELS>(queries + warp_row * apart(S::CHANNELS), keys + now * K_TILE);
         score_all<S, false>(p, mask, own, from);
         d.template products<S::VALUES>(gradients + warp_row * apart(S::VALUES), values + now * V_TILE);
 #pragma unroll
-        for (int c = 0; c < STEP / 8; ++c)
+        for (int h = 0; h < HEIGHT; ++h)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float each = log[i / 2] == hidden<float>() ? 0 : tensor::exp2(p.x[0][c][i] - log[i / 2]);
-                d.x[0][c][i] = each * (d.x[0][c][i] - dot[i / 2]);
-            }
+            for (int c = 0; c < STEP / 8; ++c)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const float each = log[h][i / 2] == hidden<float>() ? 0 : tensor::exp2(p.x[h][c][i] - log[h][i / 2]);
+                    d.x[h][c][i] = each * (d.x[h][c][i] - dot[h][i / 2]);
+                }
         sums.add(d, keys + now * K_TILE);
         __syncthreads();
     }
     tensor::wait<0>();
-    const float scale = float(S::scale()), factors[1][2] = {{scale, scale}};
-    sums.template store<typename S::q, S::CHANNELS>(dq + head.template at<typename S::q>(), own, S::QUERIES, factors);
+    sums.template store<typename S::q, S::CHANNELS>(dq + head.template at<typename S::q>(), own, S::QUERIES, float(S::scale()));
 }
 }  // namespace attention
 #endif

@@ -41,7 +41,7 @@ fn body(pool: &MaxPool, planes: &[Loop<2>], first: [usize; 2], of: &Of) -> Strin
     let Of { stored, computed, size, total } = of;
     let mut text = format!(
         "    const long long n = (long long)blockIdx.x * {THREADS} + threadIdx.x;\n    if (n >= {total}LL) return;\n    \
-         const long long plane = n / {size};\n    const int window = (int)(n % {size});\n    x += {} + {};\n    \
+         [[maybe_unused]] const long long plane = n / {size};\n    const int window = (int)(n % {size});\n    x += {} + {};\n    \
          {computed} best = -({computed})infinity();\n    int place = -1;\n",
         first[0],
         offset(planes, 0, "plane")
