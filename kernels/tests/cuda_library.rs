@@ -106,13 +106,13 @@ fn text(jobs: &[Job]) -> String {
         let mut launches = String::new();
         for launch in &job.source.launches {
             let [x, y] = launch.blocks;
-            write!(text, "EMULATED_ENTRY({})\n", launch.entry).expect("text");
+            writeln!(text, "EMULATED_ENTRY({})", launch.entry).expect("text");
             write!(launches, "{{emulated_call_{}, {x}, {y}, {}, {}}}, ", launch.entry, launch.threads, launch.shared)
                 .expect("text");
         }
-        write!(
+        writeln!(
             calls,
-            "    if (job == {number}) return run(files, {{{}}}, {}, {{{launches}}});\n",
+            "    if (job == {number}) return run(files, {{{}}}, {}, {{{launches}}});",
             sizes.join(", "),
             job.source.workspace
         )
@@ -156,7 +156,7 @@ fn compare(got: &[f64], expected: &Expected) -> Result<f64, String> {
     let mut worst: f64 = 0.0;
     for (i, (x, y)) in got.iter().zip(&expected.values).enumerate() {
         let error = if x == y || (x.is_nan() && y.is_nan()) { 0.0 } else { (x - y).abs() / (1.0 + y.abs()) };
-        if !(error <= tolerance(expected.dtype)) {
+        if error.is_nan() || error > tolerance(expected.dtype) {
             return Err(format!("operand {} has {x} at {i}, expected {y}", expected.operand));
         }
         worst = worst.max(error);
@@ -321,7 +321,7 @@ impl Attended {
         let (q, k) = (numbers(queries * s.channels, 1), numbers(keys * s.channels, 2));
         let (v, dy) = (numbers(keys * s.values, 3), numbers(queries * s.values, 4));
         // Query 1 sees nothing.
-        let hidden = |i: usize| i / s.keys % s.queries == 1 || i * 7 % 5 == 0;
+        let hidden = |i: usize| i / s.keys % s.queries == 1 || (i * 7).is_multiple_of(5);
         let added = |i: usize| if kind == MaskKind::Additive { (i % 9) as f64 / 8.0 } else { 0.0 };
         let mask = |i: usize| if kind != MaskKind::None && hidden(i) { f64::NEG_INFINITY } else { added(i) };
         let mask = (0..s.batch * s.queries * s.keys).map(mask).collect();
@@ -498,11 +498,12 @@ fn planted_bugs_of_attention_by_tensor_cores() {
     let planted = [
         (0, "        tensor::wait<1>();\n        __syncthreads();", "        tensor::wait<1>();"),
         (0, "        tensor::wait<1>();", "        tensor::wait<2>();"),
-        (0, "sums.add(scores, values + now * V_TILE);\n        __syncthreads();", "sums.add(scores, values + now * V_TILE);"),
+        (0, "values + now * V_TILE);\n        }\n        __syncthreads();", "values + now * V_TILE);\n        }"),
         (0, "key + KEYS <= limit<S>(query)", "key <= limit<S>(query)"),
         (1, "across = LANES / 2", "across = LANES / 4"),
         (0, "sums.scale(h, half, rescale);", ""),
-        (1, "sum_k.add(d, queries + now * Q_TILE);\n        __syncthreads();", "sum_k.add(d, queries + now * Q_TILE);"),
+        (1, "queries + now * Q_TILE);\n        }\n        __syncthreads();", "queries + now * Q_TILE);\n        }"),
+        (1, "own < limit<S>(from + STEP - 1)", "own < limit<S>(from)"),
         (1, "number + n / each", "number"),
         (1, "sums.add(d, keys + now * K_TILE);", "sums.add(d, keys);"),
         (1, "log == hidden<float>() ? 0", "false ? 0"),

@@ -1,5 +1,6 @@
 // Attention of half floats by tensor cores: the blocks of attention.cuh, whose rows each belong to one warp, so that scores and
-// probabilities stay in registers. Tiles of what the loop runs over are two: one is copied while the other is used.
+// probabilities stay in registers. Tiles of what the loop runs over are two: one is copied while the other is used. A warp leaves out the
+// tiles that are hidden from all its rows.
 #ifndef DCC_ATTENTION_TENSOR
 #define DCC_ATTENTION_TENSOR
 namespace attention {
@@ -220,11 +221,13 @@ __device__ void tensor_forward(const typename S::Stored* q, const typename S::St
         tensor::commit();
         tensor::wait<1>();
         __syncthreads();
-        Grid<T, HEIGHT, STEP> scores;
-        scores.template products<S::CHANNELS>(queries + warp_row * apart(S::CHANNELS), keys + now * K_TILE);
-        score_all<S, false>(scores, mask, own, from);
-        rows.step(scores, sums);
-        sums.add(scores, values + now * V_TILE);
+        if (from < limit<S>(own + 16 * HEIGHT - 1)) {
+            Grid<T, HEIGHT, STEP> scores;
+            scores.template products<S::CHANNELS>(queries + warp_row * apart(S::CHANNELS), keys + now * K_TILE);
+            score_all<S, false>(scores, mask, own, from);
+            rows.step(scores, sums);
+            sums.add(scores, values + now * V_TILE);
+        }
         __syncthreads();
     }
     tensor::wait<0>();
@@ -281,25 +284,28 @@ __device__ void tensor_backward_keys(const typename S::Stored* dy, const typenam
         tensor::wait<1>();
         __syncthreads();
         const int now = n % 2;
-        Grid<T, HEIGHT, STEP> p, d;
-        p.template products<S::CHANNELS>(keys + warp_row * apart(S::CHANNELS), queries + now * Q_TILE);
-        score_all<S, true>(p, mask + Head<S>(number + n / each).template at<typename S::mask>(), begin + n % each * STEP, own);
-        d.template products<S::VALUES>(values + warp_row * apart(S::VALUES), gradients + now * G_TILE);
+        const int from = begin + n % each * STEP;
+        if (own < limit<S>(from + STEP - 1)) {
+            Grid<T, HEIGHT, STEP> p, d;
+            p.template products<S::CHANNELS>(keys + warp_row * apart(S::CHANNELS), queries + now * Q_TILE);
+            score_all<S, true>(p, mask + Head<S>(number + n / each).template at<typename S::mask>(), from, own);
+            d.template products<S::VALUES>(values + warp_row * apart(S::VALUES), gradients + now * G_TILE);
 #pragma unroll
-        for (int c = 0; c < STEP / 8; ++c)
+            for (int c = 0; c < STEP / 8; ++c)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int t = now * STEP + p.column(c, i);
-                const float log = logs[t], dot = dots[t];
+                for (int i = 0; i < 4; ++i) {
+                    const int t = now * STEP + p.column(c, i);
+                    const float log = logs[t], dot = dots[t];
 #pragma unroll
-                for (int h = 0; h < HEIGHT; ++h) {
-                    float& x = p.x[h][c][i];
-                    x = log == hidden<float>() ? 0 : tensor::exp2(x - log);
-                    d.x[h][c][i] = x * (d.x[h][c][i] - dot);
+                    for (int h = 0; h < HEIGHT; ++h) {
+                        float& x = p.x[h][c][i];
+                        x = log == hidden<float>() ? 0 : tensor::exp2(x - log);
+                        d.x[h][c][i] = x * (d.x[h][c][i] - dot);
+                    }
                 }
-            }
-        sum_v.add(p, gradients + now * G_TILE);
-        sum_k.add(d, queries + now * Q_TILE);
+            sum_v.add(p, gradients + now * G_TILE);
+            sum_k.add(d, queries + now * Q_TILE);
+        }
         __syncthreads();
     }
     tensor::wait<0>();
@@ -349,20 +355,22 @@ __device__ void tensor_backward_queries(const typename S::Stored* dy, const type
         tensor::commit();
         tensor::wait<1>();
         __syncthreads();
-        Grid<T, HEIGHT, STEP> p, d;
-        p.template products<S::CHANNELS>(queries + warp_row * apart(S::CHANNELS), keys + now * K_TILE);
-        score_all<S, false>(p, mask, own, from);
-        d.template products<S::VALUES>(gradients + warp_row * apart(S::VALUES), values + now * V_TILE);
+        if (from < limit<S>(own + 16 * HEIGHT - 1)) {
+            Grid<T, HEIGHT, STEP> p, d;
+            p.template products<S::CHANNELS>(queries + warp_row * apart(S::CHANNELS), keys + now * K_TILE);
+            score_all<S, false>(p, mask, own, from);
+            d.template products<S::VALUES>(gradients + warp_row * apart(S::VALUES), values + now * V_TILE);
 #pragma unroll
-        for (int h = 0; h < HEIGHT; ++h)
+            for (int h = 0; h < HEIGHT; ++h)
 #pragma unroll
-            for (int c = 0; c < STEP / 8; ++c)
+                for (int c = 0; c < STEP / 8; ++c)
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const float each = log[h][i / 2] == hidden<float>() ? 0 : tensor::exp2(p.x[h][c][i] - log[h][i / 2]);
-                    d.x[h][c][i] = each * (d.x[h][c][i] - dot[h][i / 2]);
-                }
-        sums.add(d, keys + now * K_TILE);
+                    for (int i = 0; i < 4; ++i) {
+                        const float each = log[h][i / 2] == hidden<float>() ? 0 : tensor::exp2(p.x[h][c][i] - log[h][i / 2]);
+                        d.x[h][c][i] = each * (d.x[h][c][i] - dot[h][i / 2]);
+                    }
+            sums.add(d, keys + now * K_TILE);
+        }
         __syncthreads();
     }
     tensor::wait<0>();
