@@ -582,7 +582,7 @@ fn scattered(name: &str, factors: &[Factor], indexed: Indexed, [dtype, index]: [
     let (counts, start) = ([reach(|f| f.index), reach(|f| f.update), reach(|f| f.out) + rows], 0.5);
     let beyond = indexed.valid as i64 + 3;
     let indices: Vec<f64> =
-        (0..counts[0]).map(|i| (indexed.offset + (i * i * 31 + i / 3) as i64 % beyond - 1) as f64).collect();
+        (0..counts[0]).map(|i| (indexed.offset + (i * i / 5 + i * 11) as i64 % beyond - 1) as f64).collect();
     let updates = numbers(counts[1], 6);
     let mut out = vec![if mode == StoreMode::Accumulate { start } else { 0.0 }; counts[2]];
     for point in 0..factors.iter().map(|f| f.size).product() {
@@ -640,6 +640,20 @@ fn scatters() {
             assign,
         ),
     ];
+    // A pool's gradient: planes, windows that share elements; then one whose sources all have one row.
+    let planes = [factor(6, Some(49), 49, Some(100)), factor(49, Some(1), 1, None)];
+    let pooled = scattered("s6", &planes, Indexed { stride: 1, offset: 0, valid: 100 }, [DType::F32, DType::I32], accumulate);
+    let mut crowded = scattered(
+        "s7",
+        &[factor(300, Some(1), 1, None)],
+        Indexed { stride: 1, offset: 0, valid: 9 },
+        [DType::F64, DType::I32],
+        assign,
+    );
+    crowded.operands[0] = encoded(DType::I32, &[4.0; 300]);
+    crowded.expected[0].values =
+        (0..9).map(|row| if row == 4 { decoded(DType::F64, &crowded.operands[1]).iter().sum() } else { 0.0 }).collect();
+    let jobs: Vec<Job> = jobs.into_iter().chain([pooled, crowded]).collect();
     assert!(jobs[0].source.launches.len() == 2 && jobs[1].source.launches.len() == 1, "one of parts, one without");
     check("scatters", &jobs);
 }
@@ -655,9 +669,18 @@ fn planted_bugs_of_scatters() {
         ("S::OFFSET + first", "S::OFFSET"),
         ("parts[part * all + n]", "parts[n]"),
     ];
+    let few = [factor(3, Some(700), 700, Some(40)), factor(700, Some(1), 1, None)];
+    let single = |name: &str| {
+        scattered(name, &few, Indexed { stride: 1, offset: 3, valid: 40 }, [DType::F32, DType::I64], StoreMode::Assign)
+    };
+    let of_few = [
+        ("        } while (__syncthreads_or(waits));", "        } while (__syncthreads_or(false));"),
+        ("local >= 0 && local < valid;", "local > 0 && local < valid;"),
+    ];
     let job = |name: &str| scattered(name, &factors, indexed, [DType::F32, DType::I64], StoreMode::Assign);
-    let jobs = planted.iter().enumerate().map(|(i, (from, to))| (job(&format!("s{i}")), *from, *to)).collect();
-    check_controls("planted_bugs_of_scatters", "scatter", vec![job("sound")], jobs);
+    let jobs = planted.iter().enumerate().map(|(i, (from, to))| (job(&format!("s{i}")), *from, *to));
+    let of_few = of_few.iter().enumerate().map(|(i, (from, to))| (single(&format!("f{i}")), *from, *to));
+    check_controls("planted_bugs_of_scatters", "scatter", vec![job("sound"), single("few")], jobs.chain(of_few).collect());
 }
 
 fn summed(name: &str, [outer, size, inner]: [usize; 3], [exclusive, reverse]: [bool; 2], dtype: DType) -> Job {

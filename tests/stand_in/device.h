@@ -61,6 +61,16 @@ inline T exchanged(unsigned mask, T x, int from) {
 
 inline void __syncthreads() { emulated::now().barrier(0, 0); }
 inline void __syncwarp(unsigned mask = 0xffffffffu) { emulated::now().ballot(mask, true); }
+inline int __syncthreads_or(int vote) {
+    static int any;
+    any = 0;
+    __syncthreads();
+    if (vote) any = 1;
+    __syncthreads();
+    const int result = any;
+    __syncthreads();
+    return result;
+}
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 inline int emulated_lane() {

@@ -307,10 +307,10 @@ fn tensor_row_bytes(shape: &Shape) -> usize {
 }
 
 fn tensor_forward(shape: &Shape, mask: MaskKind) -> Pass {
-    // Each warp has so many times 16 queries, for which it reads keys and values once.
-    let height = if shape.queries > 64 { 2 } else { 1 };
-    // As many keys at a time as registers have room for.
-    let step = if shape.channels.max(shape.values) <= 64 && mask == MaskKind::None { 64 } else { 32 };
+    let (narrow, masked) = (shape.channels.max(shape.values) <= 64, mask != MaskKind::None);
+    // Each warp has so many times 16 queries, for which it reads keys and values once; as many as registers have room for.
+    let height = if shape.queries > 64 && (narrow || !masked) { 2 } else { 1 };
+    let step = if narrow && !masked { 64 } else { 32 };
     let block = 64 * height;
     let shared = block * (shape.channels.next_multiple_of(16) + 8) * 2 + 2 * step * tensor_row_bytes(shape);
     let constants = vec![("FORWARD_HEIGHT", height), ("FORWARD_STEP", step)];

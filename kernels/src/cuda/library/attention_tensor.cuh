@@ -13,7 +13,7 @@ __device__ constexpr int apart(int width) { return (width + 15) / 16 * 16 + 8; }
 template <class L, int ROWS, int WIDTH, class T>
 __device__ inline void copy_rows(T* tile, const T* from, int first, int count) {
     constexpr int CHUNKS = (WIDTH + 15) / 16 * 2;
-#pragma unroll
+#pragma unroll 1
     for (int i = threadIdx.x; i < ROWS * CHUNKS; i += TENSOR_THREADS) {
         const int row = i / CHUNKS, channel = i % CHUNKS * 8;
         const bool there = first + row < count && channel < WIDTH;

@@ -1,12 +1,12 @@
-// out[.., index, ..] += update, every sum in the order of the sources.
-//
-// A block has ROWS rows of the result and a column for each thread. It reads the indices, keeps those of its rows, in order, and every
-// thread adds their updates of its column to sums in shared memory. Of few rows the sources are cut into PARTS, whose sums `finish` adds.
+// out[.., index, ..] += update, every sum in the order of the sources. A block has ROWS rows of the result and reads all indices. Of few
+// rows the sources are cut into PARTS, whose sums `finish` adds.
 #ifndef DCC_SCATTER
 #define DCC_SCATTER
 namespace scatter {
+// Of many columns, of which each thread has one: keeps the sources of the block's rows, in order; every thread adds their updates of its
+// column to sums in shared memory.
 template <class S>
-__device__ void add(const typename S::Index* indices, const typename S::Stored* updates, typename S::Stored* out, typename S::Computed* parts) {
+__device__ void by_column(const typename S::Index* indices, const typename S::Stored* updates, typename S::Stored* out, typename S::Computed* parts) {
     typedef typename S::Computed C;
     constexpr int EACH = 4, CHUNK = S::THREADS * EACH, WARPS = S::THREADS / 32, AHEAD = 4;
     constexpr int TILES = (S::VALID + S::ROWS - 1) / S::ROWS, STRETCHES = (S::COLUMNS + S::THREADS - 1) / S::THREADS;
@@ -78,6 +78,50 @@ __device__ void add(const typename S::Index* indices, const typename S::Stored* 
         if (S::PARTS > 1) parts[(((long long)blockIdx.y * S::BATCH + batch) * S::VALID + first + r) * S::COLUMNS + column] = sum;
         else if (any || !S::ADDS) out[r * S::STRIDE] = narrow<typename S::Stored>(sum);
     }
+}
+
+// Of few columns: each thread has a source. Where several have a row, the first adds, then the first of the others.
+template <class S>
+__device__ void by_source(const typename S::Index* indices, const typename S::Stored* updates, typename S::Stored* out,
+                          typename S::Computed* parts) {
+    typedef typename S::Computed C;
+    constexpr int TILES = (S::VALID + S::ROWS - 1) / S::ROWS;
+    constexpr int PART = ((S::SOURCES + S::PARTS - 1) / S::PARTS + S::THREADS - 1) / S::THREADS * S::THREADS;
+    __shared__ C sums[S::ROWS][S::COLUMNS];
+    // Who adds to a row: the number of the round above, the thread's from the end below. It grows from round to round.
+    __shared__ unsigned turns[S::ROWS];
+    const int first = (int)(blockIdx.x % TILES) * S::ROWS, batch = (int)(blockIdx.x / TILES);
+    const int valid = S::VALID - first < S::ROWS ? S::VALID - first : S::ROWS;
+    const int begin = (int)blockIdx.y * PART, end = begin + PART < S::SOURCES ? begin + PART : S::SOURCES;
+    indices += S::batch_index(batch);
+    updates += S::batch_update(batch);
+    out += S::batch_out(batch) + first * S::STRIDE;
+    for (int r = threadIdx.x; r < valid; r += S::THREADS) {
+        turns[r] = 0;
+        for (int c = 0; c < S::COLUMNS; ++c) sums[r][c] = S::ADDS && S::PARTS == 1 ? C(widen(out[r * S::STRIDE + S::column_out(c)])) : C(0);
+    }
+    __syncthreads();
+    unsigned round = 0;
+    for (int chunk = begin; chunk < end; chunk += S::THREADS) {
+        const int source = chunk + (int)threadIdx.x;
+        const long long local = source < end ? op::sub(indices[S::source_index(source)], S::OFFSET + first) : -1;
+        bool waits = local >= 0 && local < valid;
+        do {
+            const unsigned turn = ++round * 1024 + 1023 - threadIdx.x;
+            if (waits) atomicMax(&turns[local], turn);
+            __syncthreads();
+            if (waits && turns[local] == turn) {
+                for (int c = 0; c < S::COLUMNS; ++c)
+                    sums[local][c] = op::add(sums[local][c], C(widen(updates[S::source_update(source) + S::column_update(c)])));
+                waits = false;
+            }
+        } while (__syncthreads_or(waits));
+    }
+    for (int r = threadIdx.x; r < valid; r += S::THREADS)
+        for (int c = 0; c < S::COLUMNS; ++c) {
+            if (S::PARTS > 1) parts[(((long long)blockIdx.y * S::BATCH + batch) * S::VALID + first + r) * S::COLUMNS + c] = sums[r][c];
+            else out[r * S::STRIDE + S::column_out(c)] = narrow<typename S::Stored>(sums[r][c]);
+        }
 }
 
 // An element of the result from its parts.

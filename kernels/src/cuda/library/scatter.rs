@@ -15,8 +15,12 @@ const BLOCKS: usize = 256;
 const PART: usize = 1024;
 /// Most parts of the sources.
 const PARTS: usize = 64;
-/// Bytes of the sums of a block.
+/// Bytes of the sums of a block, and of what its threads say to each other about them.
 const SUMS: usize = 32 << 10;
+/// Columns of which each thread has one.
+const WIDE: usize = 32;
+/// Sources whose rounds fit into a turn.
+const TURNS: usize = 1 << 21;
 
 /// out[.., index, ..] += update from indices of `index` and updates of `dtype`: the sums of `library::scatter::ScatterAdd`.
 /// `mode` says whether the result is zero before.
@@ -46,7 +50,8 @@ pub fn scatter_add(
     let arguments = format!("const {index_ty}* indices, const {ty}* updates, {ty}* out, {computed}* workspace");
     let arguments = if parted { &arguments[..] } else { arguments.trim_end_matches(&format!(", {computed}* workspace")[..]) };
     let parts = if parted { "workspace".to_owned() } else { format!("({computed}*)nullptr") };
-    let body = format!("    scatter::add<{name}_plan>(indices, updates, out, {parts});\n");
+    let function = if plan.by_source { "by_source" } else { "by_column" };
+    let body = format!("    scatter::{function}<{name}_plan>(indices, updates, out, {parts});\n");
     let mut entries = vec![entry(name, arguments, &body, ([plan.blocks(), plan.parts], plan.threads, 0))?];
     if parted {
         let body = format!("    scatter::finish<{name}_plan>(out, workspace);\n");
@@ -71,6 +76,8 @@ struct Plan {
     sources: Vec<Loop<3>>,
     columns: Vec<Loop<3>>,
     indexed: Indexed,
+    /// Whether threads have sources, not columns.
+    by_source: bool,
     threads: usize,
     rows: usize,
     parts: usize,
@@ -89,16 +96,23 @@ impl Plan {
         assert!(kinds == factors.len(), "every factor of a scatter is in the updates and in another operand");
         let [batch, sources, columns] = [batch, sources, columns].map(|loops| merged(&loops));
         let width = count(&columns).max(1);
-        let threads = width.div_ceil(width.div_ceil(256)).next_multiple_of(32).max(128);
-        let rows = (SUMS / (threads * bytes)).clamp(1, 32);
-        let mut plan = Plan { batch, sources, columns, indexed, threads, rows, parts: 1 };
+        let by_source = width < WIDE && count(&sources) < TURNS;
+        let (threads, rows) = if by_source {
+            let threads = count(&sources).next_power_of_two().clamp(64, 256);
+            (threads, (SUMS / (width * bytes + 4)).min(indexed.valid).max(1))
+        } else {
+            let threads = width.div_ceil(width.div_ceil(256)).next_multiple_of(32).max(128);
+            (threads, (SUMS / (threads * bytes)).clamp(1, 32))
+        };
+        let mut plan = Plan { batch, sources, columns, indexed, by_source, threads, rows, parts: 1 };
         let most = count(&plan.sources).div_ceil(PART).clamp(1, PARTS);
         plan.parts = (BLOCKS / plan.blocks().max(1)).clamp(1, most);
         plan
     }
 
     fn blocks(&self) -> usize {
-        let stretches = count(&self.columns).div_ceil(self.threads);
+        let columns = count(&self.columns);
+        let stretches = if self.by_source { columns.min(1) } else { columns.div_ceil(self.threads) };
         count(&self.batch) * self.indexed.valid.div_ceil(self.rows) * stretches
     }
 
