@@ -65,7 +65,8 @@ impl Source {
         let mut launches = Vec::new();
         for ((_, entry, parts), (body, _)) in entries.into_iter().zip(bodies) {
             let threads = mapping.threads() as u32;
-            text += &format!("extern \"C\" __global__ void __launch_bounds__({threads})\n{entry}({arguments}) {{\n{body}}}\n");
+            text +=
+                &format!("extern \"C\" __global__ void __launch_bounds__({threads}, 1)\n{entry}({arguments}) {{\n{body}}}\n");
             launches.push(Launch { entry, blocks: [blocks, parts], threads, shared: 0 });
         }
         let bytes = |array: &crate::tile::Array| array.block.iter().product::<usize>() * array.dtype.bytes() as usize;

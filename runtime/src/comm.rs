@@ -91,6 +91,12 @@ pub struct Region {
     pub bytes: usize,
 }
 
+impl Region {
+    pub fn range(&self) -> std::ops::Range<usize> {
+        self.offset..self.offset + self.bytes
+    }
+}
+
 /// A started transfer. Every token is waited for once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token {

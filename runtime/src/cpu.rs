@@ -3,17 +3,17 @@
 //! A call is prepared once per instruction (`Cpu::kernel`, `Cpu::library`) and run in every step; running allocates nothing. Every
 //! access is checked against the arena when its call runs, so that a wrong program cannot touch other memory.
 
-mod attention;
+pub(crate) mod attention;
 mod call;
-mod contraction;
-mod convolution;
+pub(crate) mod contraction;
+pub(crate) mod convolution;
 mod factors;
 mod halves;
-mod indexed;
-mod library;
+pub(crate) mod indexed;
+pub(crate) mod library;
 mod memory;
-mod pool;
-mod rows;
+pub(crate) mod pool;
+pub(crate) mod rows;
 
 pub use call::Call;
 pub use memory::Memory;

@@ -1,10 +1,13 @@
 //! NVIDIA GPUs: the driver, NVRTC and what they make of kernels' texts, opened at run time. Without them all else works, and opening a
 //! GPU is an error that says what is missing.
 
+mod device;
 mod driver;
 mod kernels;
+mod library;
 mod nvrtc;
 
+pub use device::{Call, Cuda, Texts};
 pub use driver::{Buffer, Gpu, Kernel};
 pub use kernels::{Kernels, text};
 pub use nvrtc::{Image, Usage, compile};

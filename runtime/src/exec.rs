@@ -16,12 +16,13 @@ mod world;
 
 pub use blocks::{Bases, Blocks, Span};
 pub use ports::{Io, Parameter, Port, Scalars};
-pub use site::Site;
+pub use prepare::texts;
+pub use site::{Bound, Site};
 pub use tally::Tally;
 pub use world::World;
 
 use crate::comm::{self, Comm, Label, Op, Place, Region, Token};
-use crate::cpu::{Call, Cpu};
+use crate::device::{Call, Device};
 use crate::error::Result;
 use crate::metrics::now_ns;
 use crate::metrics::trace::{Stream, Trace, Work};
@@ -72,9 +73,15 @@ enum Action {
 /// Transfers in flight.
 struct Flights {
     /// By token, oldest first.
-    open: Vec<VecDeque<Token>>,
+    open: Vec<VecDeque<Flight>>,
     /// The tensors of the one that is being started.
     ops: Vec<Op>,
+}
+
+struct Flight {
+    token: Token,
+    /// What is copied to a device with memory of its own when it lands.
+    targets: Vec<Range<usize>>,
 }
 
 /// Of a transfer.
@@ -99,16 +106,17 @@ impl Executor {
     /// Runs one step. `step` counts from 1; `io` gives inputs and takes outputs. Errors: of `io` and of `comm`.
     pub fn step(
         &mut self,
-        cpu: &mut Cpu,
+        device: &mut Device,
         comm: &mut dyn Comm,
         scalars: &Scalars,
         io: &mut Io<'_>,
         mut trace: Option<&mut Trace>,
     ) -> Result<()> {
-        self.prepare_memory(cpu);
+        self.prepare_memory(device)?;
         for (kind, dtype, range) in &self.scalars {
             let (bytes, len) = scalars.bytes(*kind, *dtype);
-            cpu.memory().write(range.start, &bytes[..len]);
+            device.memory().write(range.start, &bytes[..len]);
+            device.put(range.start..range.start + len)?;
         }
         let received = comm.received();
         let mut place = Place { step: scalars.step.max(0) as u64, ..Place::default() };
@@ -117,38 +125,49 @@ impl Executor {
             place.label = turn.label;
             comm.mark(&place);
             for (port, range) in &turn.fills {
-                cpu.memory_mut().with(range.clone(), |bytes| (io.fill)(&self.inputs[*port], turn.microbatch, bytes))?;
+                device.memory_mut().with(range.clone(), |bytes| (io.fill)(&self.inputs[*port], turn.microbatch, bytes))?;
+                device.put(range.clone())?;
             }
             for instruction in &self.sections[turn.section] {
                 place.label = instruction.label;
                 comm.mark(&place);
-                run(instruction, turn, cpu, comm, &mut self.flights, &mut trace)?;
+                run(instruction, turn, device, comm, &mut self.flights, &mut trace)?;
             }
             for (port, range) in &turn.takes {
-                cpu.memory_mut().with(range.clone(), |bytes| (io.take)(&self.outputs[*port], turn.microbatch, bytes))?;
+                device.get(range.clone())?;
+                device.memory_mut().with(range.clone(), |bytes| (io.take)(&self.outputs[*port], turn.microbatch, bytes))?;
             }
         }
         self.tally.received_bytes = comm.received() - received;
         Ok(())
     }
 
-    fn prepare_memory(&self, cpu: &Cpu) {
+    fn prepare_memory(&self, device: &mut Device) -> Result<()> {
         if self.fresh == Fresh::AsIs {
-            return;
+            return Ok(());
         }
-        let memory = cpu.memory();
         let mut at = self.blocks.persistent().start;
         for range in &self.kept {
-            memory.poison(at..range.start.max(at));
+            poison(device, at..range.start.max(at))?;
             at = at.max(range.end);
         }
-        memory.poison(at..self.blocks.scratch().end);
+        poison(device, at..self.blocks.scratch().end)
     }
 
     /// Leaves these parameters of another program of the rank alone too when memory is poisoned.
     pub fn keep(&mut self, parameters: &[Parameter]) {
         self.kept.extend(parameters.iter().map(|parameter| parameter.range.clone()));
         self.kept.sort_by_key(|range| range.start);
+    }
+
+    /// Brings the device's copies of all parameters up to date, once they are loaded.
+    pub fn put_parameters(&self, device: &mut Device) -> Result<()> {
+        self.parameters.iter().try_for_each(|parameter| device.put(parameter.range.clone()))
+    }
+
+    /// Brings the host's copies of all parameters up to date.
+    pub fn get_parameters(&self, device: &mut Device) -> Result<()> {
+        self.parameters.iter().try_for_each(|parameter| device.get(parameter.range.clone()))
     }
 
     pub fn parameters(&self) -> &[Parameter] {
@@ -174,10 +193,15 @@ impl Executor {
     }
 }
 
+fn poison(device: &mut Device, range: Range<usize>) -> Result<()> {
+    device.memory().poison(range.clone());
+    device.put(range)
+}
+
 fn run(
     instruction: &Instruction,
     turn: &Turn,
-    cpu: &mut Cpu,
+    device: &mut Device,
     comm: &mut dyn Comm,
     flights: &mut Flights,
     trace: &mut Option<&mut Trace>,
@@ -185,7 +209,7 @@ fn run(
     let began = trace.as_ref().map(|_| now_ns());
     let stream = match &instruction.action {
         Action::Compute(call) => {
-            cpu.run(call, &turn.bases, turn.microbatch);
+            device.run(call, &turn.bases, turn.microbatch)?;
             Stream::Compute
         }
         Action::Start { tensors, token } => {
@@ -193,12 +217,17 @@ fn run(
             let op = |t: &Tensor| Op { transfer: t.transfer, source: region(&t.source), target: region(&t.target) };
             flights.ops.clear();
             flights.ops.extend(tensors.iter().map(op));
-            flights.open[*token].push_back(comm.start(&flights.ops)?);
+            if device.is_apart() {
+                flights.ops.iter().try_for_each(|op| device.get(op.source.range()))?;
+            }
+            let targets = if device.is_apart() { flights.ops.iter().map(|op| op.target.range()).collect() } else { Vec::new() };
+            flights.open[*token].push_back(Flight { token: comm.start(&flights.ops)?, targets });
             Stream::Comm
         }
         Action::Wait(token) => {
             let flight = flights.open[*token].pop_front().expect("every wait has a start before it: seen when loading");
-            comm.wait(flight)?;
+            comm.wait(flight.token)?;
+            flight.targets.into_iter().try_for_each(|range| device.put(range))?;
             Stream::Comm
         }
     };

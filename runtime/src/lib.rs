@@ -13,6 +13,8 @@ pub mod cpu;
 #[allow(unsafe_code)]
 pub mod cuda;
 pub mod data;
+#[cfg(target_os = "linux")]
+pub mod device;
 pub mod error;
 #[cfg(target_os = "linux")]
 pub mod exec;

@@ -28,7 +28,7 @@ pub use job::{Job, Source};
 pub use weights::{initial_weights, whole_weights};
 
 use crate::comm::{Comm, Patience, Stop};
-use crate::cpu::{Cpu, Memory};
+use crate::cpu::Memory;
 use crate::error::{Error, Result};
 use crate::exec::ranks::{Rank, local_ranks};
 use crate::exec::{Tally, World};
@@ -154,8 +154,8 @@ fn work(worker: &mut Worker) -> Result<Outcome> {
     let world = job.world()?;
     let patience = Patience { timeout: job.flags.timeout()? };
     let (comm, arena) = worker.attach(world.layout(), patience)?;
-    let cpu = Cpu::new(Memory::new(arena), job.flags.threads(world.ranks())?)?;
-    let mut rank = Rank { rank: worker.rank, world: &world, comm, cpu };
+    let device = job.flags.device(worker.rank, world.ranks(), Memory::new(arena))?;
+    let mut rank = Rank { rank: worker.rank, world: &world, comm, device };
     let tell = &mut |message: &Message| worker.send(message);
     train(&mut rank, &job, &mut Outside { tell, asked_to_stop: &|| signals.take() })
 }

@@ -17,6 +17,7 @@
 #endif
 
 namespace {
+using emulated::Function;
 using emulated::Index;
 using emulated::Running;
 
@@ -189,11 +190,10 @@ void run_block() {
 struct Module {
     void* library;
 };
-struct Function {
-    void (*call)(void**);
-};
 std::mutex lock;
 }  // namespace
+
+extern "C" Running* emulated_device() { return &running; }
 
 // The driver's names. Results: 0 is success; 1 invalid value, 2 out of memory, 100 no device, 200 invalid image, 500 not found.
 extern "C" {
@@ -284,12 +284,18 @@ CUresult cuModuleGetFunction(void** function, void* module, const char* name) {
     *function = new Function{(void (*)(void**))call};
     return 0;
 }
-CUresult cuFuncSetAttribute(void*, int, int) { return 0; }
+// Attribute 8: the most dynamic shared memory; 48 KiB where nothing is said.
+CUresult cuFuncSetAttribute(void* function, int attribute, int value) {
+    if (attribute != 8 || value < 0 || value > 227 << 10) return 1;
+    ((Function*)function)->shared = (unsigned)value;
+    return 0;
+}
 CUresult cuFuncGetAttribute(int* value, int, void*) { *value = 0; return 0; }
 CUresult cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                         void*, void** arguments, void**) {
     const unsigned threads = bx * by * bz;
-    if (!threads || threads > 1024 || !gx || !gy || !gz || gy > 65535 || gz > 65535 || gx > 0x7fffffffu || shared > 227 << 10) return 1;
+    if (!threads || threads > 1024 || !gx || !gy || !gz || gy > 65535 || gz > 65535 || gx > 0x7fffffffu) return 1;
+    if (shared > ((Function*)function)->shared) return 1;
     std::lock_guard<std::mutex> held(lock);  // kernels keep shared memory in statics
     static std::vector<unsigned char> dynamic;
     dynamic.assign(shared + 1024, 0xff);

@@ -35,9 +35,15 @@ struct Running {
     // Dynamic shared memory of the block.
     unsigned char* shared;
 };
+// A kernel as the driver knows it, and the most dynamic shared memory that it may be given.
+struct Function {
+    void (*call)(void**);
+    unsigned shared = 48 << 10;
+};
 }  // namespace emulated
-// Set by the library of the device when it loads a module.
+// Set by the library of the device when it loads a module; a program that is linked with it sets it from `emulated_device`.
 extern "C" {
+emulated::Running* emulated_device();
 emulated::Running* emulated_state = nullptr;
 }
 namespace emulated {

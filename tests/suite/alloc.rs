@@ -90,7 +90,7 @@ fn counts(model: &'static str, (dp, tp, pp): (u32, u32, u32), precision: Precisi
     let world = World::new(&[&artifact.train]).unwrap();
     let counts = local_ranks(&world, 1, Patience::default(), |rank| {
         let program = &artifact.train[rank.world.stage(rank.rank) as usize];
-        let mut executor = Executor::new(&mut rank.cpu, rank.world, program, rank.rank, Fresh::AsIs)?;
+        let mut executor = Executor::new(&mut rank.device, rank.world, program, rank.rank, Fresh::AsIs)?;
         let mut counts = Vec::with_capacity(8);
         for step in 1..=4 {
             let before = allocations();
@@ -102,7 +102,7 @@ fn counts(model: &'static str, (dp, tp, pp): (u32, u32, u32), precision: Precisi
                 take: &mut |_, _, _| Ok(()),
             };
             let scalars = Scalars { learning_rate: 0.0, step, seed: 0 };
-            executor.step(&mut rank.cpu, &mut rank.comm, &scalars, &mut io, None)?;
+            executor.step(&mut rank.device, &mut rank.comm, &scalars, &mut io, None)?;
             counts.push(allocations() - before);
         }
         Ok(counts)

@@ -83,6 +83,82 @@ fn kernels_of_large_tensors_agree_with_float64() {
     assert!(found["too_large"] == 0 && found["worst"].as_f64().is_some_and(|worst| worst <= 1.0), "{found}");
 }
 
+/// The first steps of a run: losses and gradient norms.
+fn steps(run: &dyn Fn(&[&str]) -> Output, artifact: &str, data: &str, more: &[&str]) -> Vec<[f64; 2]> {
+    let folder = Folder::new();
+    let metrics = folder.at("metrics.jsonl");
+    let data = format!("tests/models/data/{data}.npz");
+    let words = ["run", artifact, "--data", &data, "--init", "1", "--lr", "0.01", "--metrics-file", &metrics];
+    run(&[&words[..], more].concat()).ok();
+    let text = std::fs::read_to_string(&metrics).expect("metrics");
+    let record = |line: &str| -> Value { serde_json::from_str(line).expect("JSON") };
+    let of = |record: Value| ["loss", "grad_norm"].map(|key| record[key].as_f64().unwrap_or(0.0));
+    text.lines().map(|line| of(record(line))).collect()
+}
+
+fn on_cpu(words: &[&str]) -> Output {
+    dcc(words)
+}
+
+fn on_stand_in(words: &[&str]) -> Output {
+    on_gpu(&[words, &["--device", "cuda"]].concat(), &[])
+}
+
+/// The largest difference, relatively.
+fn difference(a: &[[f64; 2]], b: &[[f64; 2]]) -> f64 {
+    assert!(!a.is_empty() && a.len() == b.len(), "{a:?} {b:?}");
+    let pairs = a.iter().flatten().zip(b.iter().flatten());
+    pairs.map(|(x, y)| (x - y).abs() / x.abs().max(1.0)).fold(0.0, |most, x| if x <= most { most } else { x })
+}
+
+/// Partitioned models on 1, 2 and 4 ranks, 5 steps: every kernel, collectives through the host, microbatches, in each precision.
+#[test]
+fn training_on_gpus_equals_the_cpu() {
+    for (model, data, flags, bound) in [
+        ("gpt2_tiny", "gpt2_tiny_next", "--global-batch-size 4 --optimizer adamw --grad-clip 1", 1e-5),
+        ("gpt2_tiny", "gpt2_tiny_next", "--global-batch-size 4 --dp 2 --zero 3 --grad-accum 2 --grad-clip 1", 1e-5),
+        ("gpt2_tiny", "gpt2_tiny_next", "--global-batch-size 4 --tp 2 --pp 2 --grad-accum 2", 1e-5),
+        ("gpt2_tiny_dropout", "gpt2_tiny_next", "--global-batch-size 4 --tp 2 --sequence-parallel", 1e-5),
+        ("llama_tiny", "gpt2_tiny_next", "--global-batch-size 4 --cp 2 --optimizer lamb", 1e-5),
+        ("cnn", "mlp", "--global-batch-size 8 --dp 2 --optimizer sgd", 1e-5),
+        ("cnn", "mlp", "--global-batch-size 4 --dtype f64", 1e-11),
+        ("families/resnet", "mlp", "--global-batch-size 8 --dp 2 --tp 2 --optimizer sgd", 1e-5),
+        // Roundings of half floats fall elsewhere where sums have another order.
+        ("gpt2_tiny", "gpt2_tiny_next", "--global-batch-size 4 --dtype bf16 --optimizer sgd", 5e-3),
+        ("gpt2_tiny", "gpt2_tiny_next", "--global-batch-size 4 --dtype f16 --optimizer sgd", 5e-3),
+    ] {
+        let folder = Folder::new();
+        let artifact = compiled(&folder, &format!("tests/models/{model}.onnx"), flags);
+        let [cpu, gpu] =
+            [&on_cpu as &dyn Fn(&[&str]) -> Output, &on_stand_in].map(|run| steps(run, &artifact, data, &["--steps", "5"]));
+        let found = difference(&cpu, &gpu);
+        assert!(found <= bound, "{model} {flags}: {found:e}\n{cpu:?}\n{gpu:?}");
+    }
+}
+
+/// The control of the comparison, and of products: one in a thousand is enough.
+#[test]
+fn a_wrong_product_is_seen_in_losses() {
+    let folder = Folder::new();
+    let artifact = compiled(&folder, "tests/models/mlp.onnx", "--global-batch-size 8");
+    let cpu = steps(&on_cpu, &artifact, "mlp", &["--steps", "3"]);
+    let fault = ("DCC_STAND_IN_FAULT", "sums[i][j] += x[i] * y[j]=>sums[i][j] += x[i] * y[j] * 1.001f");
+    let wrong = |words: &[&str]| on_gpu(&[words, &["--device", "cuda"]].concat(), &[fault]);
+    assert!(difference(&cpu, &steps(&wrong, &artifact, "mlp", &["--steps", "3"])) > 1e-5);
+}
+
+/// What is saved on a GPU goes on on the CPU.
+#[test]
+fn checkpoints_of_gpus_are_those_of_the_cpu() {
+    let folder = Folder::new();
+    let artifact = compiled(&folder, "tests/models/gpt2_tiny.onnx", "--global-batch-size 4 --tp 2 --optimizer adamw");
+    let saved = folder.at("saved");
+    let whole = steps(&on_cpu, &artifact, "gpt2_tiny_next", &["--steps", "5"]);
+    let first = steps(&on_stand_in, &artifact, "gpt2_tiny_next", &["--steps", "3", "--save-dir", &saved]);
+    let rest = steps(&on_cpu, &artifact, "gpt2_tiny_next", &["--steps", "5", "--save-dir", &saved, "--resume", "auto"]);
+    assert!(difference(&whole, &[first, rest].concat()) <= 1e-5);
+}
+
 /// Bugs planted in kernels' texts: what each replaces is there, and no kernel passes that has it.
 #[test]
 fn planted_bugs_are_found() {

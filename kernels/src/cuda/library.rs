@@ -4,6 +4,7 @@
 
 pub mod attention;
 pub mod pool;
+pub mod product;
 pub mod rows;
 pub mod scan;
 pub mod scatter;

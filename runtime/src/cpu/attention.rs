@@ -17,7 +17,7 @@ use dcc_program::types::DType;
 const MAX_CHANNELS: usize = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pass {
+pub(crate) enum Pass {
     Forward,
     Backward,
 }
@@ -50,21 +50,7 @@ impl Cpu {
         instr: &Instr,
         pass: Pass,
     ) -> Result<Work> {
-        let spec = &attention.spec;
-        // Q, K, V and the mask among the operands; O's type.
-        let first = usize::from(pass == Pass::Backward);
-        let masks = usize::from(attention.mask != MaskKind::None);
-        let inputs = instr.operands[first..first + 3].iter().chain(&instr.operands[instr.operands.len() - masks..]);
-        let types: Vec<_> = inputs.map(|&id| site.ty(id)).collect();
-        let output = site.ty(if pass == Pass::Forward { instr.results[0] } else { instr.operands[0] });
-        let factors = Factors::new(spec, &types, output, site.mesh(), &site.coordinates(0))?;
-        let shape = shape(attention, &factors)?;
-        let dtype = output.dtype;
-        let wide = if dtype.bytes() == 2 { DType::F32 } else { dtype };
-        let mask_dtype = if attention.mask == MaskKind::Boolean { DType::Bool } else { wide };
-        if types[..3].iter().any(|ty| ty.dtype != dtype) || types[3..].iter().any(|ty| ty.dtype != mask_dtype) {
-            return Err(Error::artifact("attention over operands of different dtypes"));
-        }
+        let (shape, dtype) = geometry(site, attention, instr, pass)?;
         let (output, inputs) = (shape.o, [shape.q, shape.k, shape.v]);
         let spans = |ids: &[_]| ids.iter().map(|&id| site.span(id)).collect::<Result<Vec<Span>>>();
         let (operands, results) = (spans(&instr.operands)?, spans(&instr.results)?);
@@ -90,6 +76,26 @@ impl Cpu {
         let attending = Attending { plan, pass, mask: attention.mask, output, inputs, operands, results };
         Ok(Work::Attention(Box::new(attending)))
     }
+}
+
+/// Sizes and layouts of an attention, and its dtype. Errors: operands that do not fit it, or that are laid out as kernels do not take.
+pub(crate) fn geometry(site: &Site<'_>, attention: &program::Attention, instr: &Instr, pass: Pass) -> Result<(Shape, DType)> {
+    let spec = &attention.spec;
+    // Q, K, V and the mask among the operands; O's type.
+    let first = usize::from(pass == Pass::Backward);
+    let masks = usize::from(attention.mask != MaskKind::None);
+    let inputs = instr.operands[first..first + 3].iter().chain(&instr.operands[instr.operands.len() - masks..]);
+    let types: Vec<_> = inputs.map(|&id| site.ty(id)).collect();
+    let output = site.ty(if pass == Pass::Forward { instr.results[0] } else { instr.operands[0] });
+    let factors = Factors::new(spec, &types, output, site.mesh(), &site.coordinates(0))?;
+    let shape = shape(attention, &factors)?;
+    let dtype = output.dtype;
+    let wide = if dtype.bytes() == 2 { DType::F32 } else { dtype };
+    let mask_dtype = if attention.mask == MaskKind::Boolean { DType::Bool } else { wide };
+    if types[..3].iter().any(|ty| ty.dtype != dtype) || types[3..].iter().any(|ty| ty.dtype != mask_dtype) {
+        return Err(Error::artifact("attention over operands of different dtypes"));
+    }
+    Ok((shape, dtype))
 }
 
 /// The plan, and the bytes of workspace that it needs.

@@ -8,11 +8,9 @@ use super::indexed::{RunningSum, Scatter};
 use super::pool::Pooling;
 use super::rows::Rows;
 use crate::error::{Error, Result};
-use crate::exec::{Site, Span};
+use crate::exec::{Bound, Site, Span};
 use dcc_kernels::cpu::jit::Compiled;
-use dcc_kernels::tile::Nest;
 use dcc_program::kernel::Kernel;
-use dcc_program::mesh::Extent;
 use dcc_program::program::Instr;
 use std::sync::Arc;
 
@@ -44,25 +42,13 @@ pub(super) struct Generated {
 impl super::Cpu {
     /// Compiles `kernel` for the operands of `instr` on this rank. Errors: operands that do not fit it.
     pub fn kernel(&mut self, site: &Site<'_>, kernel: &Kernel, instr: &Instr) -> Result<Call> {
-        let at_microbatch = |index| -> Result<(Vec<Vec<Extent>>, Vec<Vec<Extent>>)> {
-            let extents = |ids: &[_]| ids.iter().map(|&id| site.extents(id, index)).collect::<Result<Vec<_>>>();
-            Ok((extents(&instr.operands)?, extents(&instr.results)?))
-        };
-        let parameters = |(inputs, outputs): &(Vec<Vec<Extent>>, Vec<Vec<Extent>>)| {
-            Nest::parameters(kernel, inputs, outputs).map_err(Error::artifact)
-        };
-        let first = at_microbatch(0)?;
-        let base = parameters(&first)?;
-        let next = if site.microbatches() > 1 { parameters(&at_microbatch(1)?)? } else { base.clone() };
-        let nest = Nest::bind(kernel, &first.0, &first.1).map_err(Error::artifact)?;
+        let Bound { nest, operands, offsets } = Bound::new(site, kernel, instr)?;
+        let (operands, offsets): (Box<[Span]>, Box<[(i64, i64)]>) = (operands.into(), offsets.into());
         let code = self.jit.compile(nest).map_err(Error::device)?;
-        let spans = instr.operands.iter().chain(&instr.results).map(|&id| site.span(id));
-        let operands = spans.collect::<Result<Box<[Span]>>>()?;
         let large_enough = operands.iter().zip(&code.operand_bytes).all(|(span, &bytes)| span.bytes >= bytes);
         if operands.len() != code.operand_bytes.len() || !large_enough {
             return Err(Error::artifact("a kernel's operands have other types than the kernel"));
         }
-        let offsets: Box<[(i64, i64)]> = base.iter().zip(&next).map(|(&base, &next)| (base, next - base)).collect();
         let words = operands.len() + offsets.len();
         self.arguments.reserve(words.saturating_sub(self.arguments.len()));
         Ok(Call(Work::Kernel(Generated { code, operands, offsets })))

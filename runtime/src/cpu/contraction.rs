@@ -36,11 +36,12 @@ struct Halves {
     out: Option<Staged>,
 }
 
-pub(super) fn dot(cpu: &mut Cpu, site: &Site<'_>, spec: &FactorSpec, mode: StoreMode, instr: &Instr) -> Result<Work> {
+/// The loops of a dot, and the dtypes of operands and result. Errors: operands that do not fit it.
+pub(crate) fn loops(site: &Site<'_>, spec: &FactorSpec, instr: &Instr) -> Result<(Vec<Factor>, [DType; 3])> {
     let types = [instr.operands[0], instr.operands[1], instr.results[0]].map(|id| site.ty(id));
     let [lhs, rhs, out] = types;
-    let (dtypes, dtype) = ([lhs.dtype, rhs.dtype, out.dtype], lhs.dtype);
-    if dtypes[0] != dtypes[1] || !halves::results_of(dtype).contains(&dtypes[2]) {
+    let dtypes = [lhs.dtype, rhs.dtype, out.dtype];
+    if dtypes[0] != dtypes[1] || !halves::results_of(dtypes[0]).contains(&dtypes[2]) {
         return Err(Error::artifact("a dot of operands with different dtypes"));
     }
     let factors = Factors::new(spec, &[lhs, rhs], out, site.mesh(), &site.coordinates(0))?;
@@ -55,6 +56,13 @@ pub(super) fn dot(cpu: &mut Cpu, site: &Site<'_>, spec: &FactorSpec, mode: Store
     if out.overlaps(&lhs) || out.overlaps(&rhs) {
         return Err(Error::artifact("a dot that overwrites its operands"));
     }
+    Ok((plan, dtypes))
+}
+
+pub(super) fn dot(cpu: &mut Cpu, site: &Site<'_>, spec: &FactorSpec, mode: StoreMode, instr: &Instr) -> Result<Work> {
+    let (plan, dtypes) = loops(site, spec, instr)?;
+    let dtype = dtypes[0];
+    let [lhs, rhs, out] = [site.span(instr.operands[0])?, site.span(instr.operands[1])?, site.span(instr.results[0])?];
     let plan = match (dtype, Staged::new(dtype, lhs), Staged::new(dtype, rhs)) {
         (DType::F32, ..) => Plan::F32(DotGeneral::new(&plan)),
         (DType::F64, ..) => Plan::F64(DotGeneral::new(&plan)),

@@ -28,18 +28,21 @@ enum Plan {
     Half(Convolution<f32>, [Staged; 2], Option<Staged>),
 }
 
-impl Cpu {
-    pub(super) fn convolution(
-        &mut self,
-        site: &Site<'_>,
-        (spec, windows): (&FactorSpec, &[Window]),
-        mode: StoreMode,
-        instr: &Instr,
-    ) -> Result<Work> {
+/// A convolution's loops: what moves in windows, what does not, and the dtypes of operands and result.
+pub(crate) struct Geometry {
+    pub form: Form,
+    pub plain: Vec<Plain>,
+    pub spatial: Vec<Spatial>,
+    pub dtypes: [DType; 3],
+}
+
+impl Geometry {
+    /// Errors: operands that do not fit the windows.
+    pub fn new(site: &Site<'_>, (spec, windows): (&FactorSpec, &[Window]), instr: &Instr) -> Result<Geometry> {
         let ids = [instr.operands[0], instr.operands[1], instr.results[0]];
-        let [a, b, result] = ids.map(|id| site.ty(id));
-        let dtype = a.dtype;
-        if b.dtype != dtype || !halves::results_of(dtype).contains(&result.dtype) {
+        let types = ids.map(|id| site.ty(id));
+        let [a, b, result] = types;
+        if b.dtype != a.dtype || !halves::results_of(a.dtype).contains(&result.dtype) {
             return Err(Error::artifact("a convolution of operands with different dtypes"));
         }
         let factors = Factors::new(spec, &[a, b], result, site.mesh(), &site.coordinates(0))?;
@@ -66,11 +69,24 @@ impl Cpu {
         }
         let role = |tensor: usize| roles.iter().position(|&t| t == tensor).expect("each tensor has a role");
         let form = Form { result: role(2), operands: [role(0), role(1)] };
-        let out = result.dtype;
         let [a, b, result] = [site.span(ids[0])?, site.span(ids[1])?, site.span(ids[2])?];
         if result.overlaps(&a) || result.overlaps(&b) {
             return Err(Error::artifact("a convolution that overwrites its operands"));
         }
+        Ok(Geometry { form, plain, spatial, dtypes: types.map(|ty| ty.dtype) })
+    }
+}
+
+impl Cpu {
+    pub(super) fn convolution(
+        &mut self,
+        site: &Site<'_>,
+        windows: (&FactorSpec, &[Window]),
+        mode: StoreMode,
+        instr: &Instr,
+    ) -> Result<Work> {
+        let Geometry { form, plain, spatial, dtypes: [dtype, _, out] } = Geometry::new(site, windows, instr)?;
+        let [a, b, result] = [site.span(instr.operands[0])?, site.span(instr.operands[1])?, site.span(instr.results[0])?];
         let (plan, workspace) = match (dtype, Staged::new(dtype, a), Staged::new(dtype, b)) {
             (DType::F32, ..) => {
                 let plan = Convolution::<f32>::new(form, &plain, &spatial);

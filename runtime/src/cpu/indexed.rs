@@ -29,12 +29,16 @@ pub(super) struct RunningSum {
     dtype: DType,
 }
 
-pub(super) fn scatter_add(
-    site: &Site<'_>,
-    (spec, indexed): (&FactorSpec, &str),
-    mode: StoreMode,
-    instr: &Instr,
-) -> Result<Work> {
+/// A scatter's loops.
+pub(crate) struct Places {
+    pub factors: Vec<Factor>,
+    pub indexed: Indexed,
+    /// Of the updates and the result; of the indices.
+    pub dtypes: (DType, DType),
+}
+
+/// The loops of a scatter_add. Errors: operands that do not fit it.
+pub(crate) fn places(site: &Site<'_>, (spec, indexed): (&FactorSpec, &str), instr: &Instr) -> Result<Places> {
     let [indices, updates, out] = [instr.operands[0], instr.operands[1], instr.results[0]];
     let types = [site.ty(indices), site.ty(updates)];
     let factors = Factors::new(spec, &types, site.ty(out), site.mesh(), &site.coordinates(0))?;
@@ -55,11 +59,17 @@ pub(super) fn scatter_add(
         let what = format!("no scatter_add of {} by {} on this device", types[1].dtype.name(), index_dtype.name());
         return Err(Error::device(what));
     }
+    Ok(Places { factors: plan, indexed, dtypes: (dtype, index_dtype) })
+}
+
+pub(super) fn scatter_add(site: &Site<'_>, spec: (&FactorSpec, &str), mode: StoreMode, instr: &Instr) -> Result<Work> {
+    let Places { factors, indexed, dtypes: (dtype, index_dtype) } = places(site, spec, instr)?;
+    let [indices, updates, out] = [instr.operands[0], instr.operands[1], instr.results[0]];
     let [indices, updates, out] = [site.span(indices)?, site.span(updates)?, site.span(out)?];
     if out.overlaps(&indices) || out.overlaps(&updates) {
         return Err(Error::artifact("a scatter_add that overwrites its operands"));
     }
-    Ok(Work::Scatter(Scatter { plan: ScatterAdd::new(&plan, indexed), mode, indices, index_dtype, updates, out, dtype }))
+    Ok(Work::Scatter(Scatter { plan: ScatterAdd::new(&factors, indexed), mode, indices, index_dtype, updates, out, dtype }))
 }
 
 impl Scatter {
@@ -87,7 +97,8 @@ impl Scatter {
     }
 }
 
-pub(super) fn cumsum(site: &Site<'_>, (dim, exclusive, reverse): (u8, bool, bool), instr: &Instr) -> Result<Work> {
+/// The runs of a running sum, and its dtype. Errors: operands that do not fit it.
+pub(crate) fn runs(site: &Site<'_>, (dim, exclusive, reverse): (u8, bool, bool), instr: &Instr) -> Result<(Cumsum, DType)> {
     let (operand, result) = (instr.operands[0], instr.results[0]);
     let (shape, dtype) = (site.ty(operand).local_shape(site.mesh()), site.ty(operand).dtype);
     let dim = usize::from(dim);
@@ -97,13 +108,18 @@ pub(super) fn cumsum(site: &Site<'_>, (dim, exclusive, reverse): (u8, bool, bool
     if !matches!(dtype, DType::F32 | DType::F64 | DType::I32 | DType::I64) {
         return Err(Error::device(format!("no cumsum of {} on this device", dtype.name())));
     }
-    let (from, to) = (site.span(operand)?, site.span(result)?);
+    let product = |dims: &[u64]| dims.iter().product::<u64>() as usize;
+    let (outer, size, inner) = (product(&shape[..dim]), shape[dim] as usize, product(&shape[dim + 1..]));
+    Ok((Cumsum { outer, size, inner, exclusive, reverse }, dtype))
+}
+
+pub(super) fn cumsum(site: &Site<'_>, along: (u8, bool, bool), instr: &Instr) -> Result<Work> {
+    let (plan, dtype) = runs(site, along, instr)?;
+    let (from, to) = (site.span(instr.operands[0])?, site.span(instr.results[0])?);
     if from.overlaps(&to) {
         return Err(Error::artifact("a cumsum onto its own operand"));
     }
-    let product = |dims: &[u64]| dims.iter().product::<u64>() as usize;
-    let (outer, size, inner) = (product(&shape[..dim]), shape[dim] as usize, product(&shape[dim + 1..]));
-    Ok(Work::Cumsum(RunningSum { plan: Cumsum { outer, size, inner, exclusive, reverse }, from, to, dtype }))
+    Ok(Work::Cumsum(RunningSum { plan, from, to, dtype }))
 }
 
 impl RunningSum {

@@ -26,20 +26,20 @@ impl super::Cpu {
             Library::Zero { .. } => Some(Work::Zero(site.span(result)?)),
             Library::KeepFirst { axis } if site.coordinates(0).get(*axis) != 0 => Some(Work::Zero(site.span(result)?)),
             Library::SliceAxis { axis, dim } => {
-                rows::slice(site, (axis.0.into(), usize::from(*dim)), instr.operands[0], result)?
+                rows::slice(site, (axis.0.into(), usize::from(*dim)), instr.operands[0], result)?.map(Work::Rows)
             }
             Library::Reshape { .. }
             | Library::Copy
             | Library::KeepFirst { .. }
             | Library::ResolveMicrobatches
-            | Library::DropMicrobatch { .. } => rows::copy(site.span(instr.operands[0])?, site.span(result)?)?,
+            | Library::DropMicrobatch { .. } => rows::copy(site.span(instr.operands[0])?, site.span(result)?)?.map(Work::Rows),
         };
         Ok(work.map(Call))
     }
 }
 
 /// Operands and results.
-fn arity(library: &Library) -> (usize, usize) {
+pub(crate) fn arity(library: &Library) -> (usize, usize) {
     match library {
         Library::Zero { .. } => (0, 1),
         Library::Dot { .. } | Library::Convolution { .. } | Library::ScatterAdd { .. } => (2, 1),

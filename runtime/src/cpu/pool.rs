@@ -19,7 +19,8 @@ pub(super) struct Pooling {
     dtype: DType,
 }
 
-pub(super) fn max_pool(site: &Site<'_>, pool: &Pool, instr: &Instr) -> Result<Work> {
+/// Planes and windows of a max_pool, and its dtype. Errors: operands that do not fit it.
+pub(crate) fn geometry(site: &Site<'_>, pool: &Pool, instr: &Instr) -> Result<(MaxPool, DType)> {
     let [image, values, places] = [instr.operands[0], instr.results[0], instr.results[1]];
     let types = [image, values, places].map(|id| site.ty(id));
     let dtype = types[0].dtype;
@@ -57,7 +58,12 @@ pub(super) fn max_pool(site: &Site<'_>, pool: &Pool, instr: &Instr) -> Result<Wo
         dilation: dim.dilation as usize,
         pad: dim.pad as isize,
     };
-    let plan = MaxPool { planes, axes: pool.dims.iter().map(axis).collect() };
+    Ok((MaxPool { planes, axes: pool.dims.iter().map(axis).collect() }, dtype))
+}
+
+pub(super) fn max_pool(site: &Site<'_>, pool: &Pool, instr: &Instr) -> Result<Work> {
+    let (plan, dtype) = geometry(site, pool, instr)?;
+    let [image, values, places] = [instr.operands[0], instr.results[0], instr.results[1]];
     let [image, values, places] = [site.span(image)?, site.span(values)?, site.span(places)?];
     if values.overlaps(&image) || places.overlaps(&image) || values.overlaps(&places) {
         return Err(Error::artifact("a max_pool that overwrites its operand"));

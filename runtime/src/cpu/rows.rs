@@ -1,7 +1,6 @@
 //! Copies of rows: slices of a dim, and whole buffers that could not stay where they are.
 
 use super::Running;
-use super::call::Work;
 use crate::error::{Error, Result};
 use crate::exec::{Site, Span};
 use dcc_program::program::BufferId;
@@ -10,20 +9,21 @@ use dcc_program::program::BufferId;
 const CHUNK: usize = 256 << 10;
 
 /// `count` rows of `bytes` each, from one span to another.
-pub(super) struct Rows {
-    from: Span,
-    to: Span,
-    count: usize,
-    bytes: usize,
-    from_stride: usize,
-    to_stride: usize,
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rows {
+    pub from: Span,
+    pub to: Span,
+    pub count: usize,
+    pub bytes: usize,
+    pub from_stride: usize,
+    pub to_stride: usize,
     /// Byte of `from` where the first row begins, and how much later with each microbatch.
-    skip: usize,
-    next: usize,
+    pub skip: usize,
+    pub next: usize,
 }
 
 /// All bytes of `from`, unless they are in place already.
-pub(super) fn copy(from: Span, to: Span) -> Result<Option<Work>> {
+pub(crate) fn copy(from: Span, to: Span) -> Result<Option<Rows>> {
     if from.bytes != to.bytes {
         return Err(Error::artifact(format!("{} bytes do not become {}", from.bytes, to.bytes)));
     }
@@ -33,11 +33,11 @@ pub(super) fn copy(from: Span, to: Span) -> Result<Option<Work>> {
     if from.overlaps(&to) {
         return Err(Error::artifact("a copy onto a part of itself"));
     }
-    Ok(Some(Work::Rows(Rows { from, to, count: 1, bytes: to.bytes, from_stride: 0, to_stride: 0, skip: 0, next: 0 })))
+    Ok(Some(Rows { from, to, count: 1, bytes: to.bytes, from_stride: 0, to_stride: 0, skip: 0, next: 0 }))
 }
 
 /// The rank's own block along `dim`, or the microbatch's; what lies behind the whole's last row stays unspecified.
-pub(super) fn slice(site: &Site<'_>, (axis, dim): (usize, usize), operand: BufferId, result: BufferId) -> Result<Option<Work>> {
+pub(crate) fn slice(site: &Site<'_>, (axis, dim): (usize, usize), operand: BufferId, result: BufferId) -> Result<Option<Rows>> {
     let (whole, part) = (site.ty(operand).local_shape(site.mesh()), site.ty(result).local_shape(site.mesh()));
     let alike = |d: usize| d == dim || whole[d] == part[d];
     if dim >= part.len() || whole.len() != part.len() || !(0..part.len()).all(alike) {
@@ -60,20 +60,11 @@ pub(super) fn slice(site: &Site<'_>, (axis, dim): (usize, usize), operand: Buffe
         return Err(Error::artifact("microbatches that do not make up what they are slices of"));
     }
     let next = if of_microbatch { rows * inner } else { 0 };
-    Ok(Some(Work::Rows(Rows {
-        from,
-        to,
-        count,
-        bytes: rows * inner,
-        from_stride: stride(&whole),
-        to_stride: stride(&part),
-        skip,
-        next,
-    })))
+    Ok(Some(Rows { from, to, count, bytes: rows * inner, from_stride: stride(&whole), to_stride: stride(&part), skip, next }))
 }
 
 impl Rows {
-    pub fn run(&self, on: &Running<'_>) {
+    pub(super) fn run(&self, on: &Running<'_>) {
         let from = on.memory.pointer(self.from, on.bases) as usize + self.skip + on.microbatch as usize * self.next;
         let to = on.memory.pointer(self.to, on.bases) as usize;
         let total = self.count * self.bytes;

@@ -40,13 +40,18 @@ fn check(result: sys::CUresult, what: &str) -> Result<()> {
     Err(Error::device(format!("{what}: {name}")))
 }
 
+fn require_driver() -> Result<()> {
+    // SAFETY: asks whether the library can be opened; its constructors are NVIDIA's.
+    match unsafe { sys::is_culib_present() } {
+        true => Ok(()),
+        false => Err(Error::device("no NVIDIA driver is installed: no libcuda.so in the library path")),
+    }
+}
+
 impl Gpu {
     /// Opens GPU `ordinal` of this machine, for this thread. Errors: no driver, no such GPU, one older than compute capability 8.0.
     pub fn open(ordinal: u32) -> Result<Gpu> {
-        // SAFETY: asks whether the library can be opened; its constructors are NVIDIA's.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(Error::device("no NVIDIA driver is installed: no libcuda.so in the library path"));
-        }
+        require_driver()?;
         let mut device = 0;
         let mut context = std::ptr::null_mut();
         let mut stream = std::ptr::null_mut();
@@ -77,6 +82,18 @@ impl Gpu {
         Ok(Gpu { name, arch, stream })
     }
 
+    /// GPUs of this machine. Errors: no driver.
+    pub fn count() -> Result<u32> {
+        require_driver()?;
+        let mut count = 0;
+        // SAFETY: the place lives through the call.
+        unsafe {
+            check(sys::cuInit(0), "the NVIDIA driver does not start")?;
+            check(sys::cuDeviceGetCount(&mut count), "the number of GPUs")?;
+        }
+        Ok(count as u32)
+    }
+
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -93,20 +110,23 @@ impl Gpu {
         Ok(Buffer { at, bytes })
     }
 
-    /// Copies `from` to the beginning of `to`, behind all work so far.
-    pub fn write(&self, to: &mut Buffer, from: &[u8]) -> Result<()> {
-        assert!(from.len() <= to.bytes, "{} bytes into {}", from.len(), to.bytes);
-        self.wait()?;
-        // SAFETY: both are as long as that, and no work uses them.
-        check(unsafe { sys::cuMemcpyHtoD_v2(to.at, from.as_ptr().cast(), from.len()) }, "a copy to the GPU")
+    /// Copies `from` to byte `at` of `to`, behind all work so far.
+    pub fn write(&self, to: &mut Buffer, at: usize, from: &[u8]) -> Result<()> {
+        assert!(at + from.len() <= to.bytes, "{} bytes at {at} of {}", from.len(), to.bytes);
+        // On the stream: a copy on no stream may end after it returns, and no kernel of ours would wait for it.
+        // SAFETY: both are as long as that, and `from` lives until the copy is done.
+        let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(to.at + at as u64, from.as_ptr().cast(), from.len(), self.stream) };
+        check(copied, "a copy to the GPU")?;
+        self.wait()
     }
 
-    /// Copies the beginning of `from` to `to`, behind all work so far.
-    pub fn read(&self, from: &Buffer, to: &mut [u8]) -> Result<()> {
-        assert!(to.len() <= from.bytes, "{} bytes of {}", to.len(), from.bytes);
-        self.wait()?;
-        // SAFETY: both are as long as that, and no work uses them.
-        check(unsafe { sys::cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), from.at, to.len()) }, "a copy from the GPU")
+    /// Copies what is at byte `at` of `from` to `to`, behind all work so far.
+    pub fn read(&self, from: &Buffer, at: usize, to: &mut [u8]) -> Result<()> {
+        assert!(at + to.len() <= from.bytes, "{} bytes at {at} of {}", to.len(), from.bytes);
+        // SAFETY: both are as long as that, and `to` lives until the copy is done.
+        let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from.at + at as u64, to.len(), self.stream) };
+        check(copied, "a copy from the GPU")?;
+        self.wait()
     }
 
     /// The kernels of those names. Errors: code for another GPU, or without such a kernel.
@@ -123,6 +143,14 @@ impl Gpu {
             Ok(Kernel { function, _module: Rc::clone(&module) })
         };
         names.iter().map(kernel).collect()
+    }
+
+    /// Lets launches of `kernel` have that many bytes of dynamic shared memory. Errors: more than the GPU has for a block.
+    pub fn allow_shared(&self, kernel: &Kernel, bytes: u32) -> Result<()> {
+        use sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as MOST;
+        // SAFETY: the kernel is loaded.
+        let allowed = unsafe { sys::cuFuncSetAttribute(kernel.function, MOST, bytes as i32) };
+        check(allowed, &format!("{} has no {bytes} bytes of shared memory for a block", self.name))
     }
 
     /// Starts a kernel behind all work so far.

@@ -26,7 +26,11 @@ impl Kernels {
     pub fn compile(gpu: &Gpu, sources: &[Source]) -> Result<Kernels> {
         let image = nvrtc::compile(&text(sources), gpu.arch())?;
         let names: Vec<&str> = sources.iter().flat_map(|source| &source.launches).map(|launch| launch.entry.as_str()).collect();
-        let mut entries = gpu.load(&image, &names)?.into_iter();
+        let entries = gpu.load(&image, &names)?;
+        for (entry, launch) in entries.iter().zip(sources.iter().flat_map(|source| &source.launches)) {
+            gpu.allow_shared(entry, launch.shared)?;
+        }
+        let mut entries = entries.into_iter();
         let compiled = |source: &Source| Compiled {
             source: source.clone(),
             entries: entries.by_ref().take(source.launches.len()).collect(),
@@ -34,10 +38,27 @@ impl Kernels {
         Ok(Kernels { all: sources.iter().map(compiled).collect() })
     }
 
+    pub fn source(&self, number: usize) -> &Source {
+        &self.all[number].source
+    }
+
+    /// Starts kernel `number` behind all work so far.
+    ///
+    /// # Safety
+    /// `words` are what its source says that each launch gets; what they point to is as large as it says, and alive until it is done.
+    pub unsafe fn start(&self, gpu: &Gpu, number: usize, words: &mut [u64]) -> Result<()> {
+        let Compiled { source, entries } = &self.all[number];
+        for (entry, launch) in entries.iter().zip(&source.launches) {
+            // SAFETY: the caller's.
+            unsafe { gpu.launch(entry, (launch.blocks, launch.threads, launch.shared), words)? };
+        }
+        Ok(())
+    }
+
     /// Runs kernel `number` by itself: `operands` are the bytes of inputs, then outputs, which it writes; `parameters` those of
     /// `Nest::parameters`. Errors: of the GPU, operands of other sizes.
     pub fn run(&self, gpu: &Gpu, number: usize, operands: &mut [Vec<u8>], parameters: &[i64]) -> Result<()> {
-        let Compiled { source, entries } = &self.all[number];
+        let source = self.source(number);
         let fits = operands.len() == source.operand_bytes.len()
             && operands.iter().zip(&source.operand_bytes).all(|(operand, &bytes)| operand.len() == bytes)
             && source.parameters.iter().all(|&n| n < parameters.len());
@@ -47,19 +68,17 @@ impl Kernels {
         let mut buffers = Vec::new();
         for operand in operands.iter() {
             let mut buffer = gpu.allocate(operand.len())?;
-            gpu.write(&mut buffer, operand)?;
+            gpu.write(&mut buffer, 0, operand)?;
             buffers.push(buffer);
         }
         let workspace = (source.workspace > 0).then(|| gpu.allocate(source.workspace)).transpose()?;
         let pointers = buffers.iter().chain(&workspace).map(|buffer| buffer.address());
         let mut words: Vec<u64> = pointers.chain(source.parameters.iter().map(|&n| parameters[n] as u64)).collect();
-        for (entry, launch) in entries.iter().zip(&source.launches) {
-            // SAFETY: the words are what `Source` says that each launch gets; all buffers have its sizes, and live until `wait`.
-            unsafe { gpu.launch(entry, (launch.blocks, launch.threads, launch.shared), &mut words)? };
-        }
+        // SAFETY: all buffers have the source's sizes, and live until `wait`.
+        unsafe { self.start(gpu, number, &mut words)? };
         gpu.wait()?;
         for (buffer, operand) in buffers.iter().zip(operands) {
-            gpu.read(buffer, operand)?;
+            gpu.read(buffer, 0, operand)?;
         }
         Ok(())
     }

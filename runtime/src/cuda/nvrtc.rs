@@ -22,6 +22,13 @@ pub struct Usage {
     pub spilled_bytes: u32,
 }
 
+impl Usage {
+    /// Of both.
+    pub fn and(self, other: Usage) -> Usage {
+        Usage { registers: self.registers.max(other.registers), spilled_bytes: self.spilled_bytes + other.spilled_bytes }
+    }
+}
+
 impl Image {
     /// As the assembler reported it.
     pub fn usage(&self) -> Usage {

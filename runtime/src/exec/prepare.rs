@@ -7,7 +7,8 @@ use super::tally::Tally;
 use super::world::World;
 use super::{Action, Executor, Flights, Fresh, Instruction, Tensor, Turn};
 use crate::comm::Label;
-use crate::cpu::Cpu;
+use crate::cuda::Texts;
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::metrics::trace::Work;
 use crate::slice::Slice;
@@ -19,11 +20,11 @@ use std::ops::Range;
 impl Executor {
     /// Prepares `program`, that of `rank`'s stage. Errors: a program that makes no sense (which `check` refuses), or an operation
     /// that this machine cannot do.
-    pub fn new(cpu: &mut Cpu, world: &World, program: &Program, rank: u32, fresh: Fresh) -> Result<Executor> {
+    pub fn new(device: &mut Device, world: &World, program: &Program, rank: u32, fresh: Fresh) -> Result<Executor> {
         check_ids(program)?;
         let blocks = world.blocks(program)?;
-        if blocks.bytes() > cpu.memory().bytes() {
-            let have = cpu.memory().bytes();
+        if blocks.bytes() > device.memory().bytes() {
+            let have = device.memory().bytes();
             return Err(Error::artifact(format!("the plan needs {} bytes, the arena has {have}", blocks.bytes())));
         }
         let site = Site::new(program, &blocks, rank)?;
@@ -33,7 +34,7 @@ impl Executor {
         let mut tally = Tally::default();
         for (index, section) in program.sections.iter().enumerate() {
             let mut preparing =
-                Preparing { cpu, world, program, site: &site, rank, tokens: &mut tokens, tally: Tally::default() };
+                Preparing { device, world, program, site: &site, rank, tokens: &mut tokens, tally: Tally::default() };
             let mut body = Vec::new();
             for instr in &section.body {
                 let place = || format!("stage {}, {}: {}", program.stage, section.id().name(), print_instr(program, instr));
@@ -46,6 +47,7 @@ impl Executor {
             tally.add(&preparing.tally, runs(index));
             sections.push(body);
         }
+        device.finish()?;
         let flights = Flights { open: tokens.flights(program)?, ops: Vec::with_capacity(MOST_TENSORS) };
         let inputs = program.inputs.iter().map(|input| port(&site, &input.name, input.buffer)).collect::<Result<_>>()?;
         let outputs = program.outputs.iter().map(|output| port(&site, &output.name, output.buffer)).collect::<Result<_>>()?;
@@ -58,6 +60,22 @@ impl Executor {
         let kept = parameters.iter().map(|parameter| parameter.range.clone()).collect();
         Ok(Executor { sections, turns, flights, inputs, outputs, parameters, kept, scalars, blocks, fresh, tally })
     }
+}
+
+/// The texts of all kernels of `rank`'s program for GPUs. Errors: as `Executor::new`.
+pub fn texts(world: &World, program: &Program, rank: u32) -> Result<Texts> {
+    check_ids(program)?;
+    let blocks = world.blocks(program)?;
+    let site = Site::new(program, &blocks, rank)?;
+    let mut texts = Texts::default();
+    for instr in program.sections.iter().flat_map(|section| &section.body) {
+        match &instr.action {
+            program::Action::Kernel(number) => drop(texts.kernel(&site, &program.kernels[*number as usize], instr)?),
+            program::Action::Library(library) => drop(texts.library(&site, library, instr)?),
+            program::Action::Start { .. } | program::Action::Wait(_) => {}
+        }
+    }
+    Ok(texts)
 }
 
 /// What a trace says about an instruction.
@@ -107,7 +125,7 @@ fn check_ids(program: &Program) -> Result<()> {
 
 /// What preparing an instruction needs.
 struct Preparing<'a> {
-    cpu: &'a mut Cpu,
+    device: &'a mut Device,
     world: &'a World,
     program: &'a Program,
     site: &'a Site<'a>,
@@ -124,10 +142,10 @@ impl Preparing<'_> {
             program::Action::Kernel(number) => {
                 self.tally.jit += 1;
                 let kernel = &self.program.kernels[*number as usize];
-                Some(Action::Compute(self.cpu.kernel(self.site, kernel, instr)?))
+                Some(Action::Compute(self.device.kernel(self.site, kernel, instr)?))
             }
             program::Action::Library(library) => {
-                let call = self.cpu.library(self.site, library, instr)?;
+                let call = self.device.library(self.site, library, instr)?;
                 self.tally.library += u64::from(call.is_some());
                 self.tally.flops += call.as_ref().map_or(0, |call| call.flops());
                 call.map(Action::Compute)
@@ -182,7 +200,7 @@ impl Tokens {
     }
 
     /// A queue per token, as long as it ever gets. Errors: a wait without start, a start without wait.
-    fn flights(&self, program: &Program) -> Result<Vec<VecDeque<crate::comm::Token>>> {
+    fn flights(&self, program: &Program) -> Result<Vec<VecDeque<super::Flight>>> {
         let mut open = vec![(0usize, 0usize); self.index.len()];
         for step in &program.order {
             for instr in &program.sections[step.section as usize].body {

@@ -3,6 +3,7 @@
 use super::World;
 use crate::comm::{Comm, Patience, Peer, local};
 use crate::cpu::{Cpu, Memory};
+use crate::device::Device;
 use crate::error::{Error, Result};
 use std::thread::Builder;
 
@@ -11,7 +12,7 @@ pub struct Rank<'a> {
     pub rank: u32,
     pub world: &'a World,
     pub comm: Peer,
-    pub cpu: Cpu,
+    pub device: Device,
 }
 
 /// Calls `body` on a thread per rank, each with `threads` compute threads; the results in the order of ranks. Errors: that of the
@@ -24,8 +25,8 @@ pub fn local_ranks<T: Send>(
 ) -> Result<Vec<T>> {
     let peers = local::world(world.layout(), patience)?;
     let start = |comm: Peer| -> Result<T> {
-        let cpu = Cpu::new(Memory::new(comm.arena()), threads)?;
-        let mut rank = Rank { rank: comm.rank(), world, comm, cpu };
+        let device = Device::Cpu(Cpu::new(Memory::new(comm.arena()), threads)?);
+        let mut rank = Rank { rank: comm.rank(), world, comm, device };
         let result = body(&mut rank)?;
         rank.comm.finish();
         Ok(result)

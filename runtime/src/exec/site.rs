@@ -2,8 +2,10 @@
 
 use super::blocks::{Blocks, Span};
 use crate::error::{Error, Result};
+use dcc_kernels::tile::Nest;
+use dcc_program::kernel::Kernel;
 use dcc_program::mesh::{Coordinates, Extent, Mesh};
-use dcc_program::program::{BufferId, Program};
+use dcc_program::program::{BufferId, Instr, Program};
 use dcc_program::types::TensorType;
 
 pub struct Site<'a> {
@@ -64,5 +66,34 @@ impl<'a> Site<'a> {
 
     pub fn extents(&self, id: BufferId, microbatch: u32) -> Result<Vec<Extent>> {
         Ok(self.ty(id).extents(self.mesh(), &self.coordinates(microbatch)).to_vec())
+    }
+}
+
+/// A generated kernel as a rank's instruction runs it.
+pub struct Bound {
+    pub nest: Nest,
+    /// Inputs, then outputs.
+    pub operands: Vec<Span>,
+    /// Global offsets of microbatch 0, and what each microbatch adds.
+    pub offsets: Vec<(i64, i64)>,
+}
+
+impl Bound {
+    /// Errors: operands that do not fit the kernel.
+    pub fn new(site: &Site<'_>, kernel: &Kernel, instr: &Instr) -> Result<Bound> {
+        let at_microbatch = |index| -> Result<(Vec<Vec<Extent>>, Vec<Vec<Extent>>)> {
+            let extents = |ids: &[_]| ids.iter().map(|&id| site.extents(id, index)).collect::<Result<Vec<_>>>();
+            Ok((extents(&instr.operands)?, extents(&instr.results)?))
+        };
+        let parameters = |(inputs, outputs): &(Vec<Vec<Extent>>, Vec<Vec<Extent>>)| {
+            Nest::parameters(kernel, inputs, outputs).map_err(Error::artifact)
+        };
+        let first = at_microbatch(0)?;
+        let base = parameters(&first)?;
+        let next = if site.microbatches() > 1 { parameters(&at_microbatch(1)?)? } else { base.clone() };
+        let nest = Nest::bind(kernel, &first.0, &first.1).map_err(Error::artifact)?;
+        let operands = instr.operands.iter().chain(&instr.results).map(|&id| site.span(id)).collect::<Result<Vec<Span>>>()?;
+        let offsets = base.iter().zip(&next).map(|(&base, &next)| (base, next - base)).collect();
+        Ok(Bound { nest, operands, offsets })
     }
 }

@@ -118,14 +118,14 @@ impl Run<'_> {
 
     fn rank(&self, rank: &mut Rank<'_>, joined: &Mutex<Joined>) -> Result<Tally> {
         let program = &self.programs[rank.world.stage(rank.rank) as usize];
-        let mut executor = Executor::new(&mut rank.cpu, rank.world, program, rank.rank, self.fresh)?;
+        let mut executor = Executor::new(&mut rank.device, rank.world, program, rank.rank, self.fresh)?;
         for parameter in executor.parameters() {
             let key = (parameter.name.clone(), parameter.kind.clone());
             let value = self.parameters.get(&key);
             if value.is_none() && parameter.kind == ParamKind::Weight {
                 return Err(Error::artifact(format!("no initial values for `{}`", parameter.name)));
             }
-            rank.cpu.memory_mut().with(parameter.range.clone(), |local| match value {
+            rank.device.memory_mut().with(parameter.range.clone(), |local| match value {
                 Some(value) => fits(value, parameter).map(|()| value.cut(&parameter.slice(&value.shape), local)),
                 None => {
                     local.fill(0);
@@ -133,6 +133,7 @@ impl Run<'_> {
                 }
             })?;
         }
+        executor.put_parameters(&mut rank.device)?;
         let lock = || joined.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         for (step, scalars) in self.steps.iter().enumerate() {
             let inputs = &self.inputs[step % self.inputs.len()];
@@ -148,14 +149,15 @@ impl Run<'_> {
                     lock().add((step, port.name.clone(), None), port.dtype, port.slice(microbatch), local)
                 },
             };
-            executor.step(&mut rank.cpu, &mut rank.comm, scalars, &mut io, None)?;
+            executor.step(&mut rank.device, &mut rank.comm, scalars, &mut io, None)?;
         }
+        executor.get_parameters(&mut rank.device)?;
         for parameter in executor.parameters() {
             let whole = self.parameters.get(&(parameter.name.clone(), ParamKind::Weight));
             let shape = parameter.whole_shape(whole.map_or(&[], |whole| &whole.shape));
             let key = (0, parameter.name.clone(), Some(parameter.kind.clone()));
             let slice = parameter.slice(&shape);
-            rank.cpu.memory_mut().with(parameter.range.clone(), |local| lock().add(key, parameter.dtype, &slice, local))?;
+            rank.device.memory_mut().with(parameter.range.clone(), |local| lock().add(key, parameter.dtype, &slice, local))?;
         }
         Ok(*executor.tally())
     }

@@ -1,7 +1,10 @@
 //! The flags of `run`: one struct that both binaries flatten into their command, and that travels to the ranks.
 
 use crate::checkpoint::{self, Resume};
+use crate::cpu::{Cpu, Memory};
+use crate::cuda::{Cuda, Gpu};
 use crate::data::{self, Fill, Layout, Order};
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::init::Rule;
 use crate::lr::{LearningRate, Schedule};
@@ -95,6 +98,9 @@ pub struct Flags {
     #[arg(long, value_name = "N", help_heading = "Output")]
     pub log_every: Option<u64>,
 
+    /// What ranks compute on: cpu, or cuda, NVIDIA GPUs in turn
+    #[arg(long, value_name = "DEVICE", value_parser = ["cpu", "cuda"], default_value = "cpu", help_heading = "Execution")]
+    pub device: String,
     /// Compute threads of each rank (default: cores / ranks)
     #[arg(long, value_name = "N", help_heading = "Execution")]
     pub threads: Option<usize>,
@@ -181,6 +187,14 @@ impl Flags {
             .ok()
             .filter(|limit| !limit.is_zero())
             .ok_or_else(|| Error::data_option(format!("--timeout {}: not a number of seconds", self.timeout)))
+    }
+
+    /// What rank `rank` of `ranks` computes on. Errors: no such device.
+    pub(super) fn device(&self, rank: u32, ranks: u32, memory: Memory) -> Result<Device> {
+        match &self.device[..] {
+            "cuda" => Ok(Device::Cuda(Box::new(Cuda::new(rank % Gpu::count()?.max(1), memory)?))),
+            _ => Ok(Device::Cpu(Cpu::new(memory, self.threads(ranks)?)?)),
+        }
     }
 
     /// Compute threads of each of `ranks` ranks on this machine.

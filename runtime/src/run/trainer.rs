@@ -118,10 +118,10 @@ impl<'a, 'w> Trainer<'a, 'w> {
         let idle_bytes = resident_bytes()?;
         let settings = Settings::new(job)?;
         let stage = rank.world.stage(rank.rank) as usize;
-        rank.cpu.memory().fault_in(0..rank.world.planned_bytes(rank.rank));
+        rank.device.memory().fault_in(0..rank.world.planned_bytes(rank.rank));
         let fresh = if cfg!(debug_assertions) { Fresh::Poisoned } else { Fresh::AsIs };
         let began = now_ns();
-        let mut executor = |program| Executor::new(&mut rank.cpu, rank.world, program, rank.rank, fresh);
+        let mut executor = |program| Executor::new(&mut rank.device, rank.world, program, rank.rank, fresh);
         let mut train = executor(&job.artifact.train[stage])?;
         let mut eval = settings.eval.as_ref().map(|_| executor(&job.artifact.eval[stage])).transpose()?;
         let prepare_ms = (now_ns() - began) as f64 / 1e6;
@@ -154,6 +154,10 @@ impl<'a, 'w> Trainer<'a, 'w> {
             norm_is_elsewhere,
         };
         trainer.load(outside)?;
+        trainer.train.put_parameters(&mut trainer.rank.device)?;
+        if let Some(eval) = &trainer.eval {
+            eval.put_parameters(&mut trainer.rank.device)?;
+        }
         trainer.handshake()?;
         Ok(trainer)
     }
@@ -164,7 +168,7 @@ impl<'a, 'w> Trainer<'a, 'w> {
         let known = |parameter: &Parameter, all: &[Parameter]| all.iter().any(|other| other.range == parameter.range);
         let parameters = self.train.parameters();
         let only_eval = self.eval.iter().flat_map(|eval| eval.parameters()).filter(|p| !known(p, parameters));
-        let memory = self.rank.cpu.memory_mut();
+        let memory = self.rank.device.memory_mut();
         if let Some((path, state)) = &self.settings.resumed {
             let mut checkpoint = Checkpoint::open(path)?;
             for parameter in parameters.iter().chain(only_eval) {
@@ -299,9 +303,10 @@ impl<'a, 'w> Trainer<'a, 'w> {
 
     fn save(&mut self, step: u64, outside: &mut Outside<'_>) -> Result<()> {
         let Some(options) = self.job.flags.checkpoints() else { return Ok(()) };
-        let Rank { comm, cpu, rank, world } = &mut *self.rank;
+        let Rank { comm, device, rank, world } = &mut *self.rank;
         let stage = world.stage(*rank) as usize;
-        let memory = cpu.memory();
+        self.train.get_parameters(device)?;
+        let memory = device.memory();
         let earlier = |p: &Parameter| self.job.artifact.train[..stage].iter().any(|program| holds(program, p));
         let mine: Vec<&Parameter> = self.train.parameters().iter().filter(|p| p.is_first_replica && !earlier(p)).collect();
         let reads: Vec<_> = mine
@@ -346,9 +351,9 @@ impl<'a, 'w> Trainer<'a, 'w> {
             rank,
             stage: self.rank.world.stage(rank),
             pid: std::process::id(),
-            threads: self.rank.cpu.threads() as u32,
+            threads: self.rank.device.threads() as u32,
             tally: *self.train.tally(),
-            kernels: self.rank.cpu.kernels() as u64,
+            kernels: self.rank.device.kernels() as u64,
             prepare_ms: self.prepare_ms,
             planned_bytes: self.rank.world.planned_bytes(rank) as u64,
             persistent_bytes: self.train.persistent_bytes() as u64,
@@ -392,7 +397,7 @@ fn run_step(
             Ok(())
         },
     };
-    executor.step(&mut rank.cpu, &mut rank.comm, scalars, &mut io, trace)?;
+    executor.step(&mut rank.device, &mut rank.comm, scalars, &mut io, trace)?;
     Ok(readings)
 }
 

@@ -218,23 +218,25 @@ impl Shape {
 
 /// Seconds of a step, the median of the rounds, and its flops.
 fn timed(rank: &mut Rank<'_>, program: &Program, scalars: &Scalars) -> runtime::Result<(f64, u64)> {
-    rank.cpu.memory().fault_in(0..rank.world.planned_bytes(rank.rank));
-    let mut executor = Executor::new(&mut rank.cpu, rank.world, program, rank.rank, Fresh::AsIs)?;
+    rank.device.memory().fault_in(0..rank.world.planned_bytes(rank.rank));
+    let mut executor = Executor::new(&mut rank.device, rank.world, program, rank.rank, Fresh::AsIs)?;
     let width = program.ty(program.params[0].buffer).dtype;
     for parameter in executor.parameters() {
         // Small numbers, so that no sum overflows; their speed is that of all others.
         let pattern = half_of(width);
-        rank.cpu.memory_mut().with(parameter.range.clone(), |bytes| {
+        rank.device.memory_mut().with(parameter.range.clone(), |bytes| {
             bytes.chunks_exact_mut(pattern.len()).for_each(|element| element.copy_from_slice(&pattern));
             Ok::<(), runtime::Error>(())
         })?;
     }
     let mut io = Io { fill: &mut |_, _, _| Ok(()), take: &mut |_, _, _| Ok(()) };
-    executor.step(&mut rank.cpu, &mut rank.comm, scalars, &mut io, None)?;
+    executor.put_parameters(&mut rank.device)?;
+    executor.step(&mut rank.device, &mut rank.comm, scalars, &mut io, None)?;
     let (began, mut rounds) = (Instant::now(), Vec::new());
     while rounds.len() < ROUNDS || began.elapsed() < SPAN {
         let start = Instant::now();
-        executor.step(&mut rank.cpu, &mut rank.comm, scalars, &mut io, None)?;
+        executor.put_parameters(&mut rank.device)?;
+        executor.step(&mut rank.device, &mut rank.comm, scalars, &mut io, None)?;
         rounds.push(start.elapsed().as_secs_f64());
     }
     rounds.sort_by(f64::total_cmp);

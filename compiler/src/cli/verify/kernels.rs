@@ -12,9 +12,10 @@ use dcc_program::program::{Action, Program};
 use dcc_program::types::DType;
 use dcc_runtime::cuda::{self, Arch, Gpu};
 use dcc_runtime::error::Error;
-use dcc_runtime::exec::World;
+use dcc_runtime::exec::{World, texts};
 use half::{bf16, f16};
 use serde_json::{Value, json};
+use std::collections::HashSet;
 use std::str::FromStr;
 use std::time::Instant;
 
@@ -75,10 +76,10 @@ struct Case<'a> {
 
 /// Errors: no such device, a kernel that it does not take, and the first kernel whose results differ.
 pub fn check(artifact: &Artifact, device: Device) -> Outcome<Found> {
-    let cases = cases(artifact)?;
     if let Device::Arch(arch) = device {
-        return compiled(&cases, arch);
+        return compiled(artifact, arch);
     }
+    let cases = cases(artifact)?;
     let (cases, large): (Vec<Case<'_>>, Vec<Case<'_>>) = cases.into_iter().partition(|case| points(&case.nest) <= MOST);
     let (on, results) = match device {
         Device::Cpu => ("this CPU".to_owned(), on_cpu(&cases)?),
@@ -98,12 +99,26 @@ pub fn check(artifact: &Artifact, device: Device) -> Outcome<Found> {
     Ok(Found::Ran { on, kernels: cases.len(), too_large: large.len(), worst })
 }
 
-fn compiled(cases: &[Case<'_>], arch: Arch) -> Outcome<Found> {
-    let began = Instant::now();
-    let image = cuda::compile(&cuda::text(&sources(cases)?), arch)?;
-    let seconds = began.elapsed().as_secs_f64();
-    let cuda::Usage { registers, spilled_bytes } = image.usage();
-    Ok(Found::Compiled { arch, kernels: cases.len(), registers, spilled_bytes, seconds })
+/// Compiles all kernels, those of the library too, of the ranks that differ.
+fn compiled(artifact: &Artifact, arch: Arch) -> Outcome<Found> {
+    let world = World::new(&[&artifact.train, &artifact.eval])?;
+    let (mut seen, mut usage, mut kernels, mut seconds) = (HashSet::new(), cuda::Usage::default(), 0, 0.0);
+    for rank in 0..world.ranks() {
+        for set in [&artifact.train, &artifact.eval] {
+            let texts = texts(&world, &set[world.stage(rank) as usize], rank)?;
+            let text = cuda::text(texts.sources());
+            if !seen.insert(text.clone()) {
+                continue;
+            }
+            let began = Instant::now();
+            let found = cuda::compile(&text, arch)?.usage();
+            seconds += began.elapsed().as_secs_f64();
+            usage = usage.and(found);
+            kernels += texts.sources().len();
+        }
+    }
+    let cuda::Usage { registers, spilled_bytes } = usage;
+    Ok(Found::Compiled { arch, kernels, registers, spilled_bytes, seconds })
 }
 
 fn sources(cases: &[Case<'_>]) -> Outcome<Vec<Source>> {
@@ -139,7 +154,7 @@ pub fn json(found: &Found) -> Value {
 fn cases(artifact: &Artifact) -> Outcome<Vec<Case<'_>>> {
     let world = World::new(&[&artifact.train, &artifact.eval])?;
     let mut found: Vec<Case<'_>> = Vec::new();
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = HashSet::new();
     for rank in 0..world.ranks() {
         for set in [&artifact.train, &artifact.eval] {
             let program = &set[world.stage(rank) as usize];

@@ -1,0 +1,295 @@
+//! Matrix products and convolutions: one template (`product.cuh`) and, for each instruction, the view through which it reads.
+//!
+//! A dot's view is a sum of strides by the digits of m, n and k. A convolution is the same with one condition more: the operand that
+//! windows move through is zero where they leave it (implicit GEMM: nothing is copied).
+
+use super::{THREADS, entry, source};
+use crate::cuda::Source;
+use crate::cuda::emit::stored;
+use crate::library::convolution::{Form, IMAGE, KERNEL, OUTPUT, Plain, Spatial};
+use crate::library::matmul::Factor;
+use dcc_program::kernel::StoreMode;
+use dcc_program::types::DType;
+use std::fmt::Write;
+
+const TEXT: [&str; 2] = [include_str!("tensor.cuh"), include_str!("product.cuh")];
+
+/// Blocks that fill the GPUs of today, and no more parts than keep the workspace small.
+const BLOCKS: usize = 264;
+const PARTS: usize = 32;
+/// Fewest steps of a part.
+const STEPS: usize = 256;
+
+/// Operands, result and what becomes of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Types {
+    pub operands: DType,
+    pub result: DType,
+    pub mode: StoreMode,
+}
+
+/// One digit of m, n, k or the batch: how many it counts to, and its stride in lhs, rhs and out, 0 where that lacks it.
+#[derive(Clone, Copy)]
+struct Digit {
+    size: usize,
+    strides: [usize; 3],
+    /// The window it moves in, and as what.
+    window: Option<(usize, usize)>,
+}
+
+/// A product as it is read.
+struct View {
+    /// Of the batch, m, n and k, slowest first.
+    groups: [Vec<Digit>; 4],
+    windows: Vec<Spatial>,
+    /// The operand (0 or 1) or result (2) that windows move through, and its role.
+    moved: Option<(usize, usize)>,
+    bytes: [usize; 3],
+}
+
+const BATCH: usize = 0;
+const ROWS: usize = 1;
+const COLUMNS: usize = 2;
+const SUMS: usize = 3;
+
+/// out = lhs . rhs, or out += lhs . rhs. `elements`: of lhs, rhs and out. Errors: a product that the device does not have.
+pub fn dot(factors: &[Factor], types: Types, elements: [usize; 3], name: &str) -> Result<Source, String> {
+    let digit = |f: &Factor| {
+        let strides = [f.lhs, f.rhs, f.out];
+        (strides.map(|s| s.is_some()), Digit { size: f.size, strides: strides.map(|s| s.unwrap_or(0)), window: None })
+    };
+    let view = View::new(factors.iter().map(digit), vec![], None, elements, types)?;
+    view.source(types, name)
+}
+
+/// result = convolution(a, b), or +=. `elements`: of a, b and the result. Errors: as `dot`.
+pub fn convolution(
+    (form, plain, spatial): (Form, &[Plain], &[Spatial]),
+    types: Types,
+    elements: [usize; 3],
+    name: &str,
+) -> Result<Source, String> {
+    // Roles in the order lhs, rhs, out.
+    let roles = [form.operands[0], form.operands[1], form.result];
+    let place = |role: usize| roles.iter().position(|r| *r == role).expect("each tensor has a role");
+    let plains = plain.iter().map(|f| {
+        let strides = roles.map(|role| f.strides[role]);
+        (strides.map(|s| s.is_some()), Digit { size: f.size, strides: strides.map(|s| s.unwrap_or(0)), window: None })
+    });
+    // Of each window the two that are not the image's count; for the image's gradient, image and tap.
+    let counted = if form.result == IMAGE { [IMAGE, KERNEL] } else { [OUTPUT, KERNEL] };
+    let moves = spatial.iter().enumerate().flat_map(|(w, s)| {
+        counted.map(|role| {
+            let mut strides = [0; 3];
+            strides[place(role)] = s.strides[role];
+            let mut there = [false; 3];
+            there[place(role)] = true;
+            // The operand that is moved through has both.
+            there[place(if form.result == IMAGE { OUTPUT } else { IMAGE })] = true;
+            (there, Digit { size: s.sizes[role], strides, window: Some((w, role)) })
+        })
+    });
+    let through = if form.result == IMAGE { OUTPUT } else { IMAGE };
+    let view = View::new(plains.chain(moves), spatial.to_vec(), Some((place(through), through)), elements, types)?;
+    view.source(types, name)
+}
+
+impl View {
+    fn new(
+        digits: impl Iterator<Item = ([bool; 3], Digit)>,
+        windows: Vec<Spatial>,
+        moved: Option<(usize, usize)>,
+        elements: [usize; 3],
+        types: Types,
+    ) -> Result<View, String> {
+        let mut groups: [Vec<Digit>; 4] = Default::default();
+        for (there, digit) in digits {
+            let group = match there {
+                [true, true, true] => BATCH,
+                [true, false, true] => ROWS,
+                [false, true, true] => COLUMNS,
+                [true, true, false] => SUMS,
+                _ => return Err("a product that sums over a factor of one operand".into()),
+            };
+            groups[group].push(digit);
+        }
+        // Neighbours in memory are neighbours in the count.
+        for (group, key) in [(BATCH, 2), (ROWS, 2), (COLUMNS, 2), (SUMS, 1)] {
+            groups[group].sort_by_key(|digit| std::cmp::Reverse(digit.strides[key]));
+            merge(&mut groups[group]);
+        }
+        let [lhs, rhs, out] = elements;
+        let (operand, result) = (types.operands.bytes() as usize, types.result.bytes() as usize);
+        Ok(View { groups, windows, moved, bytes: [lhs * operand, rhs * operand, out * result] })
+    }
+
+    fn size(&self, group: usize) -> usize {
+        self.groups[group].iter().map(|digit| digit.size).product()
+    }
+
+    fn source(&self, types: Types, name: &str) -> Result<Source, String> {
+        let halves = types.operands.bytes() == 2;
+        let sums = match types.operands {
+            DType::F64 => "double",
+            DType::F32 | DType::F16 | DType::BF16 => "float",
+            other => return Err(format!("no matrix product of {} on this device", other.name())),
+        };
+        let [batch, m, n, k] = [BATCH, ROWS, COLUMNS, SUMS].map(|group| self.size(group));
+        let tile = if halves || m.min(n) > 64 && sums == "float" { 128 } else { 64 };
+        let tiles = m.div_ceil(tile) * n.div_ceil(tile) * batch;
+        let parts = (BLOCKS / tiles.max(1)).min(k / STEPS).clamp(1, PARTS);
+        let (operand, result) = (stored(types.operands), stored(types.result));
+        let flag = |x: bool| if x { "true" } else { "false" };
+        let lhs_k = flag(self.along(0, SUMS) <= self.along(0, ROWS));
+        let rhs_n = flag(self.along(1, COLUMNS) <= self.along(1, SUMS));
+        let add = flag(types.mode == StoreMode::Accumulate);
+        let call = match halves {
+            true => format!("product_of_halves<View_{name}, {operand}, {result}, {lhs_k}, {rhs_n}, {add}>"),
+            false => format!(
+                "product<View_{name}, {operand}, {operand}, {result}, {sums}, {tile}, {}, {lhs_k}, {rhs_n}, {add}>",
+                tile / 16
+            ),
+        };
+        let pointers = format!("const {operand}* a, const {operand}* b, {result}* c");
+        let (workspace, given) = match parts {
+            1 => (String::new(), format!("({sums}*)0")),
+            _ => (format!(", {sums}* workspace"), "workspace".to_owned()),
+        };
+        let arguments = format!("{pointers}{workspace}");
+        let body = format!("    {call}(a, b, c, {given});\n");
+        let mut entries = vec![entry(name, &arguments, &body, ([tiles, parts], THREADS, 0))?];
+        if parts > 1 {
+            let body = format!("    sum_of_parts<View_{name}, {result}, {sums}, {parts}, {add}>(c, workspace);\n");
+            entries.push(entry(
+                &format!("{name}_sum"),
+                &arguments,
+                &body,
+                ([(batch * m * n).div_ceil(THREADS), 1], THREADS, 0),
+            )?);
+        }
+        let bytes = if sums == "double" { 8 } else { 4 };
+        let workspace = if parts > 1 { parts * batch * m * n * bytes } else { 0 };
+        let text = TEXT.concat() + &self.text(name);
+        Ok(source(text, entries, workspace, self.bytes.to_vec()))
+    }
+
+    /// The least step in memory of an operand along a group.
+    fn along(&self, operand: usize, group: usize) -> usize {
+        let steps = self.groups[group].iter().filter(|digit| digit.size > 1).map(|digit| match digit.window {
+            Some((w, _)) if self.moved.is_some_and(|(place, _)| place == operand) => {
+                self.windows[w].strides[self.moved.expect("it is moved").1]
+            }
+            _ => digit.strides[operand],
+        });
+        steps.filter(|step| *step > 0).min().unwrap_or(usize::MAX)
+    }
+
+    /// The view as a C++ type.
+    fn text(&self, name: &str) -> String {
+        let most =
+            self.bytes.iter().max().copied().unwrap_or(0).max(self.size(BATCH) * self.size(ROWS).max(self.size(COLUMNS)));
+        let index = if most < 1 << 31 { "int" } else { "long long" };
+        let [batch, m, n, k] = [BATCH, ROWS, COLUMNS, SUMS].map(|group| self.size(group));
+        let mut text = format!("struct View_{name} {{\n    typedef {index} Index;\n");
+        let _ = writeln!(text, "    static const Index BATCH = {batch}, M = {m}, N = {n}, K = {k};");
+        for (operand, (what, names)) in [("lhs", ["b", "m", "", "k"]), ("rhs", ["b", "", "n", "k"])].into_iter().enumerate() {
+            let order = if operand == 0 { "Index b, Index m, Index k" } else { "Index b, Index k, Index n" };
+            let _ = writeln!(text, "    __device__ static bool {what}({order}, Index& at) {{");
+            let mut terms = self.terms(operand, names);
+            let windowed = self.moved.is_some_and(|(place, _)| place == operand);
+            let conditions = if windowed { self.window_terms(names, &mut terms, &mut text) } else { vec![] };
+            let _ = writeln!(text, "        at = {};", sum(&terms));
+            let inside = if conditions.is_empty() { "true".to_owned() } else { conditions.join(" && ") };
+            let _ = writeln!(text, "        return {inside};\n    }}");
+        }
+        text += "    __device__ static Index out(Index b, Index m, Index n) {\n";
+        let terms = self.terms(2, ["b", "m", "n", ""]);
+        let _ = writeln!(text, "        return {};\n    }}\n}};", sum(&terms));
+        text
+    }
+
+    /// The digits of the groups that have a name, times their strides in an operand.
+    fn terms(&self, operand: usize, names: [&str; 4]) -> Vec<String> {
+        let mut terms = Vec::new();
+        for (group, name) in names.into_iter().enumerate().filter(|(_, name)| !name.is_empty()) {
+            for (digit, value) in digits(&self.groups[group], name) {
+                if digit.strides[operand] != 0 && digit.size > 1 {
+                    terms.push(times(&value, digit.strides[operand]));
+                }
+            }
+        }
+        terms
+    }
+
+    /// What windows add to the place in the operand that they move through, and the conditions under which that is inside of it.
+    fn window_terms(&self, names: [&str; 4], terms: &mut Vec<String>, text: &mut String) -> Vec<String> {
+        let Some((_, through)) = self.moved else { return vec![] };
+        let mut conditions = Vec::new();
+        for (w, window) in self.windows.iter().enumerate() {
+            let find = |role: usize| {
+                let named = names.into_iter().enumerate().filter(|(_, name)| !name.is_empty());
+                let mut all = named.flat_map(|(group, name)| digits(&self.groups[group], name));
+                all.find(|(digit, _)| digit.window == Some((w, role))).map_or("0".to_owned(), |found| found.1)
+            };
+            let (stride, dilation, pad) = (window.stride, window.dilation, window.pad);
+            let size = window.sizes[through];
+            if through == IMAGE {
+                let _ = writeln!(
+                    text,
+                    "        const Index x{w} = ({}) * {stride} + ({}) * {dilation} - ({pad});",
+                    find(OUTPUT),
+                    find(KERNEL)
+                );
+            } else {
+                // image = stride · output + dilation · tap − pad, for the output.
+                let _ = writeln!(
+                    text,
+                    "        const Index s{w} = ({}) - ({}) * {dilation} + ({pad}), x{w} = s{w} / {stride};",
+                    find(IMAGE),
+                    find(KERNEL)
+                );
+                conditions.push(format!("s{w} >= 0 && s{w} % {stride} == 0"));
+            }
+            conditions.push(format!("x{w} >= 0 && x{w} < {size}"));
+            terms.push(times(&format!("x{w}"), window.strides[through]));
+        }
+        conditions
+    }
+}
+
+/// Each digit of a group and its value, of the number `name`.
+fn digits<'a>(group: &'a [Digit], name: &str) -> Vec<(&'a Digit, String)> {
+    let mut inner = 1;
+    let mut all = Vec::new();
+    for (place, digit) in group.iter().enumerate().rev() {
+        let shifted = if inner == 1 { name.to_owned() } else { format!("{name} / {inner}") };
+        let value = if place == 0 { shifted } else { format!("{shifted} % {}", digit.size) };
+        all.push((digit, value));
+        inner *= digit.size;
+    }
+    all
+}
+
+/// Makes one of neighbouring digits that every operand holds as one.
+fn merge(digits: &mut Vec<Digit>) {
+    digits.retain(|digit| digit.size != 1 || digit.window.is_some());
+    let mut at = 0;
+    while at + 1 < digits.len() {
+        let (major, minor) = (digits[at], digits[at + 1]);
+        let dense = (0..3).all(|i| major.strides[i] == minor.strides[i] * minor.size);
+        if dense && major.window.is_none() && minor.window.is_none() {
+            digits[at] = Digit { size: major.size * minor.size, ..minor };
+            digits.remove(at + 1);
+        } else {
+            at += 1;
+        }
+    }
+}
+
+fn times(value: &str, stride: usize) -> String {
+    if stride == 1 { value.to_owned() } else { format!("({value}) * {stride}") }
+}
+
+fn sum(terms: &[String]) -> String {
+    if terms.is_empty() { "0".to_owned() } else { terms.join(" + ") }
+}

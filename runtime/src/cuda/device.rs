@@ -1,0 +1,191 @@
+//! A GPU as a rank's device: its arena, the kernels of a rank's programs, prepared calls on them.
+//!
+//! Instructions are prepared as texts; `finish` compiles all new ones at once. A call is a kernel's number, its operands and what
+//! microbatches add to its parameters.
+
+use super::driver::{Buffer, Gpu};
+use super::kernels::Kernels;
+use crate::cpu::Memory;
+use crate::error::{Error, Result};
+use crate::exec::{Bases, Bound, Site, Span};
+use dcc_kernels::cuda::Source;
+use dcc_kernels::tile::Nest;
+use dcc_program::kernel::Kernel;
+use dcc_program::program::Instr;
+use std::collections::HashMap;
+use std::ops::Range;
+
+/// What kernels move at once: operands begin at multiples of it.
+const ALIGN: usize = 16;
+
+pub struct Cuda {
+    gpu: Gpu,
+    /// The host's arena, and its like on the GPU.
+    memory: Memory,
+    arena: Buffer,
+    workspace: Option<Buffer>,
+    texts: Texts,
+    /// The first kernels of `texts`, in sets that were compiled together.
+    compiled: Vec<Kernels>,
+    /// The set and the place in it, by kernel.
+    places: Vec<(usize, usize)>,
+    words: Vec<u64>,
+}
+
+/// The texts of all kernels that instructions need. No GPU is needed to make them.
+#[derive(Default)]
+pub struct Texts {
+    known: HashMap<Key, usize>,
+    sources: Vec<Source>,
+}
+
+/// What a text is made for: a loop nest, or a library operation's description.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(super) enum Key {
+    Nest(Box<Nest>),
+    Library(String),
+}
+
+/// A prepared call.
+pub struct Call {
+    kernel: usize,
+    operands: Box<[Span]>,
+    /// Parameters at microbatch 0, and what each microbatch adds.
+    parameters: Box<[(i64, i64)]>,
+    flops: u64,
+    /// Bytes into operand 0 at which the call begins, and what each microbatch adds.
+    skip: (usize, usize),
+}
+
+impl Call {
+    pub fn flops(&self) -> u64 {
+        self.flops
+    }
+
+    pub(super) fn beginning(mut self, skip: usize, next: usize) -> Call {
+        self.skip = (skip, next);
+        self
+    }
+}
+
+impl Cuda {
+    /// GPU `ordinal`, with memory for all of the host's arena. Errors: no such GPU, or one without so much memory.
+    pub fn new(ordinal: u32, memory: Memory) -> Result<Cuda> {
+        let gpu = Gpu::open(ordinal)?;
+        let arena = gpu.allocate(memory.bytes())?;
+        let (compiled, places, words) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Cuda { gpu, memory, arena, workspace: None, texts: Texts::default(), compiled, places, words })
+    }
+
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    pub fn memory_mut(&mut self) -> &mut Memory {
+        &mut self.memory
+    }
+
+    /// Where instructions are prepared; `finish` makes them ready.
+    pub fn texts(&mut self) -> &mut Texts {
+        &mut self.texts
+    }
+
+    pub fn kernels(&self) -> usize {
+        self.texts.sources.len()
+    }
+
+    /// As `Device::put`.
+    pub fn put(&mut self, range: Range<usize>) -> Result<()> {
+        let Cuda { gpu, memory, arena, .. } = self;
+        memory.with(range.clone(), |bytes| gpu.write(arena, range.start, bytes))
+    }
+
+    /// As `Device::get`.
+    pub fn get(&mut self, range: Range<usize>) -> Result<()> {
+        let Cuda { gpu, memory, arena, .. } = self;
+        memory.with(range.clone(), |bytes| gpu.read(arena, range.start, bytes))
+    }
+
+    /// As `Device::finish`.
+    pub fn finish(&mut self) -> Result<()> {
+        let new = &self.texts.sources[self.places.len()..];
+        if new.is_empty() {
+            return Ok(());
+        }
+        let wanted = new.iter().map(|source| source.workspace).max().unwrap_or(0);
+        if self.workspace.as_ref().map_or(0, Buffer::bytes) < wanted {
+            self.workspace = Some(self.gpu.allocate(wanted)?);
+        }
+        let kernels = Kernels::compile(&self.gpu, new)?;
+        let set = self.compiled.len();
+        self.places.extend((0..new.len()).map(|place| (set, place)));
+        self.compiled.push(kernels);
+        Ok(())
+    }
+
+    /// As `Device::run`.
+    pub fn run(&mut self, call: &Call, bases: &Bases, microbatch: u32) -> Result<()> {
+        let Cuda { gpu, arena, workspace, texts, compiled, places, words, .. } = self;
+        let (set, place) = places[call.kernel];
+        words.clear();
+        for span in &call.operands {
+            let offset = bases.offset(*span);
+            assert!(offset + span.bytes <= arena.bytes(), "{span:?} outside of an arena of {} bytes", arena.bytes());
+            words.push(arena.address() + offset as u64);
+        }
+        if let Some(first) = words.first_mut() {
+            *first += (call.skip.0 + call.skip.1 * microbatch as usize) as u64;
+        }
+        if texts.sources[call.kernel].workspace > 0 {
+            words.extend(workspace.as_ref().map(Buffer::address));
+        }
+        words.extend(call.parameters.iter().map(|&(base, step)| (base + step * i64::from(microbatch)) as u64));
+        // SAFETY: `Texts::call` saw that operands are as large as the kernel uses them, and each lies inside of the arena (rows that begin
+        // later end where their span does); the workspace is as large as that of any kernel. The stream runs calls in the program's order.
+        unsafe { compiled[set].start(gpu, place, words) }
+    }
+}
+
+impl Texts {
+    /// Those of kernels that were prepared so far.
+    pub fn sources(&self) -> &[Source] {
+        &self.sources
+    }
+
+    /// As `Device::kernel`.
+    pub fn kernel(&mut self, site: &Site<'_>, kernel: &Kernel, instr: &Instr) -> Result<Call> {
+        let Bound { nest, operands, offsets } = Bound::new(site, kernel, instr)?;
+        let source = |key: &Key, name: &str| match key {
+            Key::Nest(nest) => Source::new(nest, name),
+            Key::Library(_) => unreachable!("it was made above"),
+        };
+        let mut call = self.call(Key::Nest(Box::new(nest)), operands, 0, source)?;
+        call.parameters = self.sources[call.kernel].parameters.iter().map(|&n| offsets[n]).collect();
+        Ok(call)
+    }
+
+    /// A call of the kernel that was made for `key`, or is made now by `source`.
+    pub(super) fn call(
+        &mut self,
+        key: Key,
+        spans: Vec<Span>,
+        flops: u64,
+        source: impl FnOnce(&Key, &str) -> std::result::Result<Source, String>,
+    ) -> Result<Call> {
+        let kernel = match self.known.get(&key) {
+            Some(&known) => known,
+            None => {
+                let number = self.sources.len();
+                self.sources.push(source(&key, &format!("kernel{number}")).map_err(Error::device)?);
+                self.known.insert(key, number);
+                number
+            }
+        };
+        let wanted = &self.sources[kernel].operand_bytes;
+        let fits = |(span, &bytes): (&Span, &usize)| span.bytes >= bytes && span.offset.is_multiple_of(ALIGN);
+        if spans.len() != wanted.len() || !spans.iter().zip(wanted).all(fits) {
+            return Err(Error::artifact("a kernel's operands have other types than the kernel, or lie where it does not read"));
+        }
+        Ok(Call { kernel, operands: spans.into(), parameters: Box::default(), flops, skip: (0, 0) })
+    }
+}

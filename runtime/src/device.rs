@@ -1,0 +1,122 @@
+//! What a rank computes on. Its memory is laid out as the host's arena, which holds what ranks exchange, inputs, outputs and parameters
+//! while they are loaded and saved; a device with memory of its own has copies, brought up to date by `put` and `get`.
+
+use crate::cpu::{self, Cpu, Memory};
+use crate::cuda::{self, Cuda};
+use crate::error::Result;
+use crate::exec::{Bases, Site};
+use dcc_program::kernel::Kernel;
+use dcc_program::program::{Instr, Library};
+use std::ops::Range;
+
+pub enum Device {
+    Cpu(Cpu),
+    Cuda(Box<Cuda>),
+}
+
+/// A prepared instruction.
+pub enum Call {
+    Cpu(cpu::Call),
+    Cuda(cuda::Call),
+}
+
+impl Device {
+    /// The host's arena.
+    pub fn memory(&self) -> &Memory {
+        match self {
+            Device::Cpu(cpu) => cpu.memory(),
+            Device::Cuda(gpu) => gpu.memory(),
+        }
+    }
+
+    pub fn memory_mut(&mut self) -> &mut Memory {
+        match self {
+            Device::Cpu(cpu) => cpu.memory_mut(),
+            Device::Cuda(gpu) => gpu.memory_mut(),
+        }
+    }
+
+    /// Whether the device has memory of its own.
+    pub fn is_apart(&self) -> bool {
+        matches!(self, Device::Cuda(_))
+    }
+
+    /// Copies a range of the host's arena to the device, behind all work so far.
+    pub fn put(&mut self, range: Range<usize>) -> Result<()> {
+        match self {
+            Device::Cpu(_) => Ok(()),
+            Device::Cuda(gpu) => gpu.put(range),
+        }
+    }
+
+    /// Copies a range of the device's memory to the host's arena, behind all work so far.
+    pub fn get(&mut self, range: Range<usize>) -> Result<()> {
+        match self {
+            Device::Cpu(_) => Ok(()),
+            Device::Cuda(gpu) => gpu.get(range),
+        }
+    }
+
+    /// Compute threads of this process.
+    pub fn threads(&self) -> usize {
+        match self {
+            Device::Cpu(cpu) => cpu.threads(),
+            Device::Cuda(_) => 1,
+        }
+    }
+
+    /// Distinct kernels compiled so far.
+    pub fn kernels(&self) -> usize {
+        match self {
+            Device::Cpu(cpu) => cpu.kernels(),
+            Device::Cuda(gpu) => gpu.kernels(),
+        }
+    }
+
+    /// Prepares a generated kernel for the operands of `instr` on this rank. Errors: operands that do not fit it.
+    pub fn kernel(&mut self, site: &Site<'_>, kernel: &Kernel, instr: &Instr) -> Result<Call> {
+        match self {
+            Device::Cpu(cpu) => cpu.kernel(site, kernel, instr).map(Call::Cpu),
+            Device::Cuda(gpu) => gpu.texts().kernel(site, kernel, instr).map(Call::Cuda),
+        }
+    }
+
+    /// Prepares a library operation; `None` where nothing is to be done. Errors: operands that do not fit, an operation that the device
+    /// does not have.
+    pub fn library(&mut self, site: &Site<'_>, library: &Library, instr: &Instr) -> Result<Option<Call>> {
+        Ok(match self {
+            Device::Cpu(cpu) => cpu.library(site, library, instr)?.map(Call::Cpu),
+            Device::Cuda(gpu) => gpu.texts().library(site, library, instr)?.map(Call::Cuda),
+        })
+    }
+
+    /// Makes what was prepared ready to run: once, behind the last of a program's instructions.
+    pub fn finish(&mut self) -> Result<()> {
+        match self {
+            Device::Cpu(_) => Ok(()),
+            Device::Cuda(gpu) => gpu.finish(),
+        }
+    }
+
+    /// Runs a prepared call in one execution of its section.
+    pub fn run(&mut self, call: &Call, bases: &Bases, microbatch: u32) -> Result<()> {
+        match (self, call) {
+            (Device::Cpu(cpu), Call::Cpu(call)) => {
+                cpu.run(call, bases, microbatch);
+                Ok(())
+            }
+            (Device::Cuda(gpu), Call::Cuda(call)) => gpu.run(call, bases, microbatch),
+            _ => unreachable!("calls run on the device that prepared them"),
+        }
+    }
+}
+
+impl Call {
+    /// Multiplications and additions of matrix products in one run.
+    pub fn flops(&self) -> u64 {
+        match self {
+            Call::Cpu(call) => call.flops(),
+            Call::Cuda(call) => call.flops(),
+        }
+    }
+}
