@@ -1,15 +1,17 @@
 //! NVIDIA GPUs: the driver, NVRTC and what they make of kernels' texts, opened at run time. Without them all else works, and opening a
 //! GPU is an error that says what is missing.
 
+mod cache;
 mod device;
 mod driver;
 mod kernels;
 mod library;
 mod nvrtc;
 
+pub use cache::images;
 pub use device::{Call, Cuda, Texts};
 pub use driver::{Buffer, Gpu, Kernel};
-pub use kernels::{Kernels, text};
+pub use kernels::Kernels;
 pub use nvrtc::{Image, Usage, compile};
 
 use crate::error::{Error, Result};

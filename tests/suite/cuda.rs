@@ -35,6 +35,9 @@ fn on_gpu(words: &[&str], environment: &[(&str, &str)]) -> Output {
     let mut command = dcc_command();
     command.args(words).env("LD_LIBRARY_PATH", folder.path());
     command.env("DCC_STAND_IN_CXX", compiler).env("DCC_STAND_IN_CACHE", folder.path());
+    // No machine code from other runs: it might have another fault, or none.
+    let own = Folder::new();
+    command.env("XDG_CACHE_HOME", own.path());
     command.envs(environment.iter().copied());
     finish(spawn(&mut command))
 }
@@ -145,6 +148,24 @@ fn a_wrong_product_is_seen_in_losses() {
     let fault = ("DCC_STAND_IN_FAULT", "sums[i][j] += x[i] * y[j]=>sums[i][j] += x[i] * y[j] * 1.001f");
     let wrong = |words: &[&str]| on_gpu(&[words, &["--device", "cuda"]].concat(), &[fault]);
     assert!(difference(&cpu, &steps(&wrong, &artifact, "mlp", &["--steps", "3"])) > 1e-5);
+}
+
+/// A second run compiles nothing; what is damaged is made again.
+#[test]
+fn machine_code_is_kept() {
+    let folder = Folder::new();
+    let artifact = compiled(&folder, "tests/models/mlp.onnx", "--global-batch-size 8");
+    let cache = folder.at("cache");
+    let words = ["verify", &artifact, "--kernels", "cuda"];
+    let (kept, no_compiler) = (("XDG_CACHE_HOME", cache.as_str()), ("DCC_STAND_IN_FAULT", "nothing of the kind=>"));
+    assert!(on_gpu(&words, &[kept, no_compiler]).stderr.contains("nothing of the kind"), "the control");
+    on_gpu(&words, &[kept]).ok();
+    on_gpu(&words, &[kept, no_compiler]).ok();
+    for file in std::fs::read_dir(folder.path().join("cache/dcc/kernels")).expect("a folder") {
+        std::fs::write(file.expect("a file").path(), "damaged").expect("written");
+    }
+    assert_eq!(on_gpu(&words, &[kept, no_compiler]).code, Some(8));
+    on_gpu(&words, &[kept]).ok();
 }
 
 /// What is saved on a GPU goes on on the CPU.

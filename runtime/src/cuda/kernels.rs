@@ -1,7 +1,7 @@
 //! Kernels of many texts in one piece of machine code.
 
+use super::cache;
 use super::driver::{Gpu, Kernel};
-use super::nvrtc;
 use crate::error::{Error, Result};
 use dcc_kernels::cuda::{PRELUDE, Source};
 
@@ -16,26 +16,29 @@ struct Compiled {
     entries: Vec<Kernel>,
 }
 
-/// All that NVRTC needs of `sources`, whose names differ.
-pub fn text(sources: &[Source]) -> String {
-    std::iter::once(PRELUDE).chain(sources.iter().map(|source| source.text.as_str())).collect()
-}
-
 impl Kernels {
-    /// Compiles all `sources`, whose names differ, for `gpu`. Errors: NVRTC is missing or refuses a text.
+    /// All that NVRTC needs of `sources`, whose names differ.
+    pub fn text(sources: &[Source]) -> String {
+        std::iter::once(PRELUDE).chain(sources.iter().map(|source| source.text.as_str())).collect()
+    }
+
+    /// Compiles all `sources`, whose names differ, for `gpu`, or takes them from earlier runs. Errors: NVRTC is missing or refuses a text.
     pub fn compile(gpu: &Gpu, sources: &[Source]) -> Result<Kernels> {
-        let image = nvrtc::compile(&text(sources), gpu.arch())?;
-        let names: Vec<&str> = sources.iter().flat_map(|source| &source.launches).map(|launch| launch.entry.as_str()).collect();
-        let entries = gpu.load(&image, &names)?;
-        for (entry, launch) in entries.iter().zip(sources.iter().flat_map(|source| &source.launches)) {
-            gpu.allow_shared(entry, launch.shared)?;
+        let (mut all, mut rest) = (Vec::new(), sources);
+        for (image, count) in cache::images(sources, gpu.arch(), true)? {
+            let (part, others) = rest.split_at(count);
+            rest = others;
+            let launches = || part.iter().flat_map(|source| &source.launches);
+            let names: Vec<&str> = launches().map(|launch| launch.entry.as_str()).collect();
+            let entries = gpu.load(&image, &names)?;
+            entries.iter().zip(launches()).try_for_each(|(entry, launch)| gpu.allow_shared(entry, launch.shared))?;
+            let mut entries = entries.into_iter();
+            all.extend(part.iter().map(|source| Compiled {
+                source: source.clone(),
+                entries: entries.by_ref().take(source.launches.len()).collect(),
+            }));
         }
-        let mut entries = entries.into_iter();
-        let compiled = |source: &Source| Compiled {
-            source: source.clone(),
-            entries: entries.by_ref().take(source.launches.len()).collect(),
-        };
-        Ok(Kernels { all: sources.iter().map(compiled).collect() })
+        Ok(Kernels { all })
     }
 
     pub fn source(&self, number: usize) -> &Source {

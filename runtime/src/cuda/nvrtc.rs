@@ -46,14 +46,29 @@ impl Image {
     }
 }
 
+fn require() -> Result<()> {
+    // SAFETY: asks whether the library can be opened; its constructors are NVIDIA's.
+    match unsafe { sys::is_culib_present() } {
+        true => Ok(()),
+        false => {
+            Err(Error::device("NVRTC, which compiles kernels for GPUs, is not installed: no libnvrtc.so in the library path"))
+        }
+    }
+}
+
+/// NVRTC's own. Errors: it is not installed.
+pub fn version() -> Result<(i32, i32)> {
+    require()?;
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: both places live through the call.
+    let asked = unsafe { sys::nvrtcVersion(&mut major, &mut minor) };
+    asked.result().map_err(|error| Error::device(format!("NVRTC: {error}")))?;
+    Ok((major, minor))
+}
+
 /// Compiles `text` for `arch`. Errors: NVRTC is not installed, or refuses the text.
 pub fn compile(text: &str, arch: Arch) -> Result<Image> {
-    // SAFETY: asks whether the library can be opened; its constructors are NVIDIA's.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(Error::device(
-            "NVRTC, which compiles kernels for GPUs, is not installed: no libnvrtc.so in the library path",
-        ));
-    }
+    require()?;
     let text = CString::new(text).map_err(|_| Error::device("a kernel's text has a NUL"))?;
     let failed = |error: result::NvrtcError| Error::device(format!("NVRTC: {error}"));
     let program = Program(result::create_program(&text, None).map_err(failed)?);

@@ -106,14 +106,13 @@ fn compiled(artifact: &Artifact, arch: Arch) -> Outcome<Found> {
     for rank in 0..world.ranks() {
         for set in [&artifact.train, &artifact.eval] {
             let texts = texts(&world, &set[world.stage(rank) as usize], rank)?;
-            let text = cuda::text(texts.sources());
-            if !seen.insert(text.clone()) {
+            if !seen.insert(cuda::Kernels::text(texts.sources())) {
                 continue;
             }
             let began = Instant::now();
-            let found = cuda::compile(&text, arch)?.usage();
+            let images = cuda::images(texts.sources(), arch, false)?;
             seconds += began.elapsed().as_secs_f64();
-            usage = usage.and(found);
+            usage = images.iter().fold(usage, |usage, (image, _)| usage.and(image.usage()));
             kernels += texts.sources().len();
         }
     }
