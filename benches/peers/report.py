@@ -56,6 +56,21 @@ class Measured:
         return peer / own if own and peer else None
 
 
+def joined(results):
+    """Results of one commit on one machine as one, with the rounds of all: of several sittings."""
+    whole = {}
+    for result in results:
+        if is_mesh(result):
+            key = id(result)
+        else:
+            key = tuple(repr(result[what]) for what in ("commit", "machine", "avx2", "quick", "seconds", "max_load"))
+        if key in whole:
+            both = {what: whole[key][what] + result[what] for what in ("rounds", "starts")}
+            result = whole[key] | both | {"peak_gflops": max(whole[key]["peak_gflops"], result["peak_gflops"])}
+        whole[key] = result
+    return list(whole.values())
+
+
 def unfit(result):
     """Why a result may not be kept."""
     found = ["it is of --quick"] if result["quick"] else []

@@ -269,6 +269,7 @@ def main():
 
 
 def emit(o, results):
+    results = report.joined(results)
     text = report.rendered(results, o.date)
     if not o.out:
         print(text)
