@@ -12,7 +12,7 @@ pub use cache::images;
 pub use device::{Call, Cuda, Texts};
 pub use driver::{Buffer, Gpu, Kernel};
 pub use kernels::Kernels;
-pub use nvrtc::{Image, Usage, compile};
+pub use nvrtc::{Image, Usage};
 
 use crate::error::{Error, Result};
 
