@@ -30,6 +30,7 @@ struct Block {
     struct Fiber {
         ucontext_t context;
         State state;
+        int place;  // of the barrier
         unsigned warp_mask;
         uint64_t value;   // given to the warp, then got from it
         int from;         // lane to get from; -1: a ballot
@@ -70,8 +71,9 @@ void leave(bool last) {
 #endif
 }
 
-void barrier(int, int) {
+void barrier(int place) {
     block.fibers[block.current].state = Block::AtBarrier;
+    block.fibers[block.current].place = place;
     leave(false);
 }
 
@@ -140,6 +142,7 @@ bool release_block() {
         if (fiber.state != Block::AtBarrier && fiber.state != Block::Done) return false;
     for (auto& fiber : block.fibers) {
         if (fiber.state == Block::Done) fail("a thread ended where others wait at a barrier");
+        if (fiber.place != block.fibers[0].place) fail("threads of a block wait at different barriers");
         fiber.state = Block::Ready;
     }
     return true;
@@ -223,8 +226,10 @@ CUresult cuGetErrorName(CUresult result, const char** name) {
 }
 CUresult cuGetErrorString(CUresult result, const char** text) { return cuGetErrorName(result, text); }
 CUresult cuMemAlloc_v2(uintptr_t* at, size_t bytes) {
-    *at = (uintptr_t)aligned_alloc(256, (bytes + 255) / 256 * 256);
-    if (!*at) return 2;
+    // Not a byte more: AddressSanitizer sees where it ends.
+    void* made = nullptr;
+    if (posix_memalign(&made, 256, bytes) != 0) return 2;
+    *at = (uintptr_t)made;
     memset((void*)*at, 0xff, bytes);  // NaN
     return 0;
 }
@@ -297,8 +302,8 @@ CUresult cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, u
     if (!threads || threads > 1024 || !gx || !gy || !gz || gy > 65535 || gz > 65535 || gx > 0x7fffffffu) return 1;
     if (shared > ((Function*)function)->shared) return 1;
     std::lock_guard<std::mutex> held(lock);  // kernels keep shared memory in statics
-    static std::vector<unsigned char> dynamic;
-    dynamic.assign(shared + 1024, 0xff);
+    void* dynamic = nullptr;
+    if (posix_memalign(&dynamic, 1024, shared) != 0) return 2;
     if (block.fibers.size() != threads) block.fibers.resize(threads);
     if (block.stacks.size() < threads * Block::STACK) block.stacks.resize(threads * Block::STACK);
     block.entry = ((Function*)function)->call;
@@ -310,14 +315,17 @@ CUresult cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, u
     running.barrier = barrier;
     running.exchange = exchange;
     running.ballot = ballot;
-    running.shared = (unsigned char*)(((uintptr_t)dynamic.data() + 1023) / 1024 * 1024);
+    running.shared = (unsigned char*)dynamic;
     for (unsigned n = 0; n < threads; ++n) block.fibers[n].index = {n % bx, n / bx % by, n / bx / by};
     for (unsigned z = 0; z < gz; ++z)
         for (unsigned y = 0; y < gy; ++y)
             for (unsigned x = 0; x < gx; ++x) {
                 running.block = {x, y, z};
+                ++running.number;
+                memset(dynamic, 0xff, shared);  // NaN
                 run_block();
             }
+    free(dynamic);
     return 0;
 }
 }

@@ -2,9 +2,10 @@
 //
 // A block's threads are fibers of one thread of the system, run one at a time in an order that a seed shuffles. A fiber runs until it
 // waits: at a barrier for all of its block, at a warp's exchange for all of its warp. A warp runs as far as it comes before another
-// does, and blocks follow one another. What this finds: wrong results, threads that miss a barrier or an exchange, and (by a shuffled
-// order) most missing barriers; with AddressSanitizer, accesses outside of an allocation. What it cannot: some races within a warp,
-// bank conflicts, speed.
+// does, and blocks follow one another. What this finds: wrong results, threads that miss a barrier or an exchange or wait at different
+// ones, (by a shuffled order) most missing barriers, within a warp too, and what is read of shared memory before it is written, which is
+// NaN; with AddressSanitizer, accesses outside of an allocation or a shared array. What it cannot: races between blocks, bank conflicts,
+// speed.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -17,10 +18,13 @@
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
-// Blocks follow one another, so one place each will do.
-#define __shared__ static
 #define DCC_EMULATED 1
 #define DCC_SHARED(T, name) T* name = (T*)emulated::now().shared
+// Blocks follow one another, so one place each will do: of its own on the heap, where AddressSanitizer sees its ends.
+#define DCC_SHARED_ARRAY(T, name, ...)                      \
+    typedef T name##_array __VA_ARGS__;                     \
+    static emulated::SharedArray<name##_array> name##_kept; \
+    name##_array& name = name##_kept.of_block()
 
 namespace emulated {
 struct Index { unsigned x, y, z; };
@@ -28,7 +32,10 @@ struct Index { unsigned x, y, z; };
 // What the running fiber is and how it waits; the library of the device has them.
 struct Running {
     Index thread, block, threads, blocks;
-    void (*barrier)(int id, int count);
+    // Of the block, from 1, among all that ran.
+    uint64_t number;
+    // Waits for all threads at the barrier that stands at `place`.
+    void (*barrier)(int place);
     // Exchanges 8 bytes with lane `from` of the warp (or of `mask`).
     uint64_t (*exchange)(unsigned mask, uint64_t value, int from);
     unsigned (*ballot)(unsigned mask, bool vote);
@@ -49,6 +56,19 @@ emulated::Running* emulated_state = nullptr;
 namespace emulated {
 inline Running& now() { return *emulated_state; }
 
+// NaN for the first thread of each block that comes by.
+template <class T>
+struct SharedArray {
+    void* at = nullptr;
+    uint64_t block = 0;
+    T& of_block() {
+        if (!at && posix_memalign(&at, 128, sizeof(T))) abort();
+        if (block != now().number) memset(at, 0xff, sizeof(T));
+        block = now().number;
+        return *(T*)at;
+    }
+};
+
 template <class T>
 inline T exchanged(unsigned mask, T x, int from) {
     uint64_t bits = 0;
@@ -65,7 +85,7 @@ inline T exchanged(unsigned mask, T x, int from) {
 #define gridDim (emulated::now().blocks)
 #define warpSize 32
 
-inline void __syncthreads() { emulated::now().barrier(0, 0); }
+#define __syncthreads() emulated::now().barrier(__LINE__)
 inline void __syncwarp(unsigned mask = 0xffffffffu) { emulated::now().ballot(mask, true); }
 inline int __syncthreads_or(int vote) {
     static int any;

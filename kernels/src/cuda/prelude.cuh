@@ -4,11 +4,12 @@
 struct f16 { unsigned short bits; };
 struct bf16 { unsigned short bits; };
 
-// Dynamic shared memory, as much as the launch says, by the name `name`.
+// Shared memory: dynamic, as much as the launch says, and an array. Nothing is in either before it is written.
 #ifndef DCC_EMULATED
 #define DCC_SHARED(T, name)                                    \
     extern __shared__ __align__(128) unsigned char dcc_shared[]; \
     T* name = (T*)dcc_shared
+#define DCC_SHARED_ARRAY(T, name, ...) __shared__ __align__(16) T name __VA_ARGS__
 #endif
 
 // N elements that one instruction moves.
@@ -154,33 +155,27 @@ __device__ inline float uniform(unsigned id, long long seed, long long step, lon
 }
 }  // namespace op
 
-// Reductions over the threads that share a point; every thread gets the result, in an order that shapes alone decide.
-struct Sum {
-    template <class T>
-    __device__ static T of(T x, T y) { return op::add(x, y); }
-};
-struct Prod {
-    template <class T>
-    __device__ static T of(T x, T y) { return op::mul(x, y); }
-};
-struct Max {
-    template <class T>
-    __device__ static T of(T x, T y) { return op::max(x, y); }
-};
-struct Min {
-    template <class T>
-    __device__ static T of(T x, T y) { return op::min(x, y); }
-};
-__device__ inline float exchanged(float x, int across) { return __shfl_xor_sync(0xffffffffu, x, across); }
-__device__ inline double exchanged(double x, int across) { return __shfl_xor_sync(0xffffffffu, x, across); }
-__device__ inline long long exchanged(long long x, int across) { return __shfl_xor_sync(0xffffffffu, x, across); }
-__device__ inline bool exchanged(bool x, int across) { return __shfl_xor_sync(0xffffffffu, (int)x, across) != 0; }
+#define DCC_REDUCTION(NAME, OP)                                   \
+    struct NAME {                                                 \
+        template <class T>                                        \
+        __device__ static T of(T x, T y) { return op::OP(x, y); } \
+    };
+DCC_REDUCTION(Sum, add)
+DCC_REDUCTION(Prod, mul)
+DCC_REDUCTION(Max, max)
+DCC_REDUCTION(Min, min)
+#undef DCC_REDUCTION
 
+// What the lane has whose number differs from the caller's by the bits of `across`.
+template <class T>
+__device__ inline T exchanged(T x, int across) { return (T)__shfl_xor_sync(0xffffffffu, x, across); }
+
+// The reduction of what the threads have that share a point; each gets it, in an order that shapes alone decide.
 template <int GROUP, class F, class T>
 __device__ inline T together(T x) {
     for (int across = 16; across > 0; across >>= 1) x = F::of(x, exchanged(x, across));
     if (GROUP > 32) {
-        __shared__ T parts[32];
+        DCC_SHARED_ARRAY(T, parts, [32]);
         if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
         __syncthreads();
         x = parts[0];

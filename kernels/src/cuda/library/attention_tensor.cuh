@@ -190,58 +190,93 @@ struct Softmax {
     }
 };
 
+// A block of queries, those that see the most keys first, and what of it a warp has.
+template <class S, int HEIGHT>
+struct Queries {
+    static constexpr int BLOCK = 16 * WARPS * HEIGHT, BLOCKS = (S::QUERIES + BLOCK - 1) / BLOCK;
+    Head<S> head;
+    // The block's first query, the warp's first row of it and that row's query; keys that the last query sees.
+    int first, row, own, seen;
+
+    __device__ Queries() : head((int)(blockIdx.x / BLOCKS)) {
+        first = (BLOCKS - 1 - (int)(blockIdx.x % BLOCKS)) * BLOCK;
+        row = (int)threadIdx.x / 32 * 16 * HEIGHT;
+        own = first + row;
+        seen = limit<S>(first + BLOCK < S::QUERIES ? first + BLOCK - 1 : S::QUERIES - 1);
+    }
+};
+
+// Keys and values of a head in two tiles each: one is copied while the other is used.
+template <class S, int STEP>
+struct KeyTiles {
+    typedef typename S::Stored T;
+    static constexpr int K_TILE = STEP * apart(S::CHANNELS), V_TILE = STEP * apart(S::VALUES);
+    const T *k, *v;
+    T *keys, *values;
+    int seen;
+
+    __device__ KeyTiles(const Head<S>& head, const T* all_k, const T* all_v, T* shared, int seen)
+        : k(all_k + head.template at<typename S::k>()), v(all_v + head.template at<typename S::v>()), keys(shared),
+          values(shared + 2 * K_TILE), seen(seen) {}
+
+    // Starts to copy those from `from` on, if any is seen.
+    __device__ void start(int from, int to) const {
+        if (from < seen) {
+            copy_rows<typename S::k, STEP, S::CHANNELS>(keys + to * K_TILE, k, from, S::KEYS);
+            copy_rows<typename S::v, STEP, S::VALUES>(values + to * V_TILE, v, from, S::KEYS);
+        }
+        tensor::commit();
+    }
+
+    // Calls `use` for all that are seen: with the first key's number, a tile of keys, one of values. Those from 0 on are under way.
+    template <class F>
+    __device__ void each(F use) const {
+        for (int from = 0, now = 0; from < seen; from += STEP, now ^= 1) {
+            start(from + STEP, now ^ 1);
+            tensor::wait<1>();
+            __syncthreads();
+            use(from, keys + now * K_TILE, values + now * V_TILE);
+            __syncthreads();
+        }
+        tensor::wait<0>();
+    }
+};
+
 template <class S>
 __device__ void tensor_forward(const typename S::Stored* q, const typename S::Stored* k, const typename S::Stored* v,
                                const typename S::Mask* mask, typename S::Stored* o, float* lse) {
     typedef typename S::Stored T;
-    constexpr int HEIGHT = S::FORWARD_HEIGHT, BLOCK = 16 * WARPS * HEIGHT, BLOCKS = (S::QUERIES + BLOCK - 1) / BLOCK, STEP = S::FORWARD_STEP;
-    constexpr int K_TILE = STEP * apart(S::CHANNELS), V_TILE = STEP * apart(S::VALUES);
+    constexpr int HEIGHT = S::FORWARD_HEIGHT, STEP = S::FORWARD_STEP;
+    typedef Queries<S, HEIGHT> Block;
     DCC_SHARED(T, queries);
-    T *keys = queries + BLOCK * apart(S::CHANNELS), *values = keys + 2 * K_TILE;
-    const Head<S> head((int)(blockIdx.x / BLOCKS));
-    const int first = (BLOCKS - 1 - (int)(blockIdx.x % BLOCKS)) * BLOCK, warp_row = (int)threadIdx.x / 32 * 16 * HEIGHT, own = first + warp_row;
-    k += head.template at<typename S::k>();
-    v += head.template at<typename S::v>();
+    const Block block;
+    const Head<S>& head = block.head;
+    const KeyTiles<S, STEP> tiles(head, k, v, queries + Block::BLOCK * apart(S::CHANNELS), block.seen);
     mask += head.template at<typename S::mask>();
-    copy_rows<typename S::q, BLOCK, S::CHANNELS>(queries, q + head.template at<typename S::q>(), first, S::QUERIES);
-    const int last = first + BLOCK < S::QUERIES ? first + BLOCK - 1 : S::QUERIES - 1, seen = limit<S>(last);
-    if (seen > 0) {
-        copy_rows<typename S::k, STEP, S::CHANNELS>(keys, k, 0, S::KEYS);
-        copy_rows<typename S::v, STEP, S::VALUES>(values, v, 0, S::KEYS);
-    }
-    tensor::commit();
+    copy_rows<typename S::q, Block::BLOCK, S::CHANNELS>(queries, q + head.template at<typename S::q>(), block.first, S::QUERIES);
+    tiles.start(0, 0);
     Softmax<T, HEIGHT> rows;
     Grid<T, HEIGHT, apart(S::VALUES) - 8> sums;
     sums.clear();
-    for (int from = 0, now = 0; from < seen; from += STEP, now ^= 1) {
-        if (from + STEP < seen) {
-            copy_rows<typename S::k, STEP, S::CHANNELS>(keys + (now ^ 1) * K_TILE, k, from + STEP, S::KEYS);
-            copy_rows<typename S::v, STEP, S::VALUES>(values + (now ^ 1) * V_TILE, v, from + STEP, S::KEYS);
-        }
-        tensor::commit();
-        tensor::wait<1>();
-        __syncthreads();
-        if (from < limit<S>(own + 16 * HEIGHT - 1)) {
-            Grid<T, HEIGHT, STEP> scores;
-            scores.template products<S::CHANNELS>(queries + warp_row * apart(S::CHANNELS), keys + now * K_TILE);
-            score_all<S, false>(scores, mask, own, from);
-            rows.step(scores, sums);
-            sums.add(scores, values + now * V_TILE);
-        }
-        __syncthreads();
-    }
-    tensor::wait<0>();
+    tiles.each([&](int from, const T* keys, const T* values) {
+        if (from >= limit<S>(block.own + 16 * HEIGHT - 1)) return;
+        Grid<T, HEIGHT, STEP> scores;
+        scores.template products<S::CHANNELS>(queries + block.row * apart(S::CHANNELS), keys);
+        score_all<S, false>(scores, mask, block.own, from);
+        rows.step(scores, sums);
+        sums.add(scores, values);
+    });
 #pragma unroll
     for (int h = 0; h < HEIGHT; ++h)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const float total = across_row<Sum>(rows.sum[h][half]);
-            const int query = own + sums.row(h, 2 * half);
+            const int query = block.own + sums.row(h, 2 * half);
             sums.scale(h, half, total == 0 ? 0 : 1 / total);
             if (threadIdx.x % 4 == 0 && query < S::QUERIES)
                 lse[head.template at<typename S::lse>() + query * S::lse::POSITION] = (rows.most[h][half] + log2(total)) * float(LN_2);
         }
-    sums.template store<typename S::o, S::VALUES>(o + head.template at<typename S::o>(), own, S::QUERIES, 1);
+    sums.template store<typename S::o, S::VALUES>(o + head.template at<typename S::o>(), block.own, S::QUERIES, 1);
 }
 
 // dK and dV of a block of keys: over the queries that see them, of all query heads.
@@ -319,23 +354,17 @@ __device__ void tensor_backward_queries(const typename S::Stored* dy, const type
                                         const typename S::Stored* v, const float* lse, const typename S::Mask* mask,
                                         typename S::Stored* dq, const float* deltas) {
     typedef typename S::Stored T;
-    constexpr int HEIGHT = S::BACKWARD_HEIGHT, BLOCK = 16 * WARPS * HEIGHT, BLOCKS = (S::QUERIES + BLOCK - 1) / BLOCK, STEP = S::BACKWARD_STEP;
-    constexpr int K_TILE = STEP * apart(S::CHANNELS), V_TILE = STEP * apart(S::VALUES);
+    constexpr int HEIGHT = S::BACKWARD_HEIGHT, STEP = S::BACKWARD_STEP;
+    typedef Queries<S, HEIGHT> Block;
     DCC_SHARED(T, queries);
-    T *gradients = queries + BLOCK * apart(S::CHANNELS), *keys = gradients + BLOCK * apart(S::VALUES), *values = keys + 2 * K_TILE;
-    const Head<S> head((int)(blockIdx.x / BLOCKS));
-    const int first = (BLOCKS - 1 - (int)(blockIdx.x % BLOCKS)) * BLOCK, warp_row = (int)threadIdx.x / 32 * 16 * HEIGHT, own = first + warp_row;
-    k += head.template at<typename S::k>();
-    v += head.template at<typename S::v>();
+    const Block block;
+    const Head<S>& head = block.head;
+    T *gradients = queries + Block::BLOCK * apart(S::CHANNELS);
+    const KeyTiles<S, STEP> tiles(head, k, v, gradients + Block::BLOCK * apart(S::VALUES), block.seen);
     mask += head.template at<typename S::mask>();
-    copy_rows<typename S::q, BLOCK, S::CHANNELS>(queries, q + head.template at<typename S::q>(), first, S::QUERIES);
-    copy_rows<typename S::o, BLOCK, S::VALUES>(gradients, dy + head.template at<typename S::o>(), first, S::QUERIES);
-    const int last = first + BLOCK < S::QUERIES ? first + BLOCK - 1 : S::QUERIES - 1, seen = limit<S>(last);
-    if (seen > 0) {
-        copy_rows<typename S::k, STEP, S::CHANNELS>(keys, k, 0, S::KEYS);
-        copy_rows<typename S::v, STEP, S::VALUES>(values, v, 0, S::KEYS);
-    }
-    tensor::commit();
+    copy_rows<typename S::q, Block::BLOCK, S::CHANNELS>(queries, q + head.template at<typename S::q>(), block.first, S::QUERIES);
+    copy_rows<typename S::o, Block::BLOCK, S::VALUES>(gradients, dy + head.template at<typename S::o>(), block.first, S::QUERIES);
+    tiles.start(0, 0);
     Grid<T, HEIGHT, apart(S::CHANNELS) - 8> sums;
     sums.clear();
     float log[HEIGHT][2], dot[HEIGHT][2];
@@ -343,38 +372,28 @@ __device__ void tensor_backward_queries(const typename S::Stored* dy, const type
     for (int h = 0; h < HEIGHT; ++h)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int query = own + sums.row(h, 2 * half);
+            const int query = block.own + sums.row(h, 2 * half);
             log[h][half] = log_of<S>(head, lse, query);
             dot[h][half] = query < S::QUERIES ? deltas[head.row() + query] : 0;
         }
-    for (int from = 0, now = 0; from < seen; from += STEP, now ^= 1) {
-        if (from + STEP < seen) {
-            copy_rows<typename S::k, STEP, S::CHANNELS>(keys + (now ^ 1) * K_TILE, k, from + STEP, S::KEYS);
-            copy_rows<typename S::v, STEP, S::VALUES>(values + (now ^ 1) * V_TILE, v, from + STEP, S::KEYS);
-        }
-        tensor::commit();
-        tensor::wait<1>();
-        __syncthreads();
-        if (from < limit<S>(own + 16 * HEIGHT - 1)) {
-            Grid<T, HEIGHT, STEP> p, d;
-            p.template products<S::CHANNELS>(queries + warp_row * apart(S::CHANNELS), keys + now * K_TILE);
-            score_all<S, false>(p, mask, own, from);
-            d.template products<S::VALUES>(gradients + warp_row * apart(S::VALUES), values + now * V_TILE);
+    tiles.each([&](int from, const T* keys, const T* values) {
+        if (from >= limit<S>(block.own + 16 * HEIGHT - 1)) return;
+        Grid<T, HEIGHT, STEP> p, d;
+        p.template products<S::CHANNELS>(queries + block.row * apart(S::CHANNELS), keys);
+        score_all<S, false>(p, mask, block.own, from);
+        d.template products<S::VALUES>(gradients + block.row * apart(S::VALUES), values);
 #pragma unroll
-            for (int h = 0; h < HEIGHT; ++h)
+        for (int h = 0; h < HEIGHT; ++h)
 #pragma unroll
-                for (int c = 0; c < STEP / 8; ++c)
+            for (int c = 0; c < STEP / 8; ++c)
 #pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        const float each = log[h][i / 2] == hidden<float>() ? 0 : tensor::exp2(p.x[h][c][i] - log[h][i / 2]);
-                        d.x[h][c][i] = each * (d.x[h][c][i] - dot[h][i / 2]);
-                    }
-            sums.add(d, keys + now * K_TILE);
-        }
-        __syncthreads();
-    }
-    tensor::wait<0>();
-    sums.template store<typename S::q, S::CHANNELS>(dq + head.template at<typename S::q>(), own, S::QUERIES, float(S::scale()));
+                for (int i = 0; i < 4; ++i) {
+                    const float each = log[h][i / 2] == hidden<float>() ? 0 : tensor::exp2(p.x[h][c][i] - log[h][i / 2]);
+                    d.x[h][c][i] = each * (d.x[h][c][i] - dot[h][i / 2]);
+                }
+        sums.add(d, keys);
+    });
+    sums.template store<typename S::q, S::CHANNELS>(dq + head.template at<typename S::q>(), block.own, S::QUERIES, float(S::scale()));
 }
 }  // namespace attention
 #endif

@@ -41,8 +41,8 @@ template <class V, class A, class B, class C, class S, int TILE, int EACH, bool 
 __device__ inline void product(const A* a, const B* b, C* c, S* workspace) {
     typedef typename V::Index I;
     const int STEP = 8, SIDE = TILE / EACH, THREADS = SIDE * SIDE;
-    __shared__ S as[STEP][TILE + 1];
-    __shared__ S bs[STEP][TILE + 1];
+    DCC_SHARED_ARRAY(S, as, [STEP][TILE + 1]);
+    DCC_SHARED_ARRAY(S, bs, [STEP][TILE + 1]);
     const Tile<V, TILE, TILE> tile(STEP);
     const int row = threadIdx.x / SIDE, column = threadIdx.x % SIDE;
     S sums[EACH][EACH];
@@ -93,8 +93,8 @@ template <class V, class H, class C, bool LHS_K, bool RHS_N, bool ADD>
 __device__ inline void product_of_halves(const H* a, const H* b, C* c, float* workspace) {
     typedef typename V::Index I;
     const int TILE = 128, STEP = 32, THREADS = 256, ROW = STEP + 8, LOADS = STEP * TILE / THREADS;
-    alignas(16) __shared__ H as[TILE][ROW];
-    alignas(16) __shared__ H bs[TILE][ROW];
+    DCC_SHARED_ARRAY(H, as, [TILE][ROW]);
+    DCC_SHARED_ARRAY(H, bs, [TILE][ROW]);
     const Tile<V, TILE, TILE> tile(STEP);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int row = warp / 4 * 64, column = warp % 4 * 32;

@@ -31,7 +31,7 @@ __device__ void threads(const typename S::Stored* x, typename S::Stored* y) {
 template <class S>
 __device__ void blocks(const typename S::Stored* x, typename S::Stored* y) {
     typedef typename S::Computed C;
-    __shared__ C totals[S::THREADS / 32];
+    DCC_SHARED_ARRAY(C, totals, [S::THREADS / 32]);
     const long long n = blockIdx.x, base = n / S::INNER * S::SIZE * S::INNER + n % S::INNER;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     C before = 0;

@@ -11,9 +11,10 @@ __device__ void by_column(const typename S::Index* indices, const typename S::St
     constexpr int EACH = 4, CHUNK = S::THREADS * EACH, WARPS = S::THREADS / 32, AHEAD = 4;
     constexpr int TILES = (S::VALID + S::ROWS - 1) / S::ROWS, STRETCHES = (S::COLUMNS + S::THREADS - 1) / S::THREADS;
     constexpr int PART = ((S::SOURCES + S::PARTS - 1) / S::PARTS + CHUNK - 1) / CHUNK * CHUNK;
-    __shared__ C sums[S::ROWS][S::THREADS];
-    __shared__ int counts[WARPS], sources[CHUNK];
-    __shared__ unsigned char rows[CHUNK];
+    DCC_SHARED_ARRAY(C, sums, [S::ROWS][S::THREADS]);
+    DCC_SHARED_ARRAY(int, counts, [WARPS]);
+    DCC_SHARED_ARRAY(int, sources, [CHUNK]);
+    DCC_SHARED_ARRAY(unsigned char, rows, [CHUNK]);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int column = (int)(blockIdx.x % STRETCHES) * S::THREADS + (int)threadIdx.x;
     const int first = (int)(blockIdx.x / STRETCHES % TILES) * S::ROWS, batch = (int)(blockIdx.x / STRETCHES / TILES);
@@ -87,9 +88,9 @@ __device__ void by_source(const typename S::Index* indices, const typename S::St
     typedef typename S::Computed C;
     constexpr int TILES = (S::VALID + S::ROWS - 1) / S::ROWS;
     constexpr int PART = ((S::SOURCES + S::PARTS - 1) / S::PARTS + S::THREADS - 1) / S::THREADS * S::THREADS;
-    __shared__ C sums[S::ROWS][S::COLUMNS];
+    DCC_SHARED_ARRAY(C, sums, [S::ROWS][S::COLUMNS]);
     // Who adds to a row: the number of the round above, the thread's from the end below. It grows from round to round.
-    __shared__ unsigned turns[S::ROWS];
+    DCC_SHARED_ARRAY(unsigned, turns, [S::ROWS]);
     const int first = (int)(blockIdx.x % TILES) * S::ROWS, batch = (int)(blockIdx.x / TILES);
     const int valid = S::VALID - first < S::ROWS ? S::VALID - first : S::ROWS;
     const int begin = (int)blockIdx.y * PART, end = begin + PART < S::SOURCES ? begin + PART : S::SOURCES;

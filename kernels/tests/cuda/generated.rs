@@ -1,0 +1,174 @@
+//! Generated kernels, from their loop nests' texts, against the reference evaluator.
+
+use crate::emulation::{Bug, Expected, Job, Planted, check, check_planted};
+use crate::numbers::{decoded, encoded, numbers};
+use dcc_kernels::Nest;
+use dcc_kernels::cuda::Source;
+use dcc_kernels::reference::{self, Scalar};
+use dcc_program::mesh::Extent;
+use dcc_program::text;
+use dcc_program::types::DType;
+
+/// A kernel's text, and the sizes of its inputs and outputs.
+struct Case {
+    what: &'static str,
+    kernel: &'static str,
+    sizes: &'static [&'static [u64]],
+}
+
+/// y = tanh(x) w, with rows of w, some threads without elements.
+const ELEMENTWISE: Case = Case {
+    what: "elementwise",
+    kernel: "(x0: f32[_, _], x1: f32[_]) -> (y0: f32[_, _]) dims(i, j) outer(i, j)
+  y0[i, j] = tanh(x0[i, j]) * x1[j]",
+    sizes: &[&[7, 300], &[300], &[7, 300]],
+};
+
+/// y = x + z, x as it lies and z by columns.
+const TRANSPOSED: Case = Case {
+    what: "transposed",
+    kernel: "(x0: bf16[_, _, _], x1: f32[_, _, _]) -> (y0: f32[_, _, _]) dims(b, i, j) outer(b, i, j)
+  y0[b, i, j] = f32(x0[b, j, i]) + x1[b, i, j]",
+    sizes: &[&[2, 45, 130], &[2, 130, 45], &[2, 130, 45]],
+};
+
+/// Layer norm of rows of halves.
+const LAYER_NORM: Case = Case {
+    what: "layer norm",
+    kernel: "(x0: bf16[_, _], x1: f32[_]) -> (y0: bf16[_, _]) dims(i, j) outer(i)
+  v0 = sum j: f32(x0[i, j])
+  v1 = v0 * 0.0025:f32
+  e0 = f32(x0[i, j]) - v1
+  v2 = sum j: e0 * e0
+  v3 = rsqrt(v2 * 0.0025:f32 + 1.0e-5:f32)
+  for j: y0[i, j] = bf16(e0 * v3 * x1[j])",
+    sizes: &[&[9, 400], &[400], &[9, 400]],
+};
+
+/// Softmax cross-entropy: a block has a row.
+const CROSS_ENTROPY: Case = Case {
+    what: "cross-entropy",
+    kernel: "(x0: f32[_, _], x1: i64[_]) -> (y0: f32[_], y1: f32[_, _]) dims(i, j) outer(i)
+  v0 = max j: x0[i, j]
+  v1 = sum j: exp(x0[i, j] - v0)
+  y0[i] = log(v1) + v0 - x0[i, {x1[i]}]
+  for j: y1[i, j] = exp(x0[i, j] - v0) / v1 - select(eq(position(j), x1[i]), 1.0:f32, 0.0:f32)",
+    sizes: &[&[3, 5003], &[3], &[3], &[3, 5003]],
+};
+
+/// The gradient of a bias: long columns, in parts.
+const COLUMNS: Case = Case {
+    what: "sums of columns",
+    kernel: "(x0: bf16[_, _]) -> (y0: f32[_]) dims(i, j) outer(j)
+  v0 = sum i: f32(x0[i, j])
+  y0[j] += v0",
+    sizes: &[&[2000, 40], &[40]],
+};
+
+/// A norm: all of a tensor, in parts.
+const NORM: Case = Case {
+    what: "norm",
+    kernel: "(x0: f32[_, _], x1: f64[]) -> (y0: f64[]) dims(i, j) outer()
+  e0 = f64(x0[i, j])
+  v0 = sum i, j: e0 * e0
+  y0[] = x1[] + v0",
+    sizes: &[&[130, 501], &[], &[]],
+};
+
+/// Dropout by counted random numbers.
+const DROPOUT: Case = Case {
+    what: "dropout",
+    kernel: "(x0: f32[_], x1: i64[]) -> (y0: f32[_]) dims(i) outer(i)
+  y0[i] = select(lt(uniform.3(x1[], 5:i64, position(i)), 0.25:f32), 0.0:f32, x0[i] * 1.3333334:f32)",
+    sizes: &[&[3000], &[], &[3000]],
+};
+
+impl Case {
+    fn job(&self, name: &str) -> Job {
+        let program = format!(
+            "program k train stage 0/1 mesh(dp=1)\nmemory persistent=0 scratch=0\nsection update\norder update\nkernel fused.0{}\n",
+            self.kernel
+        );
+        let kernel = text::parse(&program).unwrap_or_else(|error| panic!("{error}: {program}")).kernels.remove(0);
+        let whole = |size: &u64| Extent { offset: 0, valid: *size, block: *size };
+        let extents: Vec<Vec<Extent>> = self.sizes.iter().map(|sizes| sizes.iter().map(whole).collect()).collect();
+        let (inputs, outputs) = extents.split_at(kernel.inputs.len());
+        let nest = Nest::bind(&kernel, inputs, outputs).expect("sizes that fit");
+        let parameters = Nest::parameters(&kernel, inputs, outputs).expect("sizes that fit");
+        assert!(parameters.iter().all(|offset| *offset == 0), "the program passes zeros");
+        let dtypes: Vec<DType> = kernel.inputs.iter().chain(&kernel.outputs).map(|argument| argument.dtype).collect();
+        let operands: Vec<Vec<u8>> = dtypes
+            .iter()
+            .zip(self.sizes)
+            .enumerate()
+            .map(|(n, (dtype, sizes))| {
+                let made = numbers(sizes.iter().product::<u64>() as usize, n);
+                let made = if dtype.is_float() { made } else { made.iter().map(|x| (x * 64.0).abs()).collect() };
+                encoded(*dtype, &made)
+            })
+            .collect();
+        let scalar = |dtype: &DType, x: f64| if dtype.is_float() { Scalar::Float(x) } else { Scalar::Int(x as i64) };
+        let scalars =
+            |(dtype, bytes): (&DType, &Vec<u8>)| decoded(*dtype, bytes).into_iter().map(|x| scalar(dtype, x)).collect();
+        let mut given: Vec<Vec<Scalar>> = dtypes.iter().zip(&operands).map(scalars).collect();
+        let mut results = given.split_off(kernel.inputs.len());
+        reference::run(&nest, &parameters, &given, &mut results);
+        let float = |x: &Scalar| if let Scalar::Float(x) = x { *x } else { panic!("an integer result") };
+        let expected = results.iter().enumerate().map(|(n, values)| Expected {
+            operand: given.len() + n,
+            dtype: dtypes[given.len() + n],
+            values: values.iter().map(float).collect(),
+        });
+        let expected = expected.collect();
+        Job { what: self.what.to_owned(), source: Source::new(&nest, name).expect("a source"), operands, expected }
+    }
+}
+
+const ALL: [(&str, Case); 7] = [
+    ("elementwise", ELEMENTWISE),
+    ("transposed", TRANSPOSED),
+    ("layer_norm", LAYER_NORM),
+    ("cross_entropy", CROSS_ENTROPY),
+    ("columns", COLUMNS),
+    ("norm", NORM),
+    ("dropout", DROPOUT),
+];
+
+fn jobs() -> Vec<Job> {
+    ALL.iter().map(|(name, case)| case.job(name)).collect()
+}
+
+#[test]
+fn generated_kernels() {
+    let jobs = jobs();
+    let launches: Vec<usize> = jobs.iter().map(|job| job.source.launches.len()).collect();
+    assert_eq!(launches, [1, 1, 1, 1, 2, 2, 1], "some in parts, some not");
+    check("generated_kernels", &jobs);
+}
+
+pub fn planted() -> Vec<Planted> {
+    let bugs = [
+        (Bug::OutOfBounds, ELEMENTWISE, "if (point >= 2100) return;", ""),
+        (Bug::Scale, LAYER_NORM, " * 0.0025f;", ";"),
+        (Bug::Precision, COLUMNS, "{ return op::OP(x, y); }", "{ return widen(narrow<bf16>(op::OP(x, y))); }"),
+        (Bug::Lane, LAYER_NORM, "across = 16; across > 0", "across = 8; across > 0"),
+        (Bug::NoBarrier, CROSS_ENTROPY, "        __syncthreads();\n        x = parts[0];", "        x = parts[0];"),
+        (Bug::NoBarrier, LAYER_NORM, "x = F::of(x, parts[warp]);\n        __syncthreads();", "x = F::of(x, parts[warp]);"),
+        (Bug::Uninitialised, CROSS_ENTROPY, "if (threadIdx.x % 32 == 0) parts", "if (threadIdx.x == 0) parts"),
+        (Bug::MissingPart, COLUMNS, "for (int part = 0; part", "for (int part = 1; part"),
+        (Bug::Tail, COLUMNS, "? first +", "? 1 + first +"),
+        (Bug::Index, DROPOUT, "(unsigned)element % 4", "(unsigned)element / 4 % 4"),
+    ];
+    let one = |(n, (kind, case, from, to)): (usize, (Bug, Case, &'static str, &'static str))| Planted {
+        kind,
+        job: case.job(&format!("planted{n}")),
+        from,
+        to,
+    };
+    bugs.into_iter().enumerate().map(one).collect()
+}
+
+#[test]
+fn planted_bugs_of_generated_kernels() {
+    check_planted("planted_bugs_of_generated_kernels", planted(), jobs());
+}
