@@ -3,17 +3,16 @@
 //! A call is prepared once per instruction (`Cpu::kernel`, `Cpu::library`) and run in every step; running allocates nothing. Every
 //! access is checked against the arena when its call runs, so that a wrong program cannot touch other memory.
 
-pub(crate) mod attention;
+mod attention;
 mod call;
-pub(crate) mod contraction;
-pub(crate) mod convolution;
-mod factors;
+mod contraction;
+mod convolution;
 mod halves;
-pub(crate) mod indexed;
-pub(crate) mod library;
+mod indexed;
+mod library;
 mod memory;
-pub(crate) mod pool;
-pub(crate) mod rows;
+mod pool;
+mod rows;
 
 pub use call::Call;
 pub use memory::Memory;

@@ -21,6 +21,8 @@ pub mod exec;
 pub mod init;
 #[cfg(target_os = "linux")]
 pub mod launch;
+#[cfg(target_os = "linux")]
+mod library;
 pub mod lr;
 pub mod metrics;
 #[cfg(target_os = "linux")]

@@ -6,9 +6,10 @@ use super::contraction::Contraction;
 use super::convolution::Convolving;
 use super::indexed::{RunningSum, Scatter};
 use super::pool::Pooling;
-use super::rows::Rows;
+
 use crate::error::{Error, Result};
 use crate::exec::{Bound, Site, Span};
+use crate::library::rows::Rows;
 use dcc_kernels::cpu::jit::Compiled;
 use dcc_program::kernel::Kernel;
 use dcc_program::program::Instr;

@@ -59,16 +59,6 @@ impl Staged {
     }
 }
 
-/// The dtypes that a product of operands of `dtype` may have: that of the operands, of half floats the sums' own too.
-pub(super) fn results_of(dtype: DType) -> &'static [DType] {
-    match dtype {
-        DType::F16 => &[DType::F16, DType::F32],
-        DType::BF16 => &[DType::BF16, DType::F32],
-        DType::F64 => &[DType::F64],
-        _ => &[DType::F32],
-    }
-}
-
 /// Bytes of workspace for values of so many elements.
 pub(super) fn workspace(counts: &[usize]) -> usize {
     counts.iter().map(|count| count.next_multiple_of(ALIGNMENT) * size_of::<f32>()).sum()

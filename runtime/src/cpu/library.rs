@@ -1,11 +1,12 @@
 //! Library operations as prepared calls.
 
-use super::attention::Pass;
 use super::call::{Call, Work};
-use super::{contraction, indexed, pool, rows};
+use super::{contraction, indexed, pool};
 use crate::error::{Error, Result};
 use crate::exec::Site;
-use dcc_program::program::{Instr, Library, MaskKind};
+use crate::library::attention::Pass;
+use crate::library::{arity, rows};
+use dcc_program::program::{Instr, Library};
 
 impl super::Cpu {
     /// `None` where nothing is to be done. Errors: operands that do not fit the operation.
@@ -35,17 +36,5 @@ impl super::Cpu {
             | Library::DropMicrobatch { .. } => rows::copy(site.span(instr.operands[0])?, site.span(result)?)?.map(Work::Rows),
         };
         Ok(work.map(Call))
-    }
-}
-
-/// Operands and results.
-pub(crate) fn arity(library: &Library) -> (usize, usize) {
-    match library {
-        Library::Zero { .. } => (0, 1),
-        Library::Dot { .. } | Library::Convolution { .. } | Library::ScatterAdd { .. } => (2, 1),
-        Library::MaxPool(_) => (1, 2),
-        Library::Attention(a) => (3 + usize::from(a.mask != MaskKind::None), 2),
-        Library::AttentionGrad(a) => (6 + usize::from(a.mask != MaskKind::None), 3),
-        _ => (1, 1),
     }
 }

@@ -1,12 +1,11 @@
-//! Library operations as prepared calls: the loops are those of the CPU, the texts those of `dcc_kernels::cuda::library`.
+//! Library operations as prepared calls: the loops are those of every device, the texts those of `dcc_kernels::cuda::library`.
 
 use super::device::{Call, Key, Texts};
-use crate::cpu::attention::{self, Pass};
-use crate::cpu::convolution::Geometry;
-use crate::cpu::library::arity;
-use crate::cpu::{contraction, indexed, pool, rows};
 use crate::error::{Error, Result};
 use crate::exec::{Site, Span};
+use crate::library::attention::{self, Pass};
+use crate::library::convolution::Geometry;
+use crate::library::{arity, contraction, indexed, pool, rows};
 use dcc_kernels::cuda::Source;
 use dcc_kernels::cuda::library::product::Types;
 use dcc_kernels::cuda::library::rows::Rows;
