@@ -71,19 +71,26 @@ fn offset<const N: usize>(loops: &[Loop<N>], operand: usize, n: &str) -> String 
     if terms.is_empty() { "0".to_owned() } else { terms.join(" + ") }
 }
 
-/// An entry whose body is `body`, and its launch. Errors: more blocks than a grid has.
-fn entry(
+/// An entry whose body is `body`, and its launch. One block at a time may have all registers: without a number there the compiler would
+/// rather spill. Errors: more blocks than a grid has.
+fn entry(name: &str, arguments: &str, body: &str, launch: ([usize; 2], usize, usize)) -> Result<(String, Launch), String> {
+    entry_of(name, arguments, body, launch, 1)
+}
+
+/// As `entry`, with registers for so many blocks at a time.
+fn entry_of(
     name: &str,
     arguments: &str,
     body: &str,
     (blocks, threads, shared): ([usize; 2], usize, usize),
+    resident: usize,
 ) -> Result<(String, Launch), String> {
     let fits = blocks[0] <= i32::MAX as usize && blocks[1] <= u16::MAX as usize;
     if !fits {
         return Err(format!("a kernel of {} x {} blocks", blocks[0], blocks[1]));
     }
-    // One block at a time may have all registers: without a number there the compiler would rather spill.
-    let text = format!("extern \"C\" __global__ void __launch_bounds__({threads}, 1)\n{name}({arguments}) {{\n{body}}}\n");
+    let bounds = format!("__launch_bounds__({threads}, {resident})");
+    let text = format!("extern \"C\" __global__ void {bounds}\n{name}({arguments}) {{\n{body}}}\n");
     let blocks = blocks.map(|count| count as u32);
     Ok((text, Launch { entry: name.to_owned(), blocks, threads: threads as u32, shared: shared as u32 }))
 }

@@ -77,6 +77,15 @@ fn products() {
         (4, [None, Some(8), Some(1)]),
         (8, [Some(1), Some(1), None]),
     ];
+    // A batch, and rows and sums of two dims each, apart by multiples of 8.
+    let packed = vec![
+        (3, [Some(4096), Some(1600), Some(800)]),
+        (4, [Some(1024), None, Some(200)]),
+        (5, [Some(200), None, Some(40)]),
+        (40, [None, Some(40), Some(1)]),
+        (5, [Some(40), Some(8), None]),
+        (8, [Some(1), Some(1), None]),
+    ];
     let jobs = [
         multiplied("p0", &plain([200, 150, 37], false), types(f32, f32, assign)),
         multiplied("p1", &plain([20, 30, 2100], true), types(f32, f32, accumulate)),
@@ -86,6 +95,13 @@ fn products() {
         multiplied("p5", &parted, types(f32, f32, assign)),
         multiplied("p6", &parted, types(bf16, f32, accumulate)),
         multiplied("p7", &plain([1, 1, 3], false), types(f64, f64, assign)),
+        // Of halves, 8 of which lie side by side: in both operands, in one of them, along other dims.
+        multiplied("p8", &plain([136, 72, 104], false), types(bf16, bf16, assign)),
+        multiplied("p9", &plain([136, 136, 104], true), types(f16, f16, accumulate)),
+        multiplied("p10", &plain([136, 70, 104], false), types(bf16, f32, accumulate)),
+        multiplied("p11", &plain([70, 136, 104], true), types(f16, f32, assign)),
+        multiplied("p12", &plain([40, 48, 2104], true), types(bf16, bf16, accumulate)),
+        multiplied("p13", &packed, types(bf16, f32, assign)),
     ];
     assert!(jobs[1].source.launches.len() == 2 && jobs[0].source.launches.len() == 1, "one of parts, one without");
     check("products", &jobs);
@@ -158,7 +174,7 @@ fn convolutions() {
     check("convolutions", &jobs);
 }
 
-/// Without parts, in parts, and of halves.
+/// Without parts, in parts, and of halves, whose lhs is copied to shared memory asynchronously.
 fn subjects(name: &str) -> [Job; 3] {
     let job = |which: &str, loops: &[Strided], dtype| {
         multiplied(&format!("{name}{which}"), loops, types(dtype, dtype, StoreMode::Assign))
@@ -166,7 +182,7 @@ fn subjects(name: &str) -> [Job; 3] {
     [
         job("whole", &plain([70, 40, 60], false), DType::F32),
         job("parts", &plain([20, 30, 2100], true), DType::F32),
-        job("halves", &plain([130, 70, 100], false), DType::BF16),
+        job("halves", &plain([130, 70, 104], false), DType::BF16),
     ]
 }
 
@@ -184,8 +200,18 @@ pub fn planted() -> Vec<Planted> {
         (Bug::Uninitialised, 0, "as[ak][am] = x;", "if (am > 0) as[ak][am] = x;"),
         (Bug::MissingPart, 1, "part < PARTS", "part + 1 < PARTS"),
         (Bug::Tail, 1, "first = blockIdx.y * each", "first = blockIdx.y * (each - step)"),
-        (Bug::Index, 2, "r / 2 * 8];", "r / 2 * 8 + 2];"),
-        (Bug::Index, 2, "tile.m + row + i * 16 + g + r / 2 * 8", "tile.m + row + i * 16 + g"),
+        (Bug::NoWait, 2, "tensor::wait<STAGES - 2>();", "tensor::wait<STAGES - 1>();"),
+        (Bug::NoBarrier, 2, "tensor::wait<STAGES - 2>();\n        __syncthreads();", "tensor::wait<STAGES - 2>();"),
+        (Bug::WrongTile, 2, "start(ahead, next);", "start(ahead, now);"),
+        (
+            Bug::Uninitialised,
+            2,
+            "finish(tile.first + stage * STEP, stage);",
+            "if (stage > 0) finish(tile.first + stage * STEP, stage);",
+        ),
+        (Bug::Lane, 2, "i + lane / 16 * 8", "i + lane / 8 % 2 * 8"),
+        (Bug::Index, 2, "row + i * 16 + lane / 4 + half * 8", "row + i * 16 + lane / 4"),
+        (Bug::Tail, 2, "i < (LHS ? V::M : V::N) && k < tile.end", "k < tile.end"),
     ];
     let one = |(number, (kind, which, from, to)): (usize, (Bug, usize, &'static str, &'static str))| {
         let [whole, parts, halves] = subjects(&format!("b{number}"));

@@ -4,7 +4,8 @@
 //   static bool lhs(Index b, Index m, Index k, Index& at);  false: zero, where a window leaves the image
 //   static bool rhs(Index b, Index k, Index n, Index& at);
 //   static Index out(Index b, Index m, Index n);
-// Fragments of tensor cores are those of tensor.cuh. Blocks along x are tiles, of all batches; along y parts of K, whose sums go to the workspace where there are several.
+// Fragments of tensor cores are those of tensor.cuh. Blocks along x are tiles, of all batches; along y parts of K, whose sums go to the
+// workspace where there are several.
 
 #ifndef DCC_PRODUCT
 #define DCC_PRODUCT
@@ -36,13 +37,14 @@ __device__ inline void put(C* c, S* workspace, typename V::Index b, typename V::
     c[at] = narrow<C>(ADD ? (S)widen(c[at]) + sum : sum);
 }
 
-// Sums of S by multiply-adds: TILE x TILE elements of a block, EACH x EACH of a thread. LHS_K, RHS_N: along what neighbours in memory lie.
+// Sums of S by multiply-adds: TILE x TILE elements of a block, EACH x EACH of a thread, which are packs of neighbours, SIDE packs apart.
+// LHS_K, RHS_N: along what neighbours in memory lie.
 template <class V, class A, class B, class C, class S, int TILE, int EACH, bool LHS_K, bool RHS_N, bool ADD>
 __device__ inline void product(const A* a, const B* b, C* c, S* workspace) {
     typedef typename V::Index I;
-    const int STEP = 8, SIDE = TILE / EACH, THREADS = SIDE * SIDE;
-    DCC_SHARED_ARRAY(S, as, [STEP][TILE + 1]);
-    DCC_SHARED_ARRAY(S, bs, [STEP][TILE + 1]);
+    constexpr int STEP = 8, SIDE = TILE / EACH, THREADS = SIDE * SIDE, PACK = 16 / sizeof(S);
+    DCC_SHARED_ARRAY(S, as, [STEP][TILE + PACK]);
+    DCC_SHARED_ARRAY(S, bs, [STEP][TILE + PACK]);
     const Tile<V, TILE, TILE> tile(STEP);
     const int row = threadIdx.x / SIDE, column = threadIdx.x % SIDE;
     S sums[EACH][EACH];
@@ -66,11 +68,12 @@ __device__ inline void product(const A* a, const B* b, C* c, S* workspace) {
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < STEP; ++k) {
-            S x[EACH], y[EACH];
+            alignas(16) S x[EACH], y[EACH];
 #pragma unroll
-            for (int i = 0; i < EACH; ++i) x[i] = as[k][row + i * SIDE];
-#pragma unroll
-            for (int j = 0; j < EACH; ++j) y[j] = bs[k][column + j * SIDE];
+            for (int i = 0; i < EACH; i += PACK) {
+                *(pack<S, PACK>*)&x[i] = *(const pack<S, PACK>*)&as[k][row * PACK + i * SIDE];
+                *(pack<S, PACK>*)&y[i] = *(const pack<S, PACK>*)&bs[k][column * PACK + i * SIDE];
+            }
 #pragma unroll
             for (int i = 0; i < EACH; ++i)
 #pragma unroll
@@ -82,76 +85,142 @@ __device__ inline void product(const A* a, const B* b, C* c, S* workspace) {
     for (int i = 0; i < EACH; ++i)
 #pragma unroll
         for (int j = 0; j < EACH; ++j) {
-            const I m = tile.m + row + i * SIDE, n = tile.n + column + j * SIDE;
+            const I m = tile.m + row * PACK + i / PACK * PACK * SIDE + i % PACK, n = tile.n + column * PACK + j / PACK * PACK * SIDE + j % PACK;
             if (m < V::M && n < V::N) put<V, C, S, ADD>(c, workspace, tile.batch, m, n, sums[i][j]);
         }
 }
 
-// Of half floats on tensor cores: 128 x 128 elements of a block of 8 warps, 64 x 32 of a warp. Operands lie in shared memory with k
-// along the rows; the next step's are on their way to registers while a step is computed.
-template <class V, class H, class C, bool LHS_K, bool RHS_N, bool ADD>
-__device__ inline void product_of_halves(const H* a, const H* b, C* c, float* workspace) {
+// Of half floats on tensor cores: TILE x TILE elements of a block of 8 warps, 64 x 32 of a warp. Of STAGES tiles of each operand in shared
+// memory one is used while the others come.
+namespace halves {
+constexpr int TILE = 128, STEP = 32, THREADS = 256, STAGES = 3;
+
+// An operand's tiles: a row for each m or n with k along it, or (not ALONG_K) one for each k. PACK elements lie side by side in memory
+// wherever one of them is read: 8 are copied past the registers, single ones pass through them.
+template <class V, class H, bool LHS, bool ALONG_K, int PACK>
+struct Tiles {
     typedef typename V::Index I;
-    const int TILE = 128, STEP = 32, THREADS = 256, ROW = STEP + 8, LOADS = STEP * TILE / THREADS;
-    DCC_SHARED_ARRAY(H, as, [TILE][ROW]);
-    DCC_SHARED_ARRAY(H, bs, [TILE][ROW]);
+    static constexpr int ROWS = ALONG_K ? TILE : STEP, WIDTH = ALONG_K ? STEP : TILE, PACKS = WIDTH / PACK, EACH = ROWS * PACKS / THREADS;
+    // An odd number of 16 bytes: eight rows lie in different banks.
+    static constexpr int APART = WIDTH + 8, SIZE = ROWS * APART;
+    H* tiles;
+    H held[PACK == 8 ? 1 : EACH];
+
+    __device__ static int row(int at) { return (at * THREADS + (int)threadIdx.x) / PACKS; }
+    __device__ static int column(int at) { return (at * THREADS + (int)threadIdx.x) % PACKS * PACK; }
+
+    // Starts to fetch the step from k0 on.
+    __device__ void start(const H* from, const Tile<V, TILE, TILE>& tile, I k0, int stage) {
+#pragma unroll
+        for (int at = 0; at < EACH; ++at) {
+            const I i = (LHS ? tile.m : tile.n) + (ALONG_K ? row(at) : column(at)), k = k0 + (ALONG_K ? column(at) : row(at));
+            I place = 0;
+            const bool there = i < (LHS ? V::M : V::N) && k < tile.end &&
+                               (LHS ? V::lhs(tile.batch, i, k, place) : V::rhs(tile.batch, k, i, place));
+            if constexpr (PACK == 8) tensor::copy(tiles + stage * SIZE + row(at) * APART + column(at), there ? from + place : from, there);
+            else held[at] = there ? from[place] : H{0};
+        }
+    }
+
+    // Puts into its tile what did not go there by itself.
+    __device__ void finish(int stage) {
+        if constexpr (PACK != 8) {
+#pragma unroll
+            for (int at = 0; at < EACH; ++at) tiles[stage * SIZE + row(at) * APART + column(at)] = held[at];
+        }
+    }
+
+    // The fragment of rows i to i + 15 of the left operand, and of columns i to i + 15 of the right one.
+    __device__ void left(unsigned (&x)[4], int stage, int i, int k) const {
+        const int lane = threadIdx.x % 32;
+        const H* tile = tiles + stage * SIZE;
+        if (ALONG_K) tensor::load(x, tile + (i + lane % 16) * APART + k + lane / 16 * 8);
+        else tensor::load_transposed(x, tile + (k + lane % 8 + lane / 16 * 8) * APART + i + lane / 8 % 2 * 8);
+    }
+    __device__ void right(unsigned (&x)[4], int stage, int i, int k) const {
+        const int lane = threadIdx.x % 32;
+        const H* tile = tiles + stage * SIZE;
+        if (ALONG_K) tensor::load(x, tile + (i + lane % 8 + lane / 16 * 8) * APART + k + lane / 8 % 2 * 8);
+        else tensor::load_transposed(x, tile + (k + lane % 16) * APART + i + lane / 16 * 8);
+    }
+};
+
+// Two sums side by side, as one where PAIRS says that they may be.
+template <class V, class C, bool PAIRS, bool ADD>
+__device__ inline void put_both(C* c, float* workspace, typename V::Index b, typename V::Index m, typename V::Index n, float x, float y) {
+    if (m >= V::M || n >= V::N) return;
+    if (!PAIRS || gridDim.y > 1) {
+        put<V, C, float, ADD>(c, workspace, b, m, n, x);
+        if (n + 1 < V::N) put<V, C, float, ADD>(c, workspace, b, m, n + 1, y);
+        return;
+    }
+    pack<C, 2>* to = (pack<C, 2>*)(c + V::out(b, m, n));
+    pack<C, 2> both{};
+    if (ADD) both = *to;
+    both.x[0] = narrow<C>(ADD ? (float)widen(both.x[0]) + x : x);
+    both.x[1] = narrow<C>(ADD ? (float)widen(both.x[1]) + y : y);
+    *to = both;
+}
+
+template <class V, class H, class C, bool LHS_K, bool RHS_N, int LHS_PACK, int RHS_PACK, bool PAIRS, bool ADD>
+__device__ inline void product(const H* a, const H* b, C* c, float* workspace) {
+    typedef typename V::Index I;
+    DCC_SHARED(H, shared);
+    Tiles<V, H, true, LHS_K, LHS_PACK> lhs;
+    Tiles<V, H, false, !RHS_N, RHS_PACK> rhs;
+    lhs.tiles = shared;
+    rhs.tiles = shared + STAGES * lhs.SIZE;
     const Tile<V, TILE, TILE> tile(STEP);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int row = warp / 4 * 64, column = warp % 4 * 32;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = warp / 4 * 64, column = warp % 4 * 32;
     float sums[4][4][4];
 #pragma unroll
     for (int i = 0; i < 64; ++i) sums[i / 16][i / 4 % 4][i % 4] = 0.0f;
-    H x[LOADS], y[LOADS];
-    auto load = [&](I k0) {
-#pragma unroll
-        for (int at = 0; at < LOADS; ++at) {
-            const int n = at * THREADS + threadIdx.x;
-            const int am = LHS_K ? n / STEP : n % TILE, ak = LHS_K ? n % STEP : n / TILE;
-            const int bn = RHS_N ? n % TILE : n / STEP, bk = RHS_N ? n / TILE : n % STEP;
-            I from = 0;
-            x[at] = y[at] = H{0};
-            if (tile.m + am < V::M && k0 + ak < tile.end && V::lhs(tile.batch, tile.m + am, k0 + ak, from)) x[at] = a[from];
-            if (tile.n + bn < V::N && k0 + bk < tile.end && V::rhs(tile.batch, k0 + bk, tile.n + bn, from)) y[at] = b[from];
-        }
+    const auto start = [&](I k0, int stage) {
+        if (k0 < tile.end) lhs.start(a, tile, k0, stage), rhs.start(b, tile, k0, stage);
+        tensor::commit();
     };
-    if (tile.first < tile.end) load(tile.first);
-    for (I k0 = tile.first; k0 < tile.end; k0 += STEP) {
+    const auto finish = [&](I k0, int stage) {
+        if (k0 < tile.end) lhs.finish(stage), rhs.finish(stage);
+    };
 #pragma unroll
-        for (int at = 0; at < LOADS; ++at) {
-            const int n = at * THREADS + threadIdx.x;
-            as[LHS_K ? n / STEP : n % TILE][LHS_K ? n % STEP : n / TILE] = x[at];
-            bs[RHS_N ? n % TILE : n / STEP][RHS_N ? n / TILE : n % STEP] = y[at];
-        }
+    for (int stage = 0; stage < STAGES - 1; ++stage) {
+        start(tile.first + stage * STEP, stage);
+        finish(tile.first + stage * STEP, stage);
+    }
+    int now = 0, next = STAGES - 1;
+    for (I k0 = tile.first; k0 < tile.end; k0 += STEP) {
+        tensor::wait<STAGES - 2>();
         __syncthreads();
-        if (k0 + STEP < tile.end) load(k0 + STEP);
+        const I ahead = k0 + (STAGES - 1) * STEP;
+        start(ahead, next);
 #pragma unroll
         for (int k = 0; k < STEP; k += 16) {
-            unsigned p[4][4], q[4][2];
+            unsigned p[4][4], q[2][4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) lhs.left(p[i], now, row + i * 16, k);
+#pragma unroll
+            for (int j = 0; j < 2; ++j) rhs.right(q[j], now, column + j * 16, k);
 #pragma unroll
             for (int i = 0; i < 4; ++i)
 #pragma unroll
-                for (int r = 0; r < 4; ++r) p[i][r] = *(const unsigned*)&as[row + i * 16 + g + r % 2 * 8][k + 2 * t + r / 2 * 8];
-#pragma unroll
-            for (int j = 0; j < 4; ++j)
-#pragma unroll
-                for (int r = 0; r < 2; ++r) q[j][r] = *(const unsigned*)&bs[column + j * 8 + g][k + 2 * t + r * 8];
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-#pragma unroll
-                for (int j = 0; j < 4; ++j) tensor::multiply(sums[i][j], p[i], q[j][0], q[j][1], H{0});
+                for (int j = 0; j < 4; ++j) tensor::multiply(sums[i][j], p[i], q[j / 2][j % 2 * 2], q[j / 2][j % 2 * 2 + 1], H{0});
         }
-        __syncthreads();
+        finish(ahead, next);
+        now = now + 1 == STAGES ? 0 : now + 1;
+        next = next + 1 == STAGES ? 0 : next + 1;
     }
+    tensor::wait<0>();
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
         for (int j = 0; j < 4; ++j)
 #pragma unroll
-            for (int r = 0; r < 4; ++r) {
-                const I m = tile.m + row + i * 16 + g + r / 2 * 8, n = tile.n + column + j * 8 + 2 * t + r % 2;
-                if (m < V::M && n < V::N) put<V, C, float, ADD>(c, workspace, tile.batch, m, n, sums[i][j][r]);
+            for (int half = 0; half < 2; ++half) {
+                const I m = tile.m + row + i * 16 + lane / 4 + half * 8, n = tile.n + column + j * 8 + lane % 4 * 2;
+                put_both<V, C, PAIRS, ADD>(c, workspace, tile.batch, m, n, sums[i][j][2 * half], sums[i][j][2 * half + 1]);
             }
 }
+}  // namespace halves
 
 // Adds the parts of a product, in order.
 template <class V, class C, class S, int PARTS, bool ADD>

@@ -3,7 +3,7 @@
 //! A dot's view is a sum of strides by the digits of m, n and k. A convolution is the same with one condition more: the operand that
 //! windows move through is zero where they leave it (implicit GEMM: nothing is copied).
 
-use super::{THREADS, entry, source};
+use super::{THREADS, entry, entry_of, source};
 use crate::cuda::Source;
 use crate::cuda::emit::stored;
 use crate::library::convolution::{Form, IMAGE, KERNEL, OUTPUT, Plain, Spatial};
@@ -143,8 +143,15 @@ impl View {
         let lhs_k = flag(self.along(0, SUMS) <= self.along(0, ROWS));
         let rhs_n = flag(self.along(1, COLUMNS) <= self.along(1, SUMS));
         let add = flag(types.mode == StoreMode::Accumulate);
+        let (along_k, along_n) = (lhs_k == "true", rhs_n == "true");
+        let packs = [self.pack(0, if along_k { SUMS } else { ROWS }, 8), self.pack(1, if along_n { COLUMNS } else { SUMS }, 8)];
         let call = match halves {
-            true => format!("product_of_halves<View_{name}, {operand}, {result}, {lhs_k}, {rhs_n}, {add}>"),
+            true => format!(
+                "halves::product<View_{name}, {operand}, {result}, {lhs_k}, {rhs_n}, {}, {}, {}, {add}>",
+                packs[0],
+                packs[1],
+                flag(self.pack(2, COLUMNS, 2) == 2),
+            ),
             false => format!(
                 "product<View_{name}, {operand}, {operand}, {result}, {sums}, {tile}, {}, {lhs_k}, {rhs_n}, {add}>",
                 tile / 16
@@ -157,7 +164,10 @@ impl View {
         };
         let arguments = format!("{pointers}{workspace}");
         let body = format!("    {call}(a, b, c, {given});\n");
-        let mut entries = vec![entry(name, &arguments, &body, ([tiles, parts], THREADS, 0))?];
+        let shared = if halves { shared(along_k) + shared(!along_n) } else { 0 };
+        // What goes through registers takes those of a second block.
+        let resident = if halves && packs == [8, 8] { 2 } else { 1 };
+        let mut entries = vec![entry_of(name, &arguments, &body, ([tiles, parts], THREADS, shared), resident)?];
         if parts > 1 {
             let body = format!("    sum_of_parts<View_{name}, {result}, {sums}, {parts}, {add}>(c, workspace);\n");
             entries.push(entry(
@@ -171,6 +181,20 @@ impl View {
         let workspace = if parts > 1 { parts * batch * m * n * bytes } else { 0 };
         let text = TEXT.concat() + &self.text(name);
         Ok(source(text, entries, workspace, self.bytes.to_vec()))
+    }
+
+    /// `most`, if so many elements of an operand lie side by side along `group` wherever one of them is read, and begin at a multiple of it;
+    /// else 1.
+    fn pack(&self, operand: usize, group: usize, most: usize) -> usize {
+        let moved = self.moved.is_some_and(|(place, _)| place == operand);
+        let fastest = self.groups[group].iter().rposition(|digit| digit.size > 1);
+        let even = |(g, i, digit): (usize, usize, &Digit)| match g == group && Some(i) == fastest {
+            true => digit.strides[operand] == 1 && digit.size.is_multiple_of(most),
+            false => digit.size == 1 || digit.strides[operand].is_multiple_of(most),
+        };
+        let all = self.groups.iter().enumerate().flat_map(|(g, digits)| digits.iter().enumerate().map(move |(i, d)| (g, i, d)));
+        let evenly = fastest.is_some() && all.into_iter().all(even);
+        if evenly && !moved { most } else { 1 }
     }
 
     /// The least step in memory of an operand along a group.
@@ -255,6 +279,13 @@ impl View {
         }
         conditions
     }
+}
+
+/// Bytes of shared memory for the tiles of an operand of halves; see `Tiles` in `product.cuh`.
+fn shared(along_k: bool) -> usize {
+    let (tile, step, stages) = (128, 32, 3);
+    let (rows, width) = if along_k { (tile, step) } else { (step, tile) };
+    stages * rows * (width + 8) * 2
 }
 
 /// Each digit of a group and its value, of the number `name`.
