@@ -48,14 +48,16 @@ impl Source {
         let nest = nest.clone().simplified();
         let typing = Typing::new(&nest.kernel);
         let mapping = Mapping::new(&nest, &typing);
-        let blocks = u32::try_from(mapping.blocks()).ok().filter(|blocks| *blocks <= i32::MAX as u32);
-        let blocks = blocks.ok_or_else(|| format!("a kernel of {} points", mapping.points))?;
         let entries = if mapping.parts > 1 {
-            vec![(Entry::Parts, format!("{name}_parts"), mapping.parts as u32), (Entry::Finish, name.to_owned(), 1)]
+            let parts = mapping.parts as u32;
+            vec![
+                (Entry::Parts, format!("{name}_parts"), parts, mapping.clone()),
+                (Entry::Finish, name.to_owned(), 1, mapping.finishing()),
+            ]
         } else {
-            vec![(Entry::Whole, name.to_owned(), 1)]
+            vec![(Entry::Whole, name.to_owned(), 1, mapping.clone())]
         };
-        let bodies: Vec<_> = entries.iter().map(|(entry, ..)| emit(&nest, &typing, &mapping, *entry)).collect();
+        let bodies: Vec<_> = entries.iter().map(|(entry, .., mapping)| emit(&nest, &typing, mapping, *entry)).collect();
         let parameters: Vec<usize> =
             bodies.iter().flat_map(|body| &body.1).copied().collect::<std::collections::BTreeSet<_>>().into_iter().collect();
         let reductions = nest.kernel.body.iter().filter(|stmt| matches!(stmt, Stmt::Reduce { over, .. } if !over.is_empty()));
@@ -63,7 +65,9 @@ impl Source {
         let arguments = arguments(&nest, &parameters, workspace > 0);
         let mut text = String::new();
         let mut launches = Vec::new();
-        for ((_, entry, parts), (body, _)) in entries.into_iter().zip(bodies) {
+        for ((_, entry, parts, mapping), (body, _)) in entries.into_iter().zip(bodies) {
+            let blocks = u32::try_from(mapping.blocks(&nest)).ok().filter(|blocks| *blocks <= i32::MAX as u32);
+            let blocks = blocks.ok_or_else(|| format!("a kernel of {} points", mapping.points))?;
             let threads = mapping.threads() as u32;
             text +=
                 &format!("extern \"C\" __global__ void __launch_bounds__({threads}, 1)\n{entry}({arguments}) {{\n{body}}}\n");

@@ -3,9 +3,10 @@
 //! A value gets a name in the outermost scope where all that it depends on is known. Within a statement's loop a thread walks in steps of
 //! `vector` elements: packs are loaded before the elements' own scope and stored behind it.
 
+mod tiles;
 mod value;
 
-use super::mapping::{Loops, Mapping};
+use super::mapping::{Loops, MOVED, Mapping, moved};
 use crate::library::vector::Ty;
 use crate::tile::{Access, Nest, Typing, bit, dims_of, over_of, pass_of, reachable, value_of};
 use dcc_program::kernel::{DimId, Expr, ExprId, Index, Outside, Stmt, StoreMode, VarId};
@@ -59,6 +60,8 @@ pub(super) struct Emitter<'a> {
     vector: Option<Vector>,
     /// Names of packs: loads, and outputs to be stored.
     packs: BTreeMap<ExprId, String>,
+    /// Where in shared memory loads are.
+    tiles: BTreeMap<ExprId, String>,
     kept: BTreeMap<ExprId, Kept>,
     /// The index of a step's first element in `kept`.
     keeping: Option<String>,
@@ -83,6 +86,7 @@ pub(super) fn emit(nest: &Nest, typing: &Typing, mapping: &Mapping, entry: Entry
         scopes: vec![Scope::default()],
         vector: None,
         packs: BTreeMap::new(),
+        tiles: BTreeMap::new(),
         kept: BTreeMap::new(),
         keeping: None,
         parameters: BTreeSet::new(),
@@ -122,6 +126,9 @@ impl Emitter<'_> {
 
     fn body(&mut self) {
         let Mapping { group, vector, points, .. } = *self.mapping;
+        if let Some(across) = self.mapping.across {
+            return self.tiled(across);
+        }
         let i = self.index_type();
         let per_point = if group == 1 { vector } else { 1 };
         match group {
@@ -139,7 +146,7 @@ impl Emitter<'_> {
                 self.line("const int lane = threadIdx.x;");
             }
         }
-        if self.mapping.blocks() * (self.mapping.threads() / group) * per_point != points {
+        if self.mapping.blocks(self.nest) * (self.mapping.threads() / group) * per_point != points {
             self.line(format!("if (point >= {points}) return;"));
         }
         let outer = self.mapping.outer.clone();
@@ -296,7 +303,8 @@ impl Emitter<'_> {
         if keeps {
             let trips = self.mapping.trips(count);
             self.declare_kept(pass, *loops.dims.last().expect("a loop has dims"), trips);
-            self.line("#pragma unroll");
+            let unrolled = self.keeps_any(pass) || self.moved(pass, &loops.dims) * vector * trips <= MOVED;
+            self.line(if unrolled { "#pragma unroll" } else { "#pragma unroll 1" });
             self.open(format!("for (int trip = 0; trip < {trips}; ++trip)"));
             self.line(format!("const {i} t = {lane} + trip * {step};"));
             if !count.is_multiple_of(step) {
@@ -319,6 +327,18 @@ impl Emitter<'_> {
         self.keeping = None;
         self.close();
         loops.dims.iter().for_each(|dim| self.index[usize::from(dim.0)] = None);
+    }
+
+    /// Whether a pass has values in arrays, whose indices must be known.
+    fn keeps_any(&self, pass: &[usize]) -> bool {
+        let kernel = &self.nest.kernel;
+        let roots: Vec<ExprId> = pass.iter().map(|j| value_of(&kernel.body[*j])).collect();
+        reachable(kernel, &roots).iter().any(|id| self.kept.contains_key(id))
+    }
+
+    fn moved(&self, pass: &[usize], dims: &[DimId]) -> usize {
+        let stmts: Vec<&Stmt> = pass.iter().map(|j| &self.nest.kernel.body[*j]).collect();
+        moved(self.nest, self.typing, &stmts, dims)
     }
 
     fn join(&mut self, join: Option<String>, step: &str) {
@@ -420,10 +440,10 @@ impl Emitter<'_> {
         let mut stack = roots.to_vec();
         let mut seen = BTreeSet::new();
         while let Some(id) = stack.pop() {
-            if id == load {
+            let filled = self.kept.get(&id).is_some_and(|kept| kept.filled);
+            if id == load && !filled {
                 return true;
             }
-            let filled = self.kept.get(&id).is_some_and(|kept| kept.filled);
             if !filled && seen.insert(id) {
                 stack.extend(crate::tile::children(self.nest.kernel.get(id)));
             }
@@ -508,6 +528,8 @@ impl Emitter<'_> {
         self.line(format!("{c} {total} = {};", neutral(*op, ty)));
         let lane = if self.mapping.group == 1 { "0" } else { "lane" };
         let place = self.part_place(j, "part");
+        // So many loads are on their way at once.
+        self.line("#pragma unroll 8");
         self.line(format!("for (int part = {lane}; part < {}; part += {})", self.mapping.parts, self.mapping.group));
         self.line(format!("    {total} = {}::of({total}, *(const {c}*)(workspace + {place}));", functor(*op)));
         if self.mapping.group > 1 {

@@ -2,6 +2,7 @@
 
 use crate::tile::{Access, Nest, Typing, dims_of, over_of, reachable, value_of};
 use dcc_program::kernel::{DimId, Expr, Index, Outside, Stmt};
+use dcc_program::types::DType;
 
 /// Threads of a block of single points, and of a block of warps that each have a point; a point has two such blocks at most, whose threads
 /// can have 128 registers.
@@ -12,6 +13,13 @@ const MANY: usize = 1 << 18;
 /// Elements of a thread where a group shares a point: aimed at, and the most whose values stay in registers for later statements.
 const EACH: usize = 16;
 const KEPT: usize = 32;
+/// Bytes of the elements that a thread moves in one step: all are in registers before any is stored.
+pub(super) const MOVED: usize = 384;
+/// Points of a tile along each of its two dims, and the fewest points for which there are tiles.
+pub(super) const SIDE: usize = 32;
+const TILED: usize = 1 << 12;
+/// Bytes that memory moves at least.
+const SECTOR: usize = 32;
 /// Most parts of a reduction.
 const PARTS: usize = 1024;
 
@@ -26,6 +34,9 @@ pub(super) struct Mapping {
     pub vector: usize,
     /// Parts of every reduction, each a block's; 1 where there are points enough.
     pub parts: usize,
+    /// Of a kernel without reductions that reads an operand across the result: the dim that the operand lies along. Blocks have tiles of
+    /// SIDE points of this and of the last dim, which they read along one and write along the other.
+    pub across: Option<DimId>,
 }
 
 /// A statement's loops as one: its dims, the one to walk through memory along last, and their points.
@@ -49,10 +60,11 @@ impl Mapping {
             outer.retain(|dim| *dim != last);
             outer.push(last);
         }
-        let mut mapping = Mapping { outer, points, group: 1, vector: 1, parts: 1 };
+        let mut mapping = Mapping { outer, points, group: 1, vector: 1, parts: 1, across: None };
         if own {
             let vectors = kernel.body.iter().filter_map(|stmt| mapping.loops(nest, typing, over_of(stmt)).dims.last().copied());
             mapping.vector = vectors.map(|dim| walks.vector(dim)).min().unwrap_or(1);
+            mapping.vector = narrowed(nest, typing, mapping.vector, None);
             let few = points < MANY / BLOCK;
             let each = if few { EACH / 4 } else { EACH };
             mapping.group = longest.div_ceil(each.max(mapping.vector)).next_power_of_two().clamp(WARP, 2 * BLOCK);
@@ -60,10 +72,21 @@ impl Mapping {
             && longest == 1
             && kernel.body.iter().all(|stmt| !matches!(stmt, Stmt::Reduce { .. }))
         {
-            mapping.vector = walks.vector(last);
+            mapping.vector = narrowed(nest, typing, walks.vector(last), Some(last));
+            if let Some([along, across]) = walks.tile(points) {
+                mapping.outer.retain(|dim| *dim != along);
+                mapping.outer.push(along);
+                (mapping.vector, mapping.across) = (1, Some(across));
+            }
         }
         mapping.parts = parts(nest, &mapping, longest);
         mapping
+    }
+
+    /// Of the entry that adds up many parts: a warp for a point, since there are few points, and each part is far from the next.
+    pub fn finishing(&self) -> Mapping {
+        let mapping = self.clone();
+        if self.group == 1 && self.parts >= WARP { Mapping { group: WARP, vector: 1, ..mapping } } else { mapping }
     }
 
     /// A statement's dims in the order in which their loops run.
@@ -93,10 +116,46 @@ impl Mapping {
     }
 
     /// Blocks along the points.
-    pub fn blocks(&self) -> usize {
+    pub fn blocks(&self, nest: &Nest) -> usize {
+        if let Some(across) = self.across {
+            let sides = [across, *self.outer.last().expect("a tile has two dims")].map(|dim| nest.extents[usize::from(dim.0)]);
+            return self.points / (sides[0] * sides[1]) * sides[0].div_ceil(SIDE) * sides[1].div_ceil(SIDE);
+        }
         let each = if self.group == 1 { self.vector } else { 1 };
         self.points.div_ceil(self.threads() / self.group * each).max(1)
     }
+}
+
+/// Bytes that statements load and store at each point of `dims`.
+pub(super) fn moved(nest: &Nest, typing: &Typing, stmts: &[&Stmt], dims: &[DimId]) -> usize {
+    let bytes = |dtype: DType| dtype.bytes() as usize;
+    let roots: Vec<_> = stmts.iter().map(|stmt| value_of(stmt)).collect();
+    let loaded = reachable(&nest.kernel, &roots).into_iter().filter_map(|id| match nest.kernel.get(id) {
+        Expr::Load { input, .. } if typing.depends(id) & dims_of(dims) != 0 => {
+            Some(bytes(nest.inputs[usize::from(*input)].dtype))
+        }
+        _ => None,
+    });
+    let stored = stmts.iter().filter_map(|stmt| match stmt {
+        Stmt::Store { output, .. } => Some(bytes(nest.outputs[usize::from(*output)].dtype)),
+        _ => None,
+    });
+    loaded.sum::<usize>() + stored.sum::<usize>()
+}
+
+/// Elements side by side, up to `vector`, for which those of a step fit into registers, whatever statements it is of.
+fn narrowed(nest: &Nest, typing: &Typing, vector: usize, last: Option<DimId>) -> usize {
+    let own = |dims: &[DimId]| last.map_or(dims.to_vec(), |last| vec![last]);
+    let steps = nest.kernel.body.iter().filter(|stmt| last.is_some() || !over_of(stmt).is_empty()).map(|stmt| {
+        let together: Vec<&Stmt> = nest.kernel.body.iter().filter(|other| over_of(other) == over_of(stmt)).collect();
+        moved(nest, typing, &together, &own(over_of(stmt)))
+    });
+    let most = steps.max().unwrap_or(0);
+    let mut vector = vector;
+    while vector > 1 && most * vector > MOVED {
+        vector /= 2;
+    }
+    vector
 }
 
 /// In how many parts all reductions run, so that there are threads enough: only where none waits for another.
@@ -117,7 +176,7 @@ fn count(nest: &Nest, dims: &[DimId]) -> usize {
     dims.iter().map(|dim| nest.extents[usize::from(dim.0)]).product()
 }
 
-/// Every access of a nest: its element bytes, whether each index is a plain dim, and how often it runs.
+/// Every access of a nest: its element bytes, whether each index is a plain dim, what it is, and how often it runs.
 struct Walks<'a> {
     nest: &'a Nest,
     all: Vec<Walk>,
@@ -129,6 +188,9 @@ struct Walk {
     scattered: u64,
     bytes: usize,
     plain: bool,
+    stored: bool,
+    /// Whether a load that is never outside of its operand, by plain dims.
+    loaded: bool,
     times: f64,
 }
 
@@ -138,19 +200,20 @@ impl<'a> Walks<'a> {
         let points = count(nest, &nest.kernel.outer) as f64;
         for stmt in &nest.kernel.body {
             let times = points * count(nest, over_of(stmt)) as f64;
-            let mut add = |array: &crate::tile::Array, index: &[Index], outside| {
+            let mut add = |array: &crate::tile::Array, index: &[Index], outside, stored: bool| {
                 let access = Access::new(nest, array, index, outside);
                 let scattered = access.indirect.iter().fold(0, |all, (_, id)| all | typing.depends(*id));
                 let plain = index.iter().all(|index| matches!(index, Index::Dim(_)));
-                all.push(Walk { access, scattered, bytes: array.dtype.bytes() as usize, plain, times });
+                let loaded = plain && !stored && outside == Outside::Never;
+                all.push(Walk { access, scattered, bytes: array.dtype.bytes() as usize, plain, stored, loaded, times });
             };
             for id in reachable(&nest.kernel, &[value_of(stmt)]) {
                 if let Expr::Load { input, index, outside } = nest.kernel.get(id) {
-                    add(&nest.inputs[usize::from(*input)], index, *outside);
+                    add(&nest.inputs[usize::from(*input)], index, *outside, false);
                 }
             }
             if let Stmt::Store { output, index, .. } = stmt {
-                add(&nest.outputs[usize::from(*output)], index, Outside::Never);
+                add(&nest.outputs[usize::from(*output)], index, Outside::Never, true);
             }
         }
         Walks { nest, all }
@@ -182,6 +245,23 @@ impl<'a> Walks<'a> {
         best * WARP.div_ceil(longest.clamp(1, WARP)) as f64
     }
 
+    /// The dim that all results lie along, and the one that most bytes of operands lie along which are far apart there.
+    fn tile(&self, points: usize) -> Option<[DimId; 2]> {
+        let size = |dim: DimId| self.nest.extents[usize::from(dim.0)];
+        let lies = |walk: &Walk, dim: DimId| walk.plain && walk.access.strides[usize::from(dim.0)] == 1;
+        let outer = || self.nest.kernel.outer.iter().copied().filter(|dim| size(*dim) >= SIDE / 2);
+        let along = outer().find(|dim| self.all.iter().filter(|walk| walk.stored).all(|walk| lies(walk, *dim)))?;
+        let bytes = |across: DimId| -> usize {
+            self.all
+                .iter()
+                .filter(|walk| is_across(&walk.access.strides, walk.bytes, [along, across]) && walk.loaded)
+                .map(|walk| walk.bytes)
+                .sum()
+        };
+        let best = outer().filter(|dim| *dim != along).max_by_key(|dim| (bytes(*dim), std::cmp::Reverse(dim.0)))?;
+        (points >= TILED && bytes(best) > 0).then_some([along, best])
+    }
+
     /// Elements side by side along `dim` that one instruction can move, wherever they are moved at all.
     fn vector(&self, dim: DimId) -> usize {
         let even = |walk: &&Walk| self.is_even(walk, dim, 1);
@@ -195,6 +275,11 @@ impl<'a> Walks<'a> {
     fn is_even(&self, walk: &Walk, dim: DimId, vector: usize) -> bool {
         walk.plain && is_even(&walk.access.strides, dim, vector)
     }
+}
+
+/// Whether elements of so many bytes lie side by side along the second dim, and far apart along the first.
+pub(super) fn is_across(strides: &[i64], bytes: usize, [along, across]: [DimId; 2]) -> bool {
+    strides[usize::from(across.0)] == 1 && strides[usize::from(along.0)].unsigned_abs() as usize * bytes >= SECTOR
 }
 
 /// Whether elements lie side by side along `dim`, and every `vector` of them begin where such a pack may.

@@ -143,6 +143,8 @@ fn generated_kernels() {
     let jobs = jobs();
     let launches: Vec<usize> = jobs.iter().map(|job| job.source.launches.len()).collect();
     assert_eq!(launches, [1, 1, 1, 1, 2, 2, 1], "some in parts, some not");
+    let tiles: Vec<usize> = jobs.iter().map(|job| job.source.text.matches("DCC_SHARED_ARRAY").count()).collect();
+    assert_eq!(tiles, [0, 1, 0, 0, 0, 0, 0], "one operand lies across its result");
     check("generated_kernels", &jobs);
 }
 
@@ -155,8 +157,10 @@ pub fn planted() -> Vec<Planted> {
         (Bug::NoBarrier, CROSS_ENTROPY, "        __syncthreads();\n        x = parts[0];", "        x = parts[0];"),
         (Bug::NoBarrier, LAYER_NORM, "x = F::of(x, parts[warp]);\n        __syncthreads();", "x = F::of(x, parts[warp]);"),
         (Bug::Uninitialised, CROSS_ENTROPY, "if (threadIdx.x % 32 == 0) parts", "if (threadIdx.x == 0) parts"),
-        (Bug::MissingPart, COLUMNS, "for (int part = 0; part", "for (int part = 1; part"),
+        (Bug::MissingPart, COLUMNS, "for (int part = lane; part", "for (int part = lane + 1; part"),
         (Bug::Tail, COLUMNS, "? first +", "? 1 + first +"),
+        (Bug::NoBarrier, TRANSPOSED, "\n    __syncthreads();\n", "\n"),
+        (Bug::Index, TRANSPOSED, "[column][r]", "[r][column]"),
         (Bug::Index, DROPOUT, "(unsigned)element % 4", "(unsigned)element / 4 % 4"),
     ];
     let one = |(n, (kind, case, from, to)): (usize, (Bug, Case, &'static str, &'static str))| Planted {

@@ -116,6 +116,9 @@ impl Emitter<'_> {
         if let Some(pack) = self.packs.get(&expr) {
             return format!("widen({pack}.x[v])");
         }
+        if let Some(place) = self.tiles.get(&expr) {
+            return format!("widen({place})");
+        }
         let nest = self.nest;
         let (at, inside) = self.place(&nest.inputs[usize::from(input)], index, outside);
         let load = format!("widen(x{input}[{at}])");
