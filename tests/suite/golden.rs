@@ -4,8 +4,12 @@
 //! output and a run with `UPDATE_EXPECT=1`. `stage=N` and `show=forward,kernels` (of a plan: `show=param,dot_general`) cut the text to what the case is about;
 //! `input=NAME` takes a longer graph from `tests/golden/inputs`.
 //!
+//! Those of `cuda` show kernels for GPUs (`show=kernel3`): how they are launched, and their texts, without templates that kernels share.
+//!
 //! The gate's cases are programs and faults (`faults`), those of the compile report commands (`report`).
 
+#[cfg(target_os = "linux")]
+mod cuda;
 #[cfg(target_os = "linux")]
 mod faults;
 #[cfg(target_os = "linux")]
@@ -132,6 +136,10 @@ impl Case {
         check::programs(&programs).expect("the gate accepts what lowering gives");
         let stage = self.options.get("stage").map(|stage| stage.parse::<u32>().expect("a stage"));
         let wanted = programs.iter().filter(|program| stage.is_none_or(|stage| program.stage == stage));
+        #[cfg(target_os = "linux")]
+        if pass == "cuda" {
+            return Ok(cuda::kernels(&programs, self.text("show")));
+        }
         Ok(wanted.map(|program| shown(&text::print(program), self.text("show"))).collect())
     }
 }
@@ -229,12 +237,12 @@ passes! { rewrite, sources, train, plan, place, lower }
 
 /// Whether every .txt of the folder is read here.
 pub fn reads(folder: &str) -> bool {
-    PASSES.contains(&folder) || ["check", "inputs", "report"].contains(&folder)
+    PASSES.contains(&folder) || ["check", "cuda", "inputs", "report"].contains(&folder)
 }
 
 #[test]
 fn every_input_is_read() {
-    let cases: Vec<String> = PASSES.iter().flat_map(|pass| cases(pass)).map(|path| read(&path)).collect();
+    let cases: Vec<String> = PASSES.iter().chain(&["cuda"]).flat_map(|pass| cases(pass)).map(|path| read(&path)).collect();
     for path in self::cases("inputs") {
         let option = format!("input={}", path.file_stem().expect("a name").to_string_lossy());
         let read = cases.iter().any(|case| case.lines().next().is_some_and(|line| line.split(' ').any(|word| word == option)));
