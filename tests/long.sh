@@ -98,6 +98,12 @@ section_gate() {
     DCC_LONG=1 cargo test --release -q -p dcc-tests --test suite gate:: -- --nocapture --test-threads 1 || miss gate
 }
 
+# Kernels for GPUs of every sample and family: on the CPU that stands in for one, and by NVIDIA's compiler, which PYTHON has.
+section_gpu_kernels() {
+    tests/emulated.sh "$DCC" || miss emulated
+    tests/nvrtc.sh "$DCC" every || miss nvrtc
+}
+
 # ONNX's own node cases through the binary; PYTHON names one that has the onnx package.
 section_conformance() {
     "${PYTHON:-python3}" tests/conformance/run.py --dcc "$DCC" --least 1450 --least-tiers 0.98 --refused "$scratch/refused" || miss conformance

@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
 # Compiles all kernels of models by NVRTC for three architectures; none may spill registers. No GPU is needed.
-# `tests/nvrtc.sh DCC`; PYTHON has the package nvidia-cuda-nvrtc (13, from a package index).
+# `tests/nvrtc.sh DCC` takes some models, `tests/nvrtc.sh DCC every` one export of each sample and family.
+# PYTHON has the package nvidia-cuda-nvrtc (13, from a package index).
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# shellcheck source=tests/gpu_models.sh
+. tests/gpu_models.sh
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
@@ -29,12 +32,5 @@ while read -r model flags; do
         *) failed=1 ;;
         esac
     done
-done <<'MODELS'
-gpt2_124m --global-batch-size 4 --optimizer adamw --grad-clip 1
-gpt2_124m --global-batch-size 4 --dtype bf16
-bert_tiny --pp 2 --grad-accum 2 --global-batch-size 8 --optimizer lamb
-cnn --global-batch-size 4 --dtype f16 --optimizer adafactor
-families/moe --ep 2 --global-batch-size 4
-static_mixer --dtype f64 --optimizer muon
-MODELS
+done < <(if [ "${2:-}" = every ]; then every_model large; else some_models; fi)
 exit $failed
