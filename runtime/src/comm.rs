@@ -15,6 +15,8 @@ mod advance;
 #[cfg(target_os = "linux")]
 pub mod local;
 #[cfg(target_os = "linux")]
+pub mod mover;
+#[cfg(target_os = "linux")]
 mod peer;
 #[cfg(target_os = "linux")]
 mod pull;
@@ -59,6 +61,9 @@ pub trait Comm: Send {
     /// Ends once the transfer of `token` is complete. Errors: a peer failed, stayed silent for the timeout, or started
     /// another transfer in this one's place.
     fn wait(&mut self, token: Token) -> Result<()>;
+
+    /// Whether regions are of a device's memory; else they are of the host's arena, from and to which a device copies.
+    fn is_on_device(&self) -> bool;
 
     /// The largest `value` of all ranks, once all have called: a barrier over the world.
     fn agree(&mut self, value: u64) -> Result<u64>;

@@ -3,24 +3,26 @@
 //! Posting lets peers read the source. A large all_reduce reduces its own chunk, then copies the others' chunks; a small one
 //! reduces everything and, since the target may be the source, writes once all have read; all others read peer by peer.
 
+use super::mover::{Copy, Origin, Sources, Stage, Sum, Target};
 use super::peer::{Advance, Need, Peer, Pending, Phase};
-use super::pull::{self, Member, Reduction, Sources, chunk};
+use super::pull::{self, Member, chunk};
 use super::segment::{RING, Slot};
-use super::{DType, Op, Reduce, Region, Transfer};
+use super::{DType, Op, Reduce, Transfer};
 use crate::error::{Error, Result};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
 /// Up to here an all_reduce is one exchange: every member reduces all of it.
-const SMALL_BYTES: usize = 32 << 10;
+pub const SMALL_BYTES: usize = 32 << 10;
 const NOT_STARTED: &str = "has not started it";
 pub const NOT_READ: &str = "has not finished it";
 
 impl Peer {
     /// Posts what has room, then does the next piece of work of the queue's head.
     pub(super) fn advance(&mut self, channel: u32) -> Result<Advance> {
-        self.post(channel);
+        self.post(channel)?;
         let state = &self.channels[channel as usize];
         let Some(&head) = state.queue.front() else { return Ok(Advance::Idle) };
         if state.posted <= state.finished {
@@ -33,21 +35,21 @@ impl Peer {
                 self.collect(channel, &head, served)
             }
             (Transfer::ReduceScatter { reduce, dtype, .. }, _) => match self.all_posted(channel, &head)? {
-                Advance::Moved => Ok(self.reduce_rows(channel, &head, (reduce, dtype))),
+                Advance::Moved => self.reduce_rows(channel, &head, (reduce, dtype)),
                 waiting => Ok(waiting),
             },
             (Transfer::AllReduce { reduce, dtype, .. }, Phase::Read(_)) => match self.all_posted(channel, &head)? {
-                Advance::Moved if head.bytes <= SMALL_BYTES => Ok(self.reduce_small(channel, &head, (reduce, dtype))),
-                Advance::Moved => Ok(self.reduce_chunk(channel, &head, (reduce, dtype))),
+                Advance::Moved if head.bytes <= SMALL_BYTES => self.reduce_small(channel, &head, (reduce, dtype)),
+                Advance::Moved => self.reduce_chunk(channel, &head, (reduce, dtype)),
                 waiting => Ok(waiting),
             },
-            (_, Phase::WriteHeld) => Ok(self.write_held(channel, &head)),
-            (_, Phase::Gather(served)) => Ok(self.gather_chunk(channel, &head, served)),
+            (_, Phase::WriteHeld) => self.write_held(channel, &head),
+            (_, Phase::Gather(served)) => self.gather_chunk(channel, &head, served),
         }
     }
 
     /// Posts started transfers in order, as far as the ring has room.
-    pub(super) fn post(&mut self, channel: u32) {
+    pub(super) fn post(&mut self, channel: u32) -> Result<()> {
         let state = &mut self.channels[channel as usize];
         let before = state.posted;
         while state.posted < state.started {
@@ -63,17 +65,25 @@ impl Peer {
             state.posted_tensors += pending.tensors;
             state.posted += 1;
         }
-        if state.posted > before {
-            let posted = state.posted;
-            self.publish(channel, posted, |slot| slot.posted());
+        if state.posted == before {
+            return Ok(());
         }
+        let posted = state.posted;
+        self.publish(channel, posted, Stage::Posted, |slot| slot.posted())
     }
 
     /// Advances one of the own counters and tells the other members.
-    fn publish(&self, channel: u32, value: u64, counter: impl Fn(Slot<'_>) -> &AtomicU64) {
+    fn publish(&mut self, channel: u32, value: u64, stage: Stage, counter: impl Fn(Slot<'_>) -> &AtomicU64) -> Result<()> {
+        self.mover.mark(channel, stage)?;
         let state = &self.channels[channel as usize];
         counter(self.segment.slot(channel, state.index)).store(value, Release);
         state.members.iter().filter(|&&member| member != self.rank).for_each(|&member| self.segment.ring(member));
+        Ok(())
+    }
+
+    /// What is moved from here on comes behind `stage` of all `members`.
+    fn follow(&mut self, channel: u32, members: Range<usize>, stage: Stage) -> Result<()> {
+        members.into_iter().try_for_each(|member| self.mover.follow(channel, member, stage))
     }
 
     fn finish_head(&mut self, channel: u32) -> Advance {
@@ -86,9 +96,9 @@ impl Peer {
     }
 
     /// `done`, and off the queue: the rest is the peers' work.
-    fn done(&mut self, channel: u32) -> Advance {
-        self.publish(channel, self.channels[channel as usize].finished + 1, |slot| slot.done());
-        self.finish_head(channel)
+    fn done(&mut self, channel: u32) -> Result<Advance> {
+        self.publish(channel, self.channels[channel as usize].finished + 1, Stage::Done, |slot| slot.done())?;
+        Ok(self.finish_head(channel))
     }
 
     fn set_phase(&mut self, channel: u32, phase: Phase) -> Advance {
@@ -123,12 +133,14 @@ impl Peer {
     }
 
     /// `Moved` once all members have posted the head.
-    fn all_posted(&self, channel: u32, head: &Pending) -> Result<Advance> {
-        for member in 0..self.channels[channel as usize].members.len() {
+    fn all_posted(&mut self, channel: u32, head: &Pending) -> Result<Advance> {
+        let members = self.channels[channel as usize].members.len();
+        for member in 0..members {
             if !self.has_posted(channel, head, member)? {
                 return Ok(self.needs(channel, head, member, NOT_STARTED));
             }
         }
+        self.follow(channel, 0..members, Stage::Posted)?;
         Ok(Advance::Moved)
     }
 
@@ -136,50 +148,42 @@ impl Peer {
         if !self.has_posted(channel, head, 0)? {
             return Ok(self.needs(channel, head, 0, NOT_STARTED));
         }
+        self.follow(channel, 0..2, Stage::Posted)?;
         let state = &self.channels[channel as usize];
         let target = state.tensors[0].target;
-        let offset = self.segment.slot(channel, 0).source(state.finished, 0);
-        let bytes = self.segment.arena(state.members[0]).slice(Region { offset, bytes: target.bytes });
-        self.segment.arena(self.rank).write(target.offset, bytes);
-        self.received += bytes.len() as u64;
-        Ok(self.done(channel))
+        let source = self.segment.slot(channel, 0).source(state.finished, 0);
+        self.mover.copy(channel, Origin::Arena(state.members[0]), &Copy::piece(source, target.offset, target.bytes))?;
+        self.received += target.bytes as u64;
+        self.done(channel)
     }
 
     /// all_gather and all_to_all: one peer after the other, own block first.
     fn collect(&mut self, channel: u32, head: &Pending, served: usize) -> Result<Advance> {
-        let state = &self.channels[channel as usize];
-        let members = state.members.len();
+        let Member { index: own, members } = self.me(channel);
         if served == members {
-            return Ok(self.done(channel));
+            return self.done(channel);
         }
-        let index = (state.index + served) % members;
+        let index = (own + served) % members;
         if !self.has_posted(channel, head, index)? {
             return Ok(self.needs(channel, head, index, NOT_STARTED));
         }
-        let (slot, from) = (self.segment.slot(channel, index), Member { index, members });
+        self.follow(channel, index..index + 1, Stage::Posted)?;
+        let Peer { channels, segment, mover, .. } = self;
+        let state = &channels[channel as usize];
+        let (slot, from) = (segment.slot(channel, index), Member { index, members });
         let mut bytes = 0;
         for (tensor, op) in state.tensors.range(..head.tensors).enumerate() {
-            let offset = slot.source(state.finished, tensor);
-            let source = pull::Source { arena: self.segment.arena(state.members[index]), offset };
-            let (target, at) = (self.segment.arena(self.rank), op.target.offset);
-            bytes += match op.transfer {
-                Transfer::AllGather { rows, .. } => pull::gather(source, from, rows, target, at),
-                Transfer::AllToAll { exchange, .. } => pull::exchange(source, from, state.index, exchange, target, at),
+            let (source, target) = (slot.source(state.finished, tensor), op.target.offset);
+            let copy = match op.transfer {
+                Transfer::AllGather { rows, .. } => pull::gather(source, from, rows, target),
+                Transfer::AllToAll { exchange, .. } => pull::exchange(source, from, own, exchange, target),
                 _ => unreachable!("only these two are collected"),
             };
+            mover.copy(channel, Origin::Arena(state.members[index]), &copy)?;
+            bytes += copy.total();
         }
         self.received += if served == 0 { 0 } else { bytes as u64 };
         Ok(self.set_phase(channel, Phase::Read(served + 1)))
-    }
-
-    /// The head's tensor of that number, on all members.
-    fn sources(&self, channel: u32, tensor: usize) -> Sources<'_> {
-        let state = &self.channels[channel as usize];
-        Sources { segment: &self.segment, channel, sequence: state.finished, tensor, members: &state.members }
-    }
-
-    fn reduction(&self, channel: u32, tensor: usize, (reduce, dtype): (Reduce, DType)) -> Reduction<'_> {
-        Reduction { sources: self.sources(channel, tensor), reduce, dtype, target: self.segment.arena(self.rank) }
     }
 
     fn tensor(&self, channel: u32, tensor: usize) -> Op {
@@ -191,89 +195,110 @@ impl Peer {
         Member { index: state.index, members: state.members.len() }
     }
 
-    fn reduce_rows(&mut self, channel: u32, head: &Pending, kind: (Reduce, DType)) -> Advance {
-        let mut scratch = std::mem::take(&mut self.scratch);
+    /// Reduces pieces of the head's tensor of that number; counts what is read of others.
+    fn reduce(&mut self, channel: u32, tensor: usize, kind: (Reduce, DType), pieces: Pieces, to: Target) -> Result<()> {
+        let Peer { channels, segment, mover, .. } = self;
+        let state = &channels[channel as usize];
+        let sources = Sources { segment, channel, sequence: state.finished, tensor, members: &state.members };
+        let (Pieces { outer, bytes, at, stride, to_stride }, (reduce, dtype)) = (pieces, kind);
+        mover.reduce(channel, &Sum { sources, reduce, dtype, outer, bytes, at, stride, to_stride }, to)?;
+        self.received += (outer * bytes * (state.members.len() - 1)) as u64;
+        Ok(())
+    }
+
+    fn reduce_rows(&mut self, channel: u32, head: &Pending, kind: (Reduce, DType)) -> Result<Advance> {
         let me = self.me(channel);
         for tensor in 0..head.tensors {
             let op = self.tensor(channel, tensor);
             let Transfer::ReduceScatter { rows, .. } = op.transfer else { unreachable!("only this one is scattered") };
-            self.reduction(channel, tensor, kind).scatter(rows, me, op.target.offset, &mut scratch);
-            self.count_reduced(rows.outer * rows.range(me.index, me.members).len() * rows.inner, me);
+            let own = rows.range(me.index, me.members);
+            let pieces = Pieces {
+                outer: rows.outer,
+                bytes: own.len() * rows.inner,
+                at: own.start * rows.inner,
+                stride: rows.dim * rows.inner,
+                to_stride: rows.block(me.members) * rows.inner,
+            };
+            self.reduce(channel, tensor, kind, pieces, Target::Arena(op.target.offset))?;
         }
-        self.scratch = scratch;
         self.done(channel)
     }
 
-    fn reduce_chunk(&mut self, channel: u32, head: &Pending, kind: (Reduce, DType)) -> Advance {
-        let mut scratch = std::mem::take(&mut self.scratch);
+    fn reduce_chunk(&mut self, channel: u32, head: &Pending, kind: (Reduce, DType)) -> Result<Advance> {
         let me = self.me(channel);
         for tensor in 0..head.tensors {
             let op = self.tensor(channel, tensor);
             let own = chunk(op.source.bytes, me);
-            self.reduction(channel, tensor, kind).run(own.clone(), op.target.offset + own.start, &mut scratch);
-            self.count_reduced(own.len(), me);
+            let to = Target::Arena(op.target.offset + own.start);
+            self.reduce(channel, tensor, kind, Pieces::one(own.start, own.len()), to)?;
         }
-        self.scratch = scratch;
-        self.publish(channel, self.channels[channel as usize].finished + 1, |slot| slot.reduced());
-        self.set_phase(channel, Phase::Gather(1))
+        self.publish(channel, self.channels[channel as usize].finished + 1, Stage::Reduced, |slot| slot.reduced())?;
+        Ok(self.set_phase(channel, Phase::Gather(1)))
     }
 
     /// A reduced chunk of a peer may be read, and the own copy of its source overwritten: the peer was its only reader.
-    fn gather_chunk(&mut self, channel: u32, head: &Pending, served: usize) -> Advance {
-        let state = &self.channels[channel as usize];
-        let members = state.members.len();
+    fn gather_chunk(&mut self, channel: u32, head: &Pending, served: usize) -> Result<Advance> {
+        let Member { index: own, members } = self.me(channel);
         if served == members {
             return self.done(channel);
         }
-        let index = (state.index + served) % members;
-        let slot = self.segment.slot(channel, index);
-        if slot.reduced().load(Acquire) <= state.finished {
-            return self.needs(channel, head, index, "has not reduced its part");
+        let index = (own + served) % members;
+        let sequence = self.channels[channel as usize].finished;
+        if self.segment.slot(channel, index).reduced().load(Acquire) <= sequence {
+            return Ok(self.needs(channel, head, index, "has not reduced its part"));
         }
-        let peer = self.segment.arena(state.members[index]);
+        self.follow(channel, index..index + 1, Stage::Reduced)?;
+        let Peer { channels, segment, mover, received, .. } = self;
+        let (state, slot) = (&channels[channel as usize], segment.slot(channel, index));
         for (tensor, op) in state.tensors.range(..head.tensors).enumerate() {
             let range = chunk(op.target.bytes, Member { index, members });
-            let offset = slot.target(state.finished, tensor) + range.start;
-            let bytes = peer.slice(Region { offset, bytes: range.len() });
-            self.segment.arena(self.rank).write(op.target.offset + range.start, bytes);
-            self.received += bytes.len() as u64;
+            let copy = Copy::piece(slot.target(sequence, tensor) + range.start, op.target.offset + range.start, range.len());
+            mover.copy(channel, Origin::Arena(state.members[index]), &copy)?;
+            *received += range.len() as u64;
         }
-        self.set_phase(channel, Phase::Gather(served + 1))
+        Ok(self.set_phase(channel, Phase::Gather(served + 1)))
     }
 
-    /// A reduction of `bytes` read as many of each other member.
-    fn count_reduced(&mut self, bytes: usize, me: Member) {
-        self.received += (bytes * (me.members - 1)) as u64;
-    }
-
-    fn reduce_small(&mut self, channel: u32, head: &Pending, (reduce, dtype): (Reduce, DType)) -> Advance {
-        let mut held = std::mem::take(&mut self.channels[channel as usize].held);
-        held.resize(head.bytes, 0);
+    fn reduce_small(&mut self, channel: u32, head: &Pending, kind: (Reduce, DType)) -> Result<Advance> {
         let mut at = 0;
         for tensor in 0..head.tensors {
             let bytes = self.tensor(channel, tensor).source.bytes;
-            self.sources(channel, tensor).reduce(reduce, dtype, 0..bytes, &mut held[at..at + bytes]);
+            self.reduce(channel, tensor, kind, Pieces::one(0, bytes), Target::Held(at))?;
             at += bytes;
         }
-        self.channels[channel as usize].held = held;
-        self.count_reduced(head.bytes, self.me(channel));
-        self.publish(channel, self.channels[channel as usize].finished + 1, |slot| slot.done());
-        self.set_phase(channel, Phase::WriteHeld)
+        self.publish(channel, self.channels[channel as usize].finished + 1, Stage::Done, |slot| slot.done())?;
+        Ok(self.set_phase(channel, Phase::WriteHeld))
     }
 
     /// The target may be the source: all members must have read it.
-    fn write_held(&mut self, channel: u32, head: &Pending) -> Advance {
-        let state = &self.channels[channel as usize];
-        if let Some(member) = self.undone(channel, state.finished) {
-            return self.needs(channel, head, member, NOT_READ);
+    fn write_held(&mut self, channel: u32, head: &Pending) -> Result<Advance> {
+        if let Some(member) = self.undone(channel, self.channels[channel as usize].finished) {
+            return Ok(self.needs(channel, head, member, NOT_READ));
         }
-        let mut held = &state.held[..];
-        for op in state.tensors.range(..head.tensors) {
-            let (own, rest) = held.split_at(op.target.bytes);
-            self.segment.arena(self.rank).write(op.target.offset, own);
-            held = rest;
+        self.follow(channel, self.channels[channel as usize].readers.clone(), Stage::Done)?;
+        let mut at = 0;
+        for tensor in 0..head.tensors {
+            let target = self.tensor(channel, tensor).target;
+            self.mover.copy(channel, Origin::Held, &Copy::piece(at, target.offset, target.bytes))?;
+            at += target.bytes;
         }
-        self.finish_head(channel)
+        Ok(self.finish_head(channel))
+    }
+}
+
+/// As in `Sum`.
+#[derive(Clone, Copy)]
+struct Pieces {
+    outer: usize,
+    bytes: usize,
+    at: usize,
+    stride: usize,
+    to_stride: usize,
+}
+
+impl Pieces {
+    fn one(at: usize, bytes: usize) -> Pieces {
+        Pieces { outer: 1, bytes, at, stride: 0, to_stride: 0 }
     }
 }
 

@@ -6,7 +6,8 @@
 //! queue, then sleeps on the rank's doorbell, which peers ring after each counter that they advance; `progress` serves them if it rang.
 
 use super::advance::{NOT_READ, signature};
-use super::pull::BLOCK;
+use super::mover::Mover;
+use super::pull::Pull;
 use super::segment::{Segment, WAKE};
 use super::shm::{self, Arena};
 use super::{Comm, Hello, Op, Patience, Place, Stop, Token, Transfer};
@@ -33,7 +34,7 @@ pub struct Peer {
     pub(super) channels: Vec<Channel>,
     /// Channels with started transfers that still need work of this rank.
     active: Vec<u32>,
-    pub(super) scratch: Box<[u8]>,
+    pub(super) mover: Box<dyn Mover>,
     /// The doorbell when queues were last served without waiting; `None` if something was started since.
     heard: Option<u32>,
     barriers: u64,
@@ -66,8 +67,6 @@ pub(super) struct Channel {
     pub finished: u64,
     /// What kept the head from moving when it was last looked at.
     pub need: Option<Need>,
-    /// Result of a small all_reduce until all members have read the sources that it may overwrite.
-    pub held: Vec<u8>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -120,7 +119,7 @@ impl Peer {
             place: Place::default(),
             channels,
             active: Vec::with_capacity(64),
-            scratch: vec![0; BLOCK].into(),
+            mover: Box::new(Pull::new(segment.clone(), rank)),
             heard: None,
             barriers: 0,
             received: 0,
@@ -132,6 +131,11 @@ impl Peer {
     /// This rank's memory, of `Layout::arena_bytes[rank]` bytes or a little more.
     pub fn arena(&self) -> Arena {
         Arena::new(self.segment.clone(), self.rank)
+    }
+
+    /// From here on `mover` moves what is transferred, instead of one between the host's arenas. Before the first transfer.
+    pub fn set_mover(&mut self, mover: Box<dyn Mover>) {
+        self.mover = mover;
     }
 
     pub fn segment(&self) -> &Arc<Segment> {
@@ -316,7 +320,7 @@ impl Comm for Peer {
         if state.queue.len() == 1 {
             self.active.push(channel);
         }
-        self.post(channel);
+        self.post(channel)?;
         Ok(token)
     }
 
@@ -332,7 +336,12 @@ impl Comm for Peer {
     }
 
     fn wait(&mut self, token: Token) -> Result<()> {
-        self.block(|peer| peer.missing(token))
+        self.block(|peer| peer.missing(token))?;
+        self.mover.land(token.channel, self.channels[token.channel as usize].readers.clone())
+    }
+
+    fn is_on_device(&self) -> bool {
+        self.mover.is_on_device()
     }
 
     fn agree(&mut self, value: u64) -> Result<u64> {
@@ -395,20 +404,7 @@ impl Channel {
         let index = members.iter().position(|&member| member == rank).unwrap_or(0);
         let queue = VecDeque::new();
         let tensors = VecDeque::new();
-        let (posted_tensors, held) = (0, Vec::new());
-        Channel {
-            members,
-            index,
-            readers,
-            queue,
-            tensors,
-            posted_tensors,
-            started: 0,
-            posted: 0,
-            finished: 0,
-            need: None,
-            held,
-        }
+        Channel { members, index, readers, queue, tensors, posted_tensors: 0, started: 0, posted: 0, finished: 0, need: None }
     }
 }
 

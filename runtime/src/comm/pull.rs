@@ -1,19 +1,23 @@
-//! Moves the bytes of transfers: a member reads what its peers posted and writes its own target, never another's memory.
+//! The mover of ranks on CPUs: a member reads what its peers posted and writes its own target, never another's memory, at once.
 
+use super::advance::SMALL_BYTES;
+use super::mover::{Copy, Mover, Origin, Stage, Strides, Sum, Target};
 use super::reduce::accumulate;
 use super::segment::Segment;
-use super::shm::Mapping;
-use super::{DType, Exchange, Reduce, Region, Rows, Side};
+use super::{Exchange, Region, Rows, Side};
+use crate::error::Result;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Bytes that a reduction holds in cache while it goes through the members.
-pub const BLOCK: usize = 16 << 10;
+const BLOCK: usize = 16 << 10;
 
-/// What one member posted: its arena and the offset of its source there.
-#[derive(Clone, Copy)]
-pub struct Source<'a> {
-    pub arena: &'a Mapping,
-    pub offset: usize,
+pub struct Pull {
+    segment: Arc<Segment>,
+    rank: u32,
+    scratch: Box<[u8]>,
+    /// By channel: grown once.
+    held: Vec<Vec<u8>>,
 }
 
 /// Position of a member in its group.
@@ -23,81 +27,84 @@ pub struct Member {
     pub members: usize,
 }
 
-impl<'a> Source<'a> {
-    fn slice(self, range: Range<usize>) -> &'a [u8] {
-        self.arena.slice(Region { offset: self.offset + range.start, bytes: range.len() })
+impl Pull {
+    pub fn new(segment: Arc<Segment>, rank: u32) -> Pull {
+        Pull { held: vec![Vec::new(); segment.layout.channels()], segment, rank, scratch: vec![0; BLOCK].into() }
     }
 }
 
-/// What all members posted of one tensor of a transfer.
-#[derive(Clone, Copy)]
-pub struct Sources<'a> {
-    pub segment: &'a Segment,
-    pub channel: u32,
-    pub sequence: u64,
-    pub tensor: usize,
-    pub members: &'a [u32],
-}
-
-impl<'a> Sources<'a> {
-    fn get(&self, member: usize) -> Source<'a> {
-        let offset = self.segment.slot(self.channel, member).source(self.sequence, self.tensor);
-        Source { arena: self.segment.arena(self.members[member]), offset }
+impl Mover for Pull {
+    fn mark(&mut self, _: u32, _: Stage) -> Result<()> {
+        Ok(())
     }
 
-    /// Reduces bytes `range` of all sources into `held`, member 0 first.
-    pub fn reduce(&self, reduce: Reduce, dtype: DType, range: Range<usize>, held: &mut [u8]) {
-        held.copy_from_slice(self.get(0).slice(range.clone()));
-        for member in 1..self.members.len() {
-            accumulate(reduce, dtype, held, self.get(member).slice(range.clone()));
+    fn follow(&mut self, _: u32, _: usize, _: Stage) -> Result<()> {
+        Ok(())
+    }
+
+    fn land(&mut self, _: u32, _: Range<usize>) -> Result<()> {
+        Ok(())
+    }
+
+    fn copy(&mut self, channel: u32, from: Origin, copy: &Copy) -> Result<()> {
+        let target = self.segment.arena(self.rank);
+        for outer in 0..copy.outer {
+            for row in 0..copy.rows {
+                let place = |strides: &Strides| strides.at + outer * strides.outer + row * strides.row;
+                let (source, to) = (Region { offset: place(&copy.from), bytes: copy.bytes }, place(&copy.to));
+                match from {
+                    Origin::Arena(rank) => target.write(to, self.segment.arena(rank).slice(source)),
+                    Origin::Held => target.write(to, &self.held[channel as usize][source.range()]),
+                }
+            }
         }
+        Ok(())
     }
-}
 
-/// What to reduce and where the result goes.
-#[derive(Clone, Copy)]
-pub struct Reduction<'a> {
-    pub sources: Sources<'a>,
-    pub reduce: Reduce,
-    pub dtype: DType,
-    pub target: &'a Mapping,
-}
-
-impl Reduction<'_> {
-    /// Reduces bytes `range` of all sources into the target at `at`, block by block through `scratch` (`BLOCK` bytes), so that
-    /// the target may be this member's own source.
-    pub fn run(&self, range: Range<usize>, at: usize, scratch: &mut [u8]) {
-        for start in range.clone().step_by(BLOCK) {
-            let block = start..(start + BLOCK).min(range.end);
-            let held = &mut scratch[..block.len()];
-            self.sources.reduce(self.reduce, self.dtype, block, held);
-            self.target.write(at + start - range.start, held);
+    /// Block by block through `scratch`, so that the target may be this member's own source.
+    fn reduce(&mut self, channel: u32, sum: &Sum<'_>, to: Target) -> Result<()> {
+        let Pull { segment, rank, scratch, held } = self;
+        for outer in 0..sum.outer {
+            let first = sum.at + outer * sum.stride;
+            for block in (0..sum.bytes).step_by(BLOCK) {
+                let bytes = BLOCK.min(sum.bytes - block);
+                let part = &mut scratch[..bytes];
+                let source = |member: usize| {
+                    let (rank, offset) = sum.sources.get(member);
+                    segment.arena(rank).slice(Region { offset: offset + first + block, bytes })
+                };
+                part.copy_from_slice(source(0));
+                (1..sum.sources.members.len()).for_each(|member| accumulate(sum.reduce, sum.dtype, part, source(member)));
+                let at = outer * sum.to_stride + block;
+                match to {
+                    Target::Arena(to) => segment.arena(*rank).write(to + at, part),
+                    Target::Held(to) => {
+                        let held = &mut held[channel as usize];
+                        held.resize(SMALL_BYTES, 0);
+                        held[to + at..to + at + bytes].copy_from_slice(part);
+                    }
+                }
+            }
         }
+        Ok(())
     }
 
-    /// `run` on own rows of `[outer, dim, inner]` sources, into `[outer, block, inner]` at `at`.
-    pub fn scatter(&self, rows: Rows, me: Member, at: usize, scratch: &mut [u8]) {
-        let own = rows.range(me.index, me.members);
-        for outer in 0..rows.outer {
-            let row = |row: usize| (outer * rows.dim + row) * rows.inner;
-            self.run(row(own.start)..row(own.end), at + outer * rows.block(me.members) * rows.inner, scratch);
-        }
+    fn is_on_device(&self) -> bool {
+        false
     }
 }
 
-/// Copies the block of `from`, `[outer, block, inner]`, to its rows of the target, `[outer, dim, inner]`. Returns the bytes.
-pub fn gather(source: Source<'_>, from: Member, rows: Rows, target: &Mapping, at: usize) -> usize {
+/// The block of `from`, `[outer, block, inner]` at `source`, to its rows of the target, `[outer, dim, inner]` at `target`.
+pub fn gather(source: usize, from: Member, rows: Rows, target: usize) -> Copy {
     let range = rows.range(from.index, from.members);
     let bytes = range.len() * rows.inner;
-    for outer in 0..rows.outer {
-        let start = outer * rows.block(from.members) * rows.inner;
-        target.write(at + (outer * rows.dim + range.start) * rows.inner, source.slice(start..start + bytes));
-    }
-    rows.outer * bytes
+    let from = Strides { at: source, outer: rows.block(from.members) * rows.inner, row: 0 };
+    let to = Strides { at: target + range.start * rows.inner, outer: rows.dim * rows.inner, row: 0 };
+    Copy { outer: rows.outer, rows: 1, bytes, from, to }
 }
 
-/// Copies what `from` holds of own block: its part of the joined dim, own part of the split dim. Returns the bytes.
-pub fn exchange(source: Source<'_>, from: Member, own: usize, shape: Exchange, target: &Mapping, at: usize) -> usize {
+/// What `from` holds of own block: its part of the joined dim, own part of the split dim.
+pub fn exchange(source: usize, from: Member, own: usize, shape: Exchange, target: usize) -> Copy {
     let Exchange { outer, first, middle, second, inner, split } = shape;
     let dims = |dim| Rows { outer: 1, dim, inner: 1 };
     let (first_member, second_member) = match split {
@@ -112,19 +119,18 @@ pub fn exchange(source: Source<'_>, from: Member, own: usize, shape: Exchange, t
         Side::First => ((first, second_block), (rows.start, 0), (first_block, second), (0, columns.start)),
         Side::Second => ((first_block, second), (0, columns.start), (first, second_block), (rows.start, 0)),
     };
-    let index = |dims: (usize, usize), origin: (usize, usize), o: usize, row: usize, m: usize| {
-        (((o * dims.0 + origin.0 + row) * middle + m) * dims.1 + origin.1) * inner
+    // Rows and what lies in the middle are apart alike.
+    let strides = |base: usize, dims: (usize, usize), origin: (usize, usize)| {
+        let row = dims.1 * inner;
+        Strides { at: base + origin.0 * middle * row + origin.1 * inner, outer: dims.0 * middle * row, row }
     };
-    for o in 0..outer {
-        for row in 0..rows.len() {
-            for m in 0..middle {
-                let start = index(source_dims, source_at, o, row, m);
-                let bytes = columns.len() * inner;
-                target.write(at + index(target_dims, target_at, o, row, m), source.slice(start..start + bytes));
-            }
-        }
+    Copy {
+        outer,
+        rows: rows.len() * middle,
+        bytes: columns.len() * inner,
+        from: strides(source, source_dims, source_at),
+        to: strides(target, target_dims, target_at),
     }
-    outer * rows.len() * middle * columns.len() * inner
 }
 
 /// The bytes of a whole all_reduce that `member` reduces: whole cache lines, the rest to the last.

@@ -64,6 +64,11 @@ impl Layout {
         self.arena_bytes.len() as u32
     }
 
+    /// Groups, and lanes of pairs.
+    pub fn channels(&self) -> usize {
+        self.channels.len()
+    }
+
     /// The channel on which `from` sends to `to`, if there is that lane.
     pub fn pair(&self, from: u32, to: u32, lane: u32) -> Option<u32> {
         let lanes = (from * self.world() + to) * self.lanes;
