@@ -7,6 +7,7 @@
 mod emit;
 pub mod library;
 mod mapping;
+pub mod transfer;
 
 use crate::tile::{Nest, Typing};
 use dcc_program::kernel::Stmt;

@@ -3,13 +3,16 @@
 
 mod cache;
 mod device;
+mod direct;
 mod driver;
 mod kernels;
 mod library;
 mod nvrtc;
+mod queue;
 
 pub use cache::images;
 pub use device::{Call, Cuda, Texts};
+pub use direct::Together;
 pub use driver::{Buffer, Gpu, Kernel};
 pub use kernels::Kernels;
 pub use nvrtc::{Image, Usage};

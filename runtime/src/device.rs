@@ -1,6 +1,7 @@
 //! What a rank computes on. Its memory is laid out as the host's arena, which holds what ranks exchange, inputs, outputs and parameters
 //! while they are loaded and saved; a device with memory of its own has copies, brought up to date by `put` and `get`.
 
+use crate::comm::Label;
 use crate::cpu::{self, Cpu, Memory};
 use crate::cuda::{self, Cuda};
 use crate::error::Result;
@@ -98,14 +99,14 @@ impl Device {
         }
     }
 
-    /// Runs a prepared call in one execution of its section.
-    pub fn run(&mut self, call: &Call, bases: &Bases, microbatch: u32) -> Result<()> {
+    /// Runs a prepared call in one execution of its section. `label`: what errors name.
+    pub fn run(&mut self, call: &Call, bases: &Bases, microbatch: u32, label: &Label) -> Result<()> {
         match (self, call) {
             (Device::Cpu(cpu), Call::Cpu(call)) => {
                 cpu.run(call, bases, microbatch);
                 Ok(())
             }
-            (Device::Cuda(gpu), Call::Cuda(call)) => gpu.run(call, bases, microbatch),
+            (Device::Cuda(gpu), Call::Cuda(call)) => gpu.run(call, bases, microbatch, label),
             _ => unreachable!("calls run on the device that prepared them"),
         }
     }

@@ -80,7 +80,7 @@ struct Flights {
 
 struct Flight {
     token: Token,
-    /// What is copied to a device with memory of its own when it lands.
+    /// What is copied to the device when it lands, where transfers go through the host.
     targets: Vec<Range<usize>>,
 }
 
@@ -209,7 +209,7 @@ fn run(
     let began = trace.as_ref().map(|_| now_ns());
     let stream = match &instruction.action {
         Action::Compute(call) => {
-            device.run(call, &turn.bases, turn.microbatch)?;
+            device.run(call, &turn.bases, turn.microbatch, &instruction.label)?;
             Stream::Compute
         }
         Action::Start { tensors, token } => {
@@ -217,10 +217,11 @@ fn run(
             let op = |t: &Tensor| Op { transfer: t.transfer, source: region(&t.source), target: region(&t.target) };
             flights.ops.clear();
             flights.ops.extend(tensors.iter().map(op));
-            if device.is_apart() {
+            let staged = device.is_apart() && !comm.is_on_device();
+            if staged {
                 flights.ops.iter().try_for_each(|op| device.get(op.source.range()))?;
             }
-            let targets = if device.is_apart() { flights.ops.iter().map(|op| op.target.range()).collect() } else { Vec::new() };
+            let targets = if staged { flights.ops.iter().map(|op| op.target.range()).collect() } else { Vec::new() };
             flights.open[*token].push_back(Flight { token: comm.start(&flights.ops)?, targets });
             Stream::Comm
         }

@@ -27,16 +27,19 @@ pub use flags::{Flags, Instructions};
 pub use job::{Job, Source};
 pub use weights::{initial_weights, whole_weights};
 
-use crate::comm::{Comm, Patience, Stop};
-use crate::cpu::Memory;
+use crate::comm::{Comm, Patience, Peer, Stop};
+use crate::cpu::{Cpu, Memory};
+use crate::cuda::{Cuda, Gpu, Together};
+use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::exec::ranks::{Rank, local_ranks};
+use crate::exec::ranks::{Rank, local_ranks, ranks_on};
 use crate::exec::{Tally, World};
 use crate::launch::{self, Launch, Message, Outcome, Worker};
 use crate::metrics::{Context, Display, EvalRecord, MetricsFile, StepRecord, trace};
 use crate::signal::StopSignals;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 use trainer::{Outside, Settings, Trainer};
 
 /// What a rank was and did.
@@ -85,7 +88,8 @@ impl Summary {
     }
 }
 
-/// Trains on local ranks, one process each, and returns when the last has ended. Progress goes to stderr, metrics to their file.
+/// Trains on local ranks, and returns when the last has ended. On CPUs each is a process; on GPUs all are threads of this one, which share
+/// what they compile and read each other's memory. Progress goes to stderr, metrics to their file.
 /// Errors: the first failure, already with its place; no rank is left then.
 pub fn launch(source: Source<'_>, flags: &Flags, stop: &StopSignals) -> Result<Summary> {
     let job = Job::new(&source, flags)?;
@@ -102,16 +106,22 @@ pub fn launch(source: Source<'_>, flags: &Flags, stop: &StopSignals) -> Result<S
     if let Some(path) = &flags.trace {
         trace::check_writable(path)?;
     }
-    let (arguments, file) = job.hand_over(&source)?;
-    let mut launch = Launch::of_this_process(world.layout().clone(), timeout)?;
-    launch.arguments = arguments;
-    let mut failed = None;
-    let outcome = launch::supervise(&launch, stop, &mut |rank, message| {
-        if let Err(error) = desk.receive(rank, message) {
-            failed.get_or_insert(error);
+    let (outcome, failed) = match flags.is_on_gpus() {
+        true => (on_gpus(&job, &mut desk, stop), None),
+        false => {
+            let (arguments, file) = job.hand_over(&source)?;
+            let mut launch = Launch::of_this_process(world.layout().clone(), timeout)?;
+            launch.arguments = arguments;
+            let mut failed = None;
+            let outcome = launch::supervise(&launch, stop, &mut |rank, message| {
+                if let Err(error) = desk.receive(rank, message) {
+                    failed.get_or_insert(error);
+                }
+            });
+            drop(file);
+            (outcome, failed)
         }
-    });
-    drop(file);
+    };
     if let Some(path) = &flags.trace {
         trace::join(path, world.ranks())?;
     }
@@ -154,10 +164,32 @@ fn work(worker: &mut Worker) -> Result<Outcome> {
     let world = job.world()?;
     let patience = Patience { timeout: job.flags.timeout()? };
     let (comm, arena) = worker.attach(world.layout(), patience)?;
-    let device = job.flags.device(worker.rank, world.ranks(), Memory::new(arena))?;
+    let device = Device::Cpu(Cpu::new(Memory::new(arena), job.flags.threads(world.ranks())?)?);
     let mut rank = Rank { rank: worker.rank, world: &world, comm, device };
     let tell = &mut |message: &Message| worker.send(message);
     train(&mut rank, &job, &mut Outside { tell, asked_to_stop: &|| signals.take() })
+}
+
+/// The ranks as threads of this process, rank r on GPU r, counted round.
+fn on_gpus(job: &Job, desk: &mut Desk, stop: &StopSignals) -> Result<Outcome> {
+    let world = job.world()?;
+    let timeout = job.flags.timeout()?;
+    let (gpus, together, desk) = (Gpu::count()?.max(1), Together::default(), Mutex::new(desk));
+    let device = |comm: &mut Peer| {
+        let gpu = Cuda::new(comm.rank() % gpus, Memory::new(comm.arena()), timeout)?;
+        gpu.connect(&together, comm, &world)?;
+        Ok(Device::Cuda(Box::new(gpu)))
+    };
+    let outcomes = ranks_on(&world, Patience { timeout }, device, |rank| {
+        let number = rank.rank;
+        let tell = &mut |message: &Message| {
+            let mut desk = desk.lock().unwrap_or_else(PoisonError::into_inner);
+            desk.receive(number, message.clone())
+        };
+        train(rank, job, &mut Outside { tell, asked_to_stop: &|| stop.take() })
+    })?;
+    let stopped = outcomes.contains(&Outcome::Stopped);
+    Ok(if stopped { Outcome::Stopped } else { Outcome::Finished })
 }
 
 /// The same ranks as threads of this process, without a launcher: for tests. The messages of all ranks, in each rank's order.

@@ -1,13 +1,22 @@
 // A stand-in for libcuda.so.1 on machines without a GPU: memory is the host's, a module is a shared library that the stand-in for
-// libnvrtc compiled, a kernel's threads are fibers (see device.h). Work runs at once, in the order of calls; so streams and events need
-// no order of their own, and what only overlaps on a GPU is not tested here. One kernel runs at a time, whatever thread starts it.
-// Devices: DCC_STAND_IN_DEVICES, 1 by default.
+// libnvrtc compiled, a kernel's threads are fibers (see device.h). Every stream is a thread, with pauses of chance, so that work overlaps
+// as on a GPU, and what no event orders comes in any order; without a stream work is done at once. One kernel runs at a time.
+// Devices: DCC_STAND_IN_DEVICES, 1 by default; they reach each other unless DCC_STAND_IN_APART is set. DCC_STAND_IN_STUCK: the number of
+// a launch that never ends.
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <unistd.h>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
 #include <mutex>
+#include <set>
 #include <string>
+#include <thread>
 #include <vector>
 #define emulated_state unused_here
 #include "device.h"
@@ -194,6 +203,98 @@ struct Module {
     void* library;
 };
 std::mutex lock;
+
+uint64_t seed() {
+    const char* given = getenv("DCC_STAND_IN_SEED");
+    return given ? strtoull(given, nullptr, 10) : 1;
+}
+
+// A place in a stream: how often it was recorded, and how many of those have come.
+struct Moment {
+    std::mutex lock;
+    std::condition_variable changed;
+    uint64_t recorded = 0, passed = 0;
+};
+struct Event {
+    std::shared_ptr<Moment> moment = std::make_shared<Moment>();
+};
+
+using Task = std::function<void()>;
+struct Graph {
+    std::vector<Task> tasks;
+};
+
+// Work in order, on a thread of its own.
+struct Stream {
+    std::mutex lock;
+    std::condition_variable changed;
+    std::deque<Task> tasks;
+    uint64_t added = 0, done = 0;
+    bool ending = false;
+    Graph* recording = nullptr;
+    std::thread thread;
+
+    Stream() : thread([this] { work(); }) {}
+    void work() {
+        uint64_t chance = seed() * 0x9E3779B97F4A7C15ull ^ (uintptr_t)this;
+        for (;;) {
+            Task task;
+            {
+                std::unique_lock<std::mutex> held(lock);
+                changed.wait(held, [this] { return ending || !tasks.empty(); });
+                if (tasks.empty()) return;
+                task = std::move(tasks.front());
+                tasks.pop_front();
+            }
+            chance = chance * 6364136223846793005ull + 1442695040888963407ull;
+            if (chance >> 61 == 0) std::this_thread::sleep_for(std::chrono::microseconds(chance >> 40 & 255));
+            task();
+            std::lock_guard<std::mutex> held(lock);
+            ++done;
+            changed.notify_all();
+        }
+    }
+    void add(Task task) {
+        std::lock_guard<std::mutex> held(lock);
+        if (recording) return recording->tasks.push_back(std::move(task));
+        tasks.push_back(std::move(task));
+        ++added;
+        changed.notify_all();
+    }
+    bool idle() {
+        std::lock_guard<std::mutex> held(lock);
+        return done == added;
+    }
+    // Until all that was added so far is done.
+    void wait() {
+        std::unique_lock<std::mutex> held(lock);
+        const uint64_t due = added;
+        changed.wait(held, [&] { return done >= due; });
+    }
+    void end() {
+        {
+            std::lock_guard<std::mutex> held(lock);
+            ending = true;
+            changed.notify_all();
+        }
+        thread.join();
+    }
+};
+
+std::mutex streams_lock;
+std::set<Stream*> streams;
+
+void run(void* stream, Task task) {
+    if (stream) ((Stream*)stream)->add(std::move(task));
+    else task();
+}
+int create(void** stream) {
+    Stream* made = new Stream;
+    std::lock_guard<std::mutex> held(streams_lock);
+    streams.insert(made);
+    *stream = made;
+    return 0;
+}
 }  // namespace
 
 extern "C" Running* emulated_device() { return &running; }
@@ -219,7 +320,18 @@ CUresult cuDevicePrimaryCtxRetain(void** context, int device) { *context = (void
 CUresult cuDevicePrimaryCtxRelease_v2(int) { return 0; }
 CUresult cuCtxSetCurrent(void*) { return 0; }
 CUresult cuCtxGetCurrent(void** context) { *context = (void*)1; return 0; }
-CUresult cuCtxSynchronize() { return 0; }
+CUresult cuCtxSynchronize() {
+    std::vector<Stream*> all;
+    {
+        std::lock_guard<std::mutex> held(streams_lock);
+        all.assign(streams.begin(), streams.end());
+    }
+    for (Stream* stream : all) stream->wait();
+    return 0;
+}
+CUresult cuDeviceCanAccessPeer(int* can, int, int) { *can = !getenv("DCC_STAND_IN_APART"); return 0; }
+CUresult cuCtxEnablePeerAccess(void*, unsigned) { return getenv("DCC_STAND_IN_APART") ? 217 : 0; }
+CUresult cuCtxGetStreamPriorityRange(int* least, int* most) { *least = 0; *most = -5; return 0; }
 CUresult cuGetErrorName(CUresult result, const char** name) {
     *name = result == 0 ? "CUDA_SUCCESS" : result == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR";
     return 0;
@@ -233,27 +345,112 @@ CUresult cuMemAlloc_v2(uintptr_t* at, size_t bytes) {
     memset((void*)*at, 0xff, bytes);  // NaN
     return 0;
 }
-CUresult cuMemFree_v2(uintptr_t at) { free((void*)at); return 0; }
+CUresult cuMemFree_v2(uintptr_t at) {
+    cuCtxSynchronize();
+    free((void*)at);
+    return 0;
+}
 CUresult cuMemGetInfo_v2(size_t* available, size_t* total) { *available = *total = (size_t)8 << 30; return 0; }
 CUresult cuMemHostAlloc(void** at, size_t bytes, unsigned) { *at = aligned_alloc(256, (bytes + 255) / 256 * 256); return *at ? 0 : 2; }
 CUresult cuMemFreeHost(void* at) { free(at); return 0; }
 CUresult cuMemcpyHtoD_v2(uintptr_t to, const void* from, size_t bytes) { memcpy((void*)to, from, bytes); return 0; }
 CUresult cuMemcpyDtoH_v2(void* to, uintptr_t from, size_t bytes) { memcpy(to, (void*)from, bytes); return 0; }
-CUresult cuMemcpyHtoDAsync_v2(uintptr_t to, const void* from, size_t bytes, void*) { memcpy((void*)to, from, bytes); return 0; }
-CUresult cuMemcpyDtoHAsync_v2(void* to, uintptr_t from, size_t bytes, void*) { memcpy(to, (void*)from, bytes); return 0; }
-CUresult cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t bytes, void*) { memmove((void*)to, (void*)from, bytes); return 0; }
-CUresult cuMemsetD8Async(uintptr_t at, unsigned char value, size_t bytes, void*) { memset((void*)at, value, bytes); return 0; }
-CUresult cuStreamCreate(void** stream, unsigned) { *stream = malloc(1); return 0; }
-CUresult cuStreamDestroy_v2(void* stream) { free(stream); return 0; }
-CUresult cuStreamSynchronize(void*) { return 0; }
-CUresult cuStreamQuery(void*) { return 0; }
-CUresult cuStreamWaitEvent(void*, void*, unsigned) { return 0; }
-CUresult cuEventCreate(void** event, unsigned) { *event = malloc(1); return 0; }
-CUresult cuEventRecord(void*, void*) { return 0; }
-CUresult cuEventQuery(void*) { return 0; }
-CUresult cuEventSynchronize(void*) { return 0; }
+CUresult cuMemcpyHtoDAsync_v2(uintptr_t to, const void* from, size_t bytes, void* stream) {
+    run(stream, [=] { memcpy((void*)to, from, bytes); });
+    return 0;
+}
+CUresult cuMemcpyDtoHAsync_v2(void* to, uintptr_t from, size_t bytes, void* stream) {
+    run(stream, [=] { memcpy(to, (void*)from, bytes); });
+    return 0;
+}
+CUresult cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t bytes, void* stream) {
+    run(stream, [=] { memmove((void*)to, (void*)from, bytes); });
+    return 0;
+}
+CUresult cuMemsetD8Async(uintptr_t at, unsigned char value, size_t bytes, void* stream) {
+    run(stream, [=] { memset((void*)at, value, bytes); });
+    return 0;
+}
+CUresult cuStreamCreate(void** stream, unsigned) { return create(stream); }
+CUresult cuStreamCreateWithPriority(void** stream, unsigned, int) { return create(stream); }
+CUresult cuStreamDestroy_v2(void* handle) {
+    Stream* stream = (Stream*)handle;
+    {
+        std::lock_guard<std::mutex> held(streams_lock);
+        streams.erase(stream);
+    }
+    stream->end();
+    delete stream;
+    return 0;
+}
+CUresult cuStreamSynchronize(void* stream) {
+    if (stream) ((Stream*)stream)->wait();
+    return 0;
+}
+CUresult cuStreamQuery(void* stream) { return !stream || ((Stream*)stream)->idle() ? 0 : 600; }
+CUresult cuStreamWaitEvent(void* stream, void* event, unsigned) {
+    std::shared_ptr<Moment> moment = ((Event*)event)->moment;
+    uint64_t due;
+    {
+        std::lock_guard<std::mutex> held(moment->lock);
+        due = moment->recorded;
+    }
+    run(stream, [=] {
+        std::unique_lock<std::mutex> held(moment->lock);
+        moment->changed.wait(held, [&] { return moment->passed >= due; });
+    });
+    return 0;
+}
+CUresult cuStreamBeginCapture_v2(void* handle, int) {
+    Stream* stream = (Stream*)handle;
+    std::lock_guard<std::mutex> held(stream->lock);
+    if (stream->recording) return 1;
+    stream->recording = new Graph;
+    return 0;
+}
+CUresult cuStreamEndCapture(void* handle, void** graph) {
+    Stream* stream = (Stream*)handle;
+    std::lock_guard<std::mutex> held(stream->lock);
+    if (!stream->recording) return 1;
+    *graph = stream->recording;
+    stream->recording = nullptr;
+    return 0;
+}
+CUresult cuGraphInstantiateWithFlags(void** made, void* graph, unsigned long long) { *made = new Graph(*(Graph*)graph); return 0; }
+CUresult cuGraphDestroy(void* graph) { delete (Graph*)graph; return 0; }
+CUresult cuGraphExecDestroy(void* graph) { delete (Graph*)graph; return 0; }
+CUresult cuGraphLaunch(void* graph, void* stream) {
+    for (const Task& task : ((Graph*)graph)->tasks) run(stream, task);
+    return 0;
+}
+CUresult cuEventCreate(void** event, unsigned) { *event = new Event; return 0; }
+CUresult cuEventRecord(void* event, void* stream) {
+    std::shared_ptr<Moment> moment = ((Event*)event)->moment;
+    uint64_t number;
+    {
+        std::lock_guard<std::mutex> held(moment->lock);
+        number = ++moment->recorded;
+    }
+    run(stream, [=] {
+        std::lock_guard<std::mutex> held(moment->lock);
+        if (moment->passed < number) moment->passed = number;
+        moment->changed.notify_all();
+    });
+    return 0;
+}
+CUresult cuEventQuery(void* event) {
+    Moment& moment = *((Event*)event)->moment;
+    std::lock_guard<std::mutex> held(moment.lock);
+    return moment.passed >= moment.recorded ? 0 : 600;
+}
+CUresult cuEventSynchronize(void* event) {
+    Moment& moment = *((Event*)event)->moment;
+    std::unique_lock<std::mutex> held(moment.lock);
+    moment.changed.wait(held, [&] { return moment.passed >= moment.recorded; });
+    return 0;
+}
 CUresult cuEventElapsedTime_v2(float* ms, void*, void*) { *ms = 1; return 0; }
-CUresult cuEventDestroy_v2(void* event) { free(event); return 0; }
+CUresult cuEventDestroy_v2(void* event) { delete (Event*)event; return 0; }
 
 CUresult cuModuleLoadData(void** module, const void* image) {
     // An image begins with its bytes (see nvrtc.cpp).
@@ -286,7 +483,10 @@ CUresult cuModuleGetFunction(void** function, void* module, const char* name) {
     const std::string symbol = std::string("emulated_call_") + name;
     void* call = dlsym(((Module*)module)->library, symbol.c_str());
     if (!call) return 500;
-    *function = new Function{(void (*)(void**))call};
+    const std::string counted = std::string("emulated_arity_") + name;
+    int (*arity)() = (int (*)())dlsym(((Module*)module)->library, counted.c_str());
+    if (!arity) return 500;
+    *function = new Function{(void (*)(void**))call, 48 << 10, arity()};
     return 0;
 }
 // Attribute 8: the most dynamic shared memory; 48 KiB where nothing is said.
@@ -297,35 +497,55 @@ CUresult cuFuncSetAttribute(void* function, int attribute, int value) {
 }
 CUresult cuFuncGetAttribute(int* value, int, void*) { *value = 0; return 0; }
 CUresult cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
-                        void*, void** arguments, void**) {
+                        void* stream, void** arguments, void**) {
     const unsigned threads = bx * by * bz;
     if (!threads || threads > 1024 || !gx || !gy || !gz || gy > 65535 || gz > 65535 || gx > 0x7fffffffu) return 1;
-    if (shared > ((Function*)function)->shared) return 1;
-    std::lock_guard<std::mutex> held(lock);  // kernels keep shared memory in statics
-    void* dynamic = nullptr;
-    if (posix_memalign(&dynamic, 1024, shared) != 0) return 2;
-    if (block.fibers.size() != threads) block.fibers.resize(threads);
-    if (block.stacks.size() < threads * Block::STACK) block.stacks.resize(threads * Block::STACK);
-    block.entry = ((Function*)function)->call;
-    block.arguments = arguments;
-    const char* seed = getenv("DCC_STAND_IN_SEED");
-    block.seed = seed ? strtoull(seed, nullptr, 10) : 1;
-    running.threads = {bx, by, bz};
-    running.blocks = {gx, gy, gz};
-    running.barrier = barrier;
-    running.exchange = exchange;
-    running.ballot = ballot;
-    running.shared = (unsigned char*)dynamic;
-    for (unsigned n = 0; n < threads; ++n) block.fibers[n].index = {n % bx, n / bx % by, n / bx / by};
-    for (unsigned z = 0; z < gz; ++z)
-        for (unsigned y = 0; y < gy; ++y)
-            for (unsigned x = 0; x < gx; ++x) {
-                running.block = {x, y, z};
-                ++running.number;
-                memset(dynamic, 0xff, shared);  // NaN
-                run_block();
-            }
-    free(dynamic);
+    const Function kernel = *(Function*)function;
+    if (shared > kernel.shared) return 1;
+    const auto launch = [=](void** arguments) {
+        std::lock_guard<std::mutex> held(lock);  // kernels keep shared memory in statics
+        void* dynamic = nullptr;
+        if (posix_memalign(&dynamic, 1024, shared) != 0) fail("no memory for a block");
+        if (block.fibers.size() != threads) block.fibers.resize(threads);
+        if (block.stacks.size() < threads * Block::STACK) block.stacks.resize(threads * Block::STACK);
+        block.entry = kernel.call;
+        block.arguments = arguments;
+        block.seed = seed();
+        running.threads = {bx, by, bz};
+        running.blocks = {gx, gy, gz};
+        running.barrier = barrier;
+        running.exchange = exchange;
+        running.ballot = ballot;
+        running.shared = (unsigned char*)dynamic;
+        for (unsigned n = 0; n < threads; ++n) block.fibers[n].index = {n % bx, n / bx % by, n / bx / by};
+        for (unsigned z = 0; z < gz; ++z)
+            for (unsigned y = 0; y < gy; ++y)
+                for (unsigned x = 0; x < gx; ++x) {
+                    running.block = {x, y, z};
+                    ++running.number;
+                    memset(dynamic, 0xff, shared);  // NaN
+                    run_block();
+                }
+        free(dynamic);
+    };
+    if (!stream) {
+        launch(arguments);
+        return 0;
+    }
+    static std::atomic<int> launches{0};
+    const char* stuck = getenv("DCC_STAND_IN_STUCK");
+    if (stuck && launches++ == atoi(stuck)) {
+        run(stream, [] { std::this_thread::sleep_for(std::chrono::hours(1)); });
+        return 0;
+    }
+    // The caller's may be gone when the kernel runs. All arguments have 8 bytes.
+    std::vector<uint64_t> words(kernel.arity);
+    for (int n = 0; n < kernel.arity; ++n) memcpy(&words[n], arguments[n], 8);
+    run(stream, [=]() mutable {
+        std::vector<void*> places;
+        for (uint64_t& word : words) places.push_back(&word);
+        launch(places.data());
+    });
     return 0;
 }
 }

@@ -42,10 +42,11 @@ struct Running {
     // Dynamic shared memory of the block.
     unsigned char* shared;
 };
-// A kernel as the driver knows it, and the most dynamic shared memory that it may be given.
+// A kernel as the driver knows it, the most dynamic shared memory that it may be given, and its arguments.
 struct Function {
     void (*call)(void**);
     unsigned shared = 48 << 10;
+    int arity = 0;
 };
 }  // namespace emulated
 // Set by the library of the device when it loads a module; a program that is linked with it sets it from `emulated_device`.
@@ -225,4 +226,5 @@ template <class... A>
 inline int arity(void (*)(A...)) { return sizeof...(A); }
 }  // namespace emulated
 #define EMULATED_ENTRY(name)                                                                         \
-    extern "C" void emulated_call_##name(void** arguments) { emulated::call(name, arguments); }
+    extern "C" void emulated_call_##name(void** arguments) { emulated::call(name, arguments); } \
+    extern "C" int emulated_arity_##name() { return emulated::arity(name); }

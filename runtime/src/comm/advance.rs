@@ -3,7 +3,7 @@
 //! Posting lets peers read the source. A large all_reduce reduces its own chunk, then copies the others' chunks; a small one
 //! reduces everything and, since the target may be the source, writes once all have read; all others read peer by peer.
 
-use super::mover::{Copy, Origin, Sources, Stage, Sum, Target};
+use super::mover::{Copy, Origin, SMALL_BYTES, Sources, Stage, Sum, Target};
 use super::peer::{Advance, Need, Peer, Pending, Phase};
 use super::pull::{self, Member, chunk};
 use super::segment::{RING, Slot};
@@ -14,8 +14,6 @@ use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-/// Up to here an all_reduce is one exchange: every member reduces all of it.
-pub const SMALL_BYTES: usize = 32 << 10;
 const NOT_STARTED: &str = "has not started it";
 pub const NOT_READ: &str = "has not finished it";
 

@@ -6,6 +6,9 @@ use super::{DType, Reduce};
 use crate::error::Result;
 use std::ops::Range;
 
+/// Up to here an all_reduce is one exchange: every member reduces all of it.
+pub const SMALL_BYTES: usize = 32 << 10;
+
 /// What a member of a channel has come to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stage {

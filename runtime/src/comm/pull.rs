@@ -1,7 +1,6 @@
 //! The mover of ranks on CPUs: a member reads what its peers posted and writes its own target, never another's memory, at once.
 
-use super::advance::SMALL_BYTES;
-use super::mover::{Copy, Mover, Origin, Stage, Strides, Sum, Target};
+use super::mover::{Copy, Mover, Origin, SMALL_BYTES, Stage, Strides, Sum, Target};
 use super::reduce::accumulate;
 use super::segment::Segment;
 use super::{Exchange, Region, Rows, Side};

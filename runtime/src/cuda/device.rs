@@ -3,23 +3,27 @@
 //! Instructions are prepared as texts; `finish` compiles all new ones at once. A call is a kernel's number, its operands and what
 //! microbatches add to its parameters.
 
+use super::direct::{self, Together};
 use super::driver::{Buffer, Gpu};
 use super::kernels::Kernels;
+use crate::comm::{Label, Peer};
 use crate::cpu::Memory;
 use crate::error::{Error, Result};
-use crate::exec::{Bases, Bound, Site, Span};
+use crate::exec::{Bases, Bound, Site, Span, World};
 use dcc_kernels::cuda::Source;
 use dcc_kernels::tile::Nest;
 use dcc_program::kernel::Kernel;
 use dcc_program::program::Instr;
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// What kernels move at once: operands begin at multiples of it.
 const ALIGN: usize = 16;
 
 pub struct Cuda {
-    gpu: Gpu,
+    gpu: Arc<Gpu>,
     /// The host's arena, and its like on the GPU.
     memory: Memory,
     arena: Buffer,
@@ -69,12 +73,19 @@ impl Call {
 }
 
 impl Cuda {
-    /// GPU `ordinal`, with memory for all of the host's arena. Errors: no such GPU, or one without so much memory.
-    pub fn new(ordinal: u32, memory: Memory) -> Result<Cuda> {
-        let gpu = Gpu::open(ordinal)?;
+    /// GPU `ordinal`, with memory for all of the host's arena; work that stands still for `limit` is an error. Errors: no such GPU, or one
+    /// without so much memory.
+    pub fn new(ordinal: u32, memory: Memory, limit: Duration) -> Result<Cuda> {
+        let gpu = Arc::new(Gpu::open(ordinal)?);
+        gpu.stream().set_limit(limit);
         let arena = gpu.allocate(memory.bytes())?;
         let (compiled, places, words) = (Vec::new(), Vec::new(), Vec::new());
         Ok(Cuda { gpu, memory, arena, workspace: None, texts: Texts::default(), compiled, places, words })
+    }
+
+    /// Lets ranks that are threads of this process move what they transfer from GPU to GPU, where all reach each other. Every rank calls it.
+    pub fn connect(&self, together: &Together, comm: &mut Peer, world: &World) -> Result<()> {
+        direct::connect(together, comm, &self.gpu, &self.arena, world.reductions())
     }
 
     pub fn memory(&self) -> &Memory {
@@ -123,8 +134,8 @@ impl Cuda {
         Ok(())
     }
 
-    /// As `Device::run`.
-    pub fn run(&mut self, call: &Call, bases: &Bases, microbatch: u32) -> Result<()> {
+    /// As `Device::run`; errors name the work by `label`.
+    pub fn run(&mut self, call: &Call, bases: &Bases, microbatch: u32, label: &Label) -> Result<()> {
         let Cuda { gpu, arena, workspace, texts, compiled, places, words, .. } = self;
         let (set, place) = places[call.kernel];
         words.clear();
@@ -142,7 +153,8 @@ impl Cuda {
         words.extend(call.parameters.iter().map(|&(base, step)| (base + step * i64::from(microbatch)) as u64));
         // SAFETY: `Texts::call` saw that operands are as large as the kernel uses them, and each lies inside of the arena (rows that begin
         // later end where their span does); the workspace is as large as that of any kernel. The stream runs calls in the program's order.
-        unsafe { compiled[set].start(gpu, place, words) }
+        unsafe { compiled[set].start(gpu, place, words)? };
+        gpu.stream().name(label)
     }
 }
 

@@ -1,16 +1,19 @@
 //! The driver's calls that dcc uses, as safe as they can be made: every result is looked at, every copy is inside of its buffer.
 
+use super::queue::Stream;
 use super::{Arch, Image};
 use crate::error::{Error, Result};
 use cudarc::driver::sys;
+use smallvec::SmallVec;
 use std::ffi::{CStr, CString, c_void};
-use std::rc::Rc;
+use std::sync::Arc;
 
 /// One GPU and a stream of work on it. Work runs in the order of the calls.
 pub struct Gpu {
     name: String,
     arch: Arch,
-    stream: sys::CUstream,
+    ordinal: u32,
+    stream: Stream,
 }
 
 /// Memory of a GPU.
@@ -22,12 +25,21 @@ pub struct Buffer {
 /// A loaded kernel.
 pub struct Kernel {
     function: sys::CUfunction,
-    _module: Rc<Module>,
+    _module: Arc<Module>,
 }
 
 struct Module(sys::CUmodule);
 
-fn check(result: sys::CUresult, what: &str) -> Result<()> {
+// SAFETY: the driver's handles are numbers of a process, which any of its threads may use.
+unsafe impl Send for Kernel {}
+// SAFETY: launches only read it.
+unsafe impl Sync for Kernel {}
+// SAFETY: as above.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+pub(super) fn check(result: sys::CUresult, what: &str) -> Result<()> {
     if result == sys::CUresult::CUDA_SUCCESS {
         return Ok(());
     }
@@ -54,7 +66,6 @@ impl Gpu {
         require_driver()?;
         let mut device = 0;
         let mut context = std::ptr::null_mut();
-        let mut stream = std::ptr::null_mut();
         let mut name = [0; 128];
         let mut capability = [0; 2];
         use sys::CUdevice_attribute::{
@@ -71,7 +82,6 @@ impl Gpu {
             }
             check(sys::cuDevicePrimaryCtxRetain(&mut context, device), &format!("GPU {ordinal} gives no context"))?;
             check(sys::cuCtxSetCurrent(context), "a GPU's context")?;
-            check(sys::cuStreamCreate(&mut stream, 1), "a stream")?;
         }
         // SAFETY: the driver ended the name with a NUL.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
@@ -79,7 +89,7 @@ impl Gpu {
         if arch.major < 8 {
             return Err(Error::device(format!("{name} has compute capability {}.{}, dcc needs 8.0", arch.major, arch.minor)));
         }
-        Ok(Gpu { name, arch, stream })
+        Ok(Gpu { name, arch, ordinal, stream: Stream::new()? })
     }
 
     /// GPUs of this machine. Errors: no driver.
@@ -102,6 +112,36 @@ impl Gpu {
         self.arch
     }
 
+    pub fn ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    /// Where kernels, and copies from and to the host, run.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Lets kernels of this GPU use the memory of GPU `other`; whether it can be had.
+    pub fn reach(&self, other: u32) -> Result<bool> {
+        if other == self.ordinal {
+            return Ok(true);
+        }
+        let mut can = 0;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the places live through the calls; both GPUs were opened, so that both contexts are there.
+        unsafe {
+            check(sys::cuDeviceCanAccessPeer(&mut can, self.ordinal as i32, other as i32), "whether GPUs reach each other")?;
+            if can == 0 {
+                return Ok(false);
+            }
+            check(sys::cuDevicePrimaryCtxRetain(&mut context, other as i32), &format!("GPU {other} gives no context"))?;
+            match sys::cuCtxEnablePeerAccess(context, 0) {
+                sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(true),
+                result => check(result, &format!("access to GPU {other}")).map(|()| true),
+            }
+        }
+    }
+
     /// Memory with unspecified contents. Errors: there is not so much.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer> {
         let mut at = 0;
@@ -115,7 +155,8 @@ impl Gpu {
         assert!(at + from.len() <= to.bytes, "{} bytes at {at} of {}", from.len(), to.bytes);
         // On the stream: a copy on no stream may end after it returns, and no kernel of ours would wait for it.
         // SAFETY: both are as long as that, and `from` lives until the copy is done.
-        let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(to.at + at as u64, from.as_ptr().cast(), from.len(), self.stream) };
+        let copied =
+            unsafe { sys::cuMemcpyHtoDAsync_v2(to.at + at as u64, from.as_ptr().cast(), from.len(), self.stream.raw()) };
         check(copied, "a copy to the GPU")?;
         self.wait()
     }
@@ -124,7 +165,8 @@ impl Gpu {
     pub fn read(&self, from: &Buffer, at: usize, to: &mut [u8]) -> Result<()> {
         assert!(at + to.len() <= from.bytes, "{} bytes at {at} of {}", to.len(), from.bytes);
         // SAFETY: both are as long as that, and `to` lives until the copy is done.
-        let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from.at + at as u64, to.len(), self.stream) };
+        let copied =
+            unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from.at + at as u64, to.len(), self.stream.raw()) };
         check(copied, "a copy from the GPU")?;
         self.wait()
     }
@@ -134,13 +176,13 @@ impl Gpu {
         let mut module = std::ptr::null_mut();
         // SAFETY: the driver reads an image's length from the image, which a compiler made.
         check(unsafe { sys::cuModuleLoadData(&mut module, image.code.as_ptr().cast()) }, "code that the GPU does not take")?;
-        let module = Rc::new(Module(module));
+        let module = Arc::new(Module(module));
         let kernel = |name: &&str| {
             let mut function = std::ptr::null_mut();
             let text = CString::new(*name).map_err(|_| Error::device("a kernel's name has a NUL"))?;
             // SAFETY: the module is loaded, the name ends with a NUL.
             check(unsafe { sys::cuModuleGetFunction(&mut function, module.0, text.as_ptr()) }, &format!("no kernel `{name}`"))?;
-            Ok(Kernel { function, _module: Rc::clone(&module) })
+            Ok(Kernel { function, _module: Arc::clone(&module) })
         };
         names.iter().map(kernel).collect()
     }
@@ -153,31 +195,32 @@ impl Gpu {
         check(allowed, &format!("{} has no {bytes} bytes of shared memory for a block", self.name))
     }
 
-    /// Starts a kernel behind all work so far.
+    /// Until all work is done. Errors: of any of it; no step of it was done for longer than the stream's limit.
+    pub fn wait(&self) -> Result<()> {
+        self.stream.wait()
+    }
+}
+
+impl Kernel {
+    /// Starts it on a stream of its GPU.
     ///
     /// # Safety
     /// `words` are the kernel's arguments, 8 bytes each, in its order; what they point to is alive until the work is done, and as large
     /// as the kernel uses it.
     pub unsafe fn launch(
         &self,
-        kernel: &Kernel,
-        (blocks, threads, shared): ([u32; 2], u32, u32),
+        stream: &Stream,
+        ([x, y], threads, shared): ([u32; 2], u32, u32),
         words: &mut [u64],
     ) -> Result<()> {
-        let mut places: Vec<*mut c_void> = words.iter_mut().map(|word| std::ptr::from_mut(word).cast()).collect();
-        let [x, y] = blocks;
+        let mut places: SmallVec<[*mut c_void; 32]> = words.iter_mut().map(|word| std::ptr::from_mut(word).cast()).collect();
         // SAFETY: the caller's; the driver copies the arguments before it returns.
         let launched = unsafe {
             let arguments = places.as_mut_ptr();
-            sys::cuLaunchKernel(kernel.function, x, y, 1, threads, 1, 1, shared, self.stream, arguments, std::ptr::null_mut())
+            let none = std::ptr::null_mut();
+            sys::cuLaunchKernel(self.function, x, y, 1, threads, 1, 1, shared, stream.raw(), arguments, none)
         };
         check(launched, "a kernel does not start")
-    }
-
-    /// Until all work is done. Errors: of any of it.
-    pub fn wait(&self) -> Result<()> {
-        // SAFETY: the stream lives as long as `self`.
-        check(unsafe { sys::cuStreamSynchronize(self.stream) }, "work on the GPU failed")
     }
 }
 
@@ -203,12 +246,5 @@ impl Drop for Module {
     fn drop(&mut self) {
         // SAFETY: no kernel of it is left.
         let _ = unsafe { sys::cuModuleUnload(self.0) };
-    }
-}
-
-impl Drop for Gpu {
-    fn drop(&mut self) {
-        // SAFETY: the stream is this GPU's own.
-        let _ = unsafe { sys::cuStreamDestroy_v2(self.stream) };
     }
 }

@@ -41,6 +41,11 @@ impl Kernels {
         Ok(Kernels { all })
     }
 
+    /// Kernel `number`'s, one per launch.
+    pub fn entries(&self, number: usize) -> &[Kernel] {
+        &self.all[number].entries
+    }
+
     pub fn source(&self, number: usize) -> &Source {
         &self.all[number].source
     }
@@ -53,7 +58,7 @@ impl Kernels {
         let Compiled { source, entries } = &self.all[number];
         for (entry, launch) in entries.iter().zip(&source.launches) {
             // SAFETY: the caller's.
-            unsafe { gpu.launch(entry, (launch.blocks, launch.threads, launch.shared), words)? };
+            unsafe { entry.launch(gpu.stream(), (launch.blocks, launch.threads, launch.shared), words)? };
         }
         Ok(())
     }

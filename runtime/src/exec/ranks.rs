@@ -23,9 +23,19 @@ pub fn local_ranks<T: Send>(
     patience: Patience,
     body: impl Fn(&mut Rank<'_>) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
+    ranks_on(world, patience, |comm| Ok(Device::Cpu(Cpu::new(Memory::new(comm.arena()), threads)?)), body)
+}
+
+/// The same on any devices, each made on its rank's thread.
+pub fn ranks_on<T: Send>(
+    world: &World,
+    patience: Patience,
+    device: impl Fn(&mut Peer) -> Result<Device> + Sync,
+    body: impl Fn(&mut Rank<'_>) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
     let peers = local::world(world.layout(), patience)?;
-    let start = |comm: Peer| -> Result<T> {
-        let device = Device::Cpu(Cpu::new(Memory::new(comm.arena()), threads)?);
+    let start = |mut comm: Peer| -> Result<T> {
+        let device = device(&mut comm)?;
         let mut rank = Rank { rank: comm.rank(), world, comm, device };
         let result = body(&mut rank)?;
         rank.comm.finish();

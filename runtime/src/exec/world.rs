@@ -5,6 +5,7 @@
 use super::blocks::Blocks;
 use crate::comm::{self, Exchange, Group, GroupId, Rows, Side};
 use crate::error::{Error, Result};
+use dcc_kernels::cuda::transfer::Reduction;
 use dcc_program::program::{self, Action, Program, Transfer};
 use dcc_program::{AxisId, Mesh, Reduce, TensorType};
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Debug)]
 pub struct World {
     groups: BTreeMap<Vec<u32>, GroupId>,
+    reductions: Vec<Reduction>,
     layout: comm::Layout,
     /// By stage.
     persistent_bytes: Vec<u64>,
@@ -46,7 +48,9 @@ impl World {
         let ordered = groups.keys().cloned().map(Group).collect();
         let lanes = sets.iter().flat_map(|set| set.iter()).map(lanes).max().unwrap_or(1);
         let layout = comm::Layout::with_lanes(ordered, stages.iter().map(|&stage| bytes[stage as usize]).collect(), lanes);
-        Ok(World { groups, layout, persistent_bytes, stages })
+        let reductions = sets.iter().flat_map(|set| set.iter()).map(reductions).collect::<Result<Vec<_>>>()?;
+        let reductions = BTreeSet::from_iter(reductions.into_iter().flatten()).into_iter().collect();
+        Ok(World { groups, reductions, layout, persistent_bytes, stages })
     }
 
     /// Number of ranks.
@@ -62,6 +66,11 @@ impl World {
     /// Groups and arena sizes for `comm::local` and `comm::shm`.
     pub fn layout(&self) -> &comm::Layout {
         &self.layout
+    }
+
+    /// What its transfers reduce.
+    pub fn reductions(&self) -> &[Reduction] {
+        &self.reductions
     }
 
     /// Bytes of `rank`'s arena: its planned peak.
@@ -161,6 +170,24 @@ fn lanes(program: &Program) -> u32 {
         _ => 0,
     };
     program.sections.iter().flat_map(|section| &section.body).map(lane).max().unwrap_or(0) + 1
+}
+
+/// Of its transfers.
+fn reductions(program: &Program) -> Result<Vec<Reduction>> {
+    let rank = (0..program.mesh.world()).find(|&rank| stage_of(&program.mesh, rank) == program.stage).unwrap_or(0);
+    let mut found = Vec::new();
+    for instr in program.sections.iter().flat_map(|section| &section.body) {
+        let Action::Start { transfer, .. } = &instr.action else { continue };
+        let reduce = match transfer {
+            Transfer::AllReduce { reduce, .. } | Transfer::StageSum { reduce, .. } => *reduce,
+            Transfer::ReduceScatter { .. } => Reduce::Sum,
+            _ => continue,
+        };
+        let members = members(program, rank, transfer)?.len();
+        let dtypes = instr.operands.iter().map(|&id| program.ty(id).dtype);
+        found.extend(dtypes.map(|dtype| Reduction { reduce, dtype, members }));
+    }
+    Ok(found)
 }
 
 fn collect_groups(program: &Program, into: &mut BTreeSet<Vec<u32>>) -> Result<()> {

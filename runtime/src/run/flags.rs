@@ -1,10 +1,7 @@
 //! The flags of `run`: one struct that both binaries flatten into their command, and that travels to the ranks.
 
 use crate::checkpoint::{self, Resume};
-use crate::cpu::{Cpu, Memory};
-use crate::cuda::{Cuda, Gpu};
 use crate::data::{self, Fill, Layout, Order};
-use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::init::Rule;
 use crate::lr::{LearningRate, Schedule};
@@ -189,12 +186,9 @@ impl Flags {
             .ok_or_else(|| Error::data_option(format!("--timeout {}: not a number of seconds", self.timeout)))
     }
 
-    /// What rank `rank` of `ranks` computes on. Errors: no such device.
-    pub(super) fn device(&self, rank: u32, ranks: u32, memory: Memory) -> Result<Device> {
-        match &self.device[..] {
-            "cuda" => Ok(Device::Cuda(Box::new(Cuda::new(rank % Gpu::count()?.max(1), memory)?))),
-            _ => Ok(Device::Cpu(Cpu::new(memory, self.threads(ranks)?)?)),
-        }
+    /// Whether ranks compute on GPUs.
+    pub(super) fn is_on_gpus(&self) -> bool {
+        self.device == "cuda"
     }
 
     /// Compute threads of each of `ranks` ranks on this machine.

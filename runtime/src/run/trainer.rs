@@ -118,7 +118,9 @@ impl<'a, 'w> Trainer<'a, 'w> {
         let idle_bytes = resident_bytes()?;
         let settings = Settings::new(job)?;
         let stage = rank.world.stage(rank.rank) as usize;
-        rank.device.memory().fault_in(0..rank.world.planned_bytes(rank.rank));
+        if !rank.device.is_apart() {
+            rank.device.memory().fault_in(0..rank.world.planned_bytes(rank.rank));
+        }
         let fresh = if cfg!(debug_assertions) { Fresh::Poisoned } else { Fresh::AsIs };
         let began = now_ns();
         let mut executor = |program| Executor::new(&mut rank.device, rank.world, program, rank.rank, fresh);
