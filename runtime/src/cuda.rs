@@ -16,6 +16,7 @@ pub use direct::Together;
 pub use driver::{Buffer, Gpu, Kernel};
 pub use kernels::Kernels;
 pub use nvrtc::{Image, Usage};
+pub use queue::Graph;
 
 use crate::error::{Error, Result};
 

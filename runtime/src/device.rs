@@ -3,7 +3,7 @@
 
 use crate::comm::Label;
 use crate::cpu::{self, Cpu, Memory};
-use crate::cuda::{self, Cuda};
+use crate::cuda::{self, Cuda, Graph};
 use crate::error::Result;
 use crate::exec::{Bases, Site};
 use dcc_program::kernel::Kernel;
@@ -108,6 +108,45 @@ impl Device {
             }
             (Device::Cuda(gpu), Call::Cuda(call)) => gpu.run(call, bases, microbatch, label),
             _ => unreachable!("calls run on the device that prepared them"),
+        }
+    }
+}
+
+impl Device {
+    /// Runs calls of one execution of a section in their order. What is given back runs them once more with `replay`; `None` of a device
+    /// that starts every call by itself. `label`: what errors name.
+    pub fn record<'a>(
+        &mut self,
+        mut calls: impl Iterator<Item = &'a Call>,
+        bases: &Bases,
+        microbatch: u32,
+        label: &Label,
+    ) -> Result<Option<Graph>> {
+        match self {
+            Device::Cpu(_) => calls.try_for_each(|call| self.run(call, bases, microbatch, label)).map(|()| None),
+            Device::Cuda(gpu) => {
+                let own = |call: &'a Call| match call {
+                    Call::Cuda(call) => call,
+                    Call::Cpu(_) => unreachable!("calls run on the device that prepared them"),
+                };
+                gpu.record(calls.map(own), bases, microbatch, label).map(Some)
+            }
+        }
+    }
+
+    /// Runs once more what was recorded on this device.
+    pub fn replay(&mut self, graph: &Graph, label: &Label) -> Result<()> {
+        match self {
+            Device::Cpu(_) => unreachable!("it records nothing"),
+            Device::Cuda(gpu) => gpu.replay(graph, label),
+        }
+    }
+
+    /// Until all that was started is done.
+    pub fn wait(&self) -> Result<()> {
+        match self {
+            Device::Cpu(_) => Ok(()),
+            Device::Cuda(gpu) => gpu.wait(),
         }
     }
 }

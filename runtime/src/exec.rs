@@ -22,6 +22,7 @@ pub use tally::Tally;
 pub use world::World;
 
 use crate::comm::{self, Comm, Label, Op, Place, Region, Token};
+use crate::cuda::Graph;
 use crate::device::{Call, Device};
 use crate::error::Result;
 use crate::metrics::now_ns;
@@ -100,7 +101,18 @@ struct Turn {
     /// Input ports to fill before, output ports to read after: index, arena bytes.
     fills: Vec<(usize, Range<usize>)>,
     takes: Vec<(usize, Range<usize>)>,
+    /// In order, on a device that runs calls as one.
+    batches: Vec<Batch>,
 }
+
+/// Neighbouring calls of a section, which a device with memory of its own runs as one from the second step on.
+struct Batch {
+    calls: Range<usize>,
+    graph: Option<Graph>,
+}
+
+/// Fewer calls are no batch.
+const BATCH: usize = 3;
 
 impl Executor {
     /// Runs one step. `step` counts from 1; `io` gives inputs and takes outputs. Errors: of `io` and of `comm`.
@@ -120,7 +132,7 @@ impl Executor {
         }
         let received = comm.received();
         let mut place = Place { step: scalars.step.max(0) as u64, ..Place::default() };
-        for turn in &self.turns {
+        for turn in &mut self.turns {
             place.microbatch = turn.microbatch;
             place.label = turn.label;
             comm.mark(&place);
@@ -128,11 +140,24 @@ impl Executor {
                 device.memory_mut().with(range.clone(), |bytes| (io.fill)(&self.inputs[*port], turn.microbatch, bytes))?;
                 device.put(range.clone())?;
             }
-            for instruction in &self.sections[turn.section] {
+            let mut body = self.sections[turn.section].iter().enumerate();
+            let mut batches = std::mem::take(&mut turn.batches);
+            // A trace has the time of each call.
+            let together = trace.is_none();
+            let mut next = batches.iter_mut().filter(|_| together).peekable();
+            while let Some((at, instruction)) = body.next() {
                 place.label = instruction.label;
                 comm.mark(&place);
-                run(instruction, turn, device, comm, &mut self.flights, &mut trace)?;
+                match next.next_if(|batch| batch.calls.start == at) {
+                    Some(batch) => {
+                        run_batch(batch, &self.sections[turn.section], turn, device)?;
+                        comm.progress()?;
+                        body.nth(batch.calls.len() - 2);
+                    }
+                    None => run(instruction, turn, device, comm, &mut self.flights, &mut trace)?,
+                }
             }
+            turn.batches = batches;
             for (port, range) in &turn.takes {
                 device.get(range.clone())?;
                 device.memory_mut().with(range.clone(), |bytes| (io.take)(&self.outputs[*port], turn.microbatch, bytes))?;
@@ -193,6 +218,19 @@ impl Executor {
     }
 }
 
+fn run_batch(batch: &mut Batch, section: &[Instruction], turn: &Turn, device: &mut Device) -> Result<()> {
+    let label = &section[batch.calls.start].label;
+    if let Some(graph) = &batch.graph {
+        return device.replay(graph, label);
+    }
+    let calls = section[batch.calls.clone()].iter().filter_map(|instruction| match &instruction.action {
+        Action::Compute(call) => Some(call),
+        Action::Start { .. } | Action::Wait(_) => None,
+    });
+    batch.graph = device.record(calls, &turn.bases, turn.microbatch, label)?;
+    Ok(())
+}
+
 fn poison(device: &mut Device, range: Range<usize>) -> Result<()> {
     device.memory().poison(range.clone());
     device.put(range)
@@ -210,6 +248,9 @@ fn run(
     let stream = match &instruction.action {
         Action::Compute(call) => {
             device.run(call, &turn.bases, turn.microbatch, &instruction.label)?;
+            if trace.is_some() {
+                device.wait()?;
+            }
             Stream::Compute
         }
         Action::Start { tensors, token } => {

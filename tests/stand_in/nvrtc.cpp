@@ -1,6 +1,7 @@
 // A stand-in for libnvrtc.so: compiles kernels by g++ with device.h into a shared library that the stand-in for libcuda runs.
 // DCC_STAND_IN_CXX has the command and its flags, as `g++ -O1 -I<folder of device.h>`; DCC_STAND_IN_CACHE a folder that keeps what it made.
 // DCC_STAND_IN_FAULT plants a bug: `this=>that` replaces text, which must be there.
+#include <atomic>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <cstdint>
@@ -72,7 +73,8 @@ int nvrtcCompileProgram(void* handle, int, const char* const*) {
     const std::string path = std::string(cache) + name, library = path + ".so";
     struct stat found;
     if (stat(library.c_str(), &found) != 0) {
-        const std::string own = path + "." + std::to_string(getpid());
+        static std::atomic<int> compiled{0};
+        const std::string own = path + "." + std::to_string(getpid()) + "-" + std::to_string(compiled++);
         std::ofstream(own + ".cpp") << text;
         const std::string all = command + " -std=c++17 -fPIC -shared -w -o " + own + ".so " + own + ".cpp 2> " + own + ".log";
         const int result = system(all.c_str());

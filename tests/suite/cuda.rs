@@ -16,7 +16,9 @@ fn stand_ins() -> &'static Folder {
     static BUILT: OnceLock<Folder> = OnceLock::new();
     BUILT.get_or_init(|| {
         let folder = Folder::new();
-        for (source, library, flags) in [("cuda.cpp", "libcuda.so", &["-ldl"][..]), ("nvrtc.cpp", "libnvrtc.so", &[])] {
+        for (source, library, flags) in
+            [("cuda.cpp", "libcuda.so", &["-ldl", "-pthread"][..]), ("nvrtc.cpp", "libnvrtc.so", &[])]
+        {
             let source = root().join("tests/stand_in").join(source);
             let mut compiler = Command::new(cxx());
             compiler.args(["-std=c++17", "-O2", "-shared", "-fPIC", "-o", &folder.at(library)]).arg(source).args(flags);
@@ -137,6 +139,49 @@ fn training_on_gpus_equals_the_cpu() {
             [&on_cpu as &dyn Fn(&[&str]) -> Output, &on_stand_in].map(|run| steps(run, &artifact, data, &["--steps", "5"]));
         let found = difference(&cpu, &gpu);
         assert!(found <= bound, "{model} {flags}: {found:e}\n{cpu:?}\n{gpu:?}");
+    }
+}
+
+/// What ranks on GPUs transfer: by what reads where, on one GPU or several, and in whatever order streams come, the bits are the same. The
+/// control: streams that wait for no event.
+#[test]
+fn transfers_between_gpus_are_ordered_by_events_alone() {
+    let folder = Folder::new();
+    for flags in ["--dp 2 --zero 3 --grad-accum 2 --grad-clip 1", "--tp 2 --pp 2 --grad-accum 2", "--cp 2 --dp 2"] {
+        let flags = format!("--global-batch-size 4 {flags}");
+        let artifact = compiled(&folder, "tests/models/gpt2_tiny.onnx", &flags);
+        let run = |environment: &[(&str, &str)]| {
+            let on = |words: &[&str]| on_gpu(&[words, &["--device", "cuda"]].concat(), environment);
+            steps(&on, &artifact, "gpt2_tiny_next", &["--steps", "3"])
+        };
+        let direct = run(&[]);
+        for environment in [
+            [("DCC_STAND_IN_SEED", "2"), ("DCC_STAND_IN_DEVICES", "2")],
+            [("DCC_STAND_IN_SEED", "3"), ("DCC_STAND_IN_DEVICES", "4")],
+            [("DCC_STAND_IN_APART", "1"), ("DCC_STAND_IN_DEVICES", "2")],
+        ] {
+            assert_eq!(direct, run(&environment), "{flags} {environment:?}");
+        }
+        let words = ["run", &artifact, "--data", "tests/models/data/gpt2_tiny_next.npz", "--init", "1", "--lr", "0.01"];
+        let more = ["--steps", "3", "--device", "cuda", "--json"];
+        let unordered = on_gpu(&[&words[..], &more].concat(), &[("DCC_STAND_IN_UNORDERED", "1")]);
+        let wrong = unordered.code != Some(0) || unordered.json()["last"]["loss"].as_f64() != Some(direct[2][0]);
+        assert!(wrong, "the control of {flags}: {unordered:?}");
+    }
+}
+
+/// Work that stands still is an error that names it; so is one on a rank that others wait for.
+#[test]
+fn a_stuck_gpu_is_named() {
+    let folder = Folder::new();
+    for (flags, launch) in [("--global-batch-size 4", "40"), ("--global-batch-size 4 --tp 2", "90")] {
+        let artifact = compiled(&folder, "tests/models/gpt2_tiny.onnx", flags);
+        let words = ["run", &artifact, "--data", "tests/models/data/gpt2_tiny_next.npz", "--init", "1", "--lr", "0.01"];
+        let more = ["--steps", "3", "--device", "cuda", "--timeout", "3"];
+        let found = on_gpu(&[&words[..], &more].concat(), &[("DCC_STAND_IN_STUCK", launch)]);
+        let named =
+            ["the GPU has done nothing for 3.0 s", "ward: b", "--timeout"].iter().all(|part| found.stderr.contains(part));
+        assert!(found.code == Some(7) && named, "{found:?}");
     }
 }
 

@@ -7,8 +7,10 @@ use super::nvrtc::{self, Image};
 use super::{Arch, Kernels};
 use crate::error::Result;
 use dcc_kernels::cuda::Source;
+use std::collections::BTreeMap;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Most threads that compile.
 const THREADS: usize = 16;
@@ -61,7 +63,11 @@ fn compiled(text: &str, arch: Arch, folder: &Path) -> Result<Image> {
     let (major, minor) = nvrtc::version()?;
     let mut hasher = blake3::Hasher::new();
     hasher.update(format!("{major}.{minor} {} ", arch.name()).as_bytes()).update(text.as_bytes());
-    let file = folder.join(hasher.finalize().to_hex().as_str());
+    let name = hasher.finalize().to_hex().to_string();
+    // Ranks of one process compile the same texts: the first does, the others wait.
+    let own = turn(&name);
+    let _own = own.lock().unwrap_or_else(PoisonError::into_inner);
+    let file = folder.join(name);
     if let Some(image) = std::fs::read(&file).ok().and_then(|bytes| unpacked(&bytes)) {
         return Ok(image);
     }
@@ -70,6 +76,12 @@ fn compiled(text: &str, arch: Arch, folder: &Path) -> Result<Image> {
         tracing::debug!(file = %file.display(), %error, "machine code is not kept");
     }
     Ok(image)
+}
+
+/// Held while the code of that name is made.
+fn turn(name: &str) -> Arc<Mutex<()>> {
+    static TURNS: Mutex<BTreeMap<String, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
+    TURNS.lock().unwrap_or_else(PoisonError::into_inner).entry(name.to_owned()).or_default().clone()
 }
 
 fn unpacked(bytes: &[u8]) -> Option<Image> {

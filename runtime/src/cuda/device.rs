@@ -4,8 +4,9 @@
 //! microbatches add to its parameters.
 
 use super::direct::{self, Together};
-use super::driver::{Buffer, Gpu};
+use super::driver::{Buffer, Gpu, Pinned};
 use super::kernels::Kernels;
+use super::queue::Graph;
 use crate::comm::{Label, Peer};
 use crate::cpu::Memory;
 use crate::error::{Error, Result};
@@ -21,13 +22,17 @@ use std::time::Duration;
 
 /// What kernels move at once: operands begin at multiples of it.
 const ALIGN: usize = 16;
+/// Of the host's memory that inputs go through.
+const STAGING: usize = 8 << 20;
 
 pub struct Cuda {
     gpu: Arc<Gpu>,
     /// The host's arena, and its like on the GPU.
     memory: Memory,
     arena: Buffer,
-    workspace: Option<Buffer>,
+    staging: Pinned,
+    /// What kernels share; the last is as large as any needs. Graphs may still use earlier ones.
+    workspaces: Vec<Buffer>,
     texts: Texts,
     /// The first kernels of `texts`, in sets that were compiled together.
     compiled: Vec<Kernels>,
@@ -79,8 +84,9 @@ impl Cuda {
         let gpu = Arc::new(Gpu::open(ordinal)?);
         gpu.stream().set_limit(limit);
         let arena = gpu.allocate(memory.bytes())?;
+        let staging = gpu.pinned(STAGING)?;
         let (compiled, places, words) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Cuda { gpu, memory, arena, workspace: None, texts: Texts::default(), compiled, places, words })
+        Ok(Cuda { gpu, memory, arena, staging, workspaces: Vec::new(), texts: Texts::default(), compiled, places, words })
     }
 
     /// Lets ranks that are threads of this process move what they transfer from GPU to GPU, where all reach each other. Every rank calls it.
@@ -107,8 +113,8 @@ impl Cuda {
 
     /// As `Device::put`.
     pub fn put(&mut self, range: Range<usize>) -> Result<()> {
-        let Cuda { gpu, memory, arena, .. } = self;
-        memory.with(range.clone(), |bytes| gpu.write(arena, range.start, bytes))
+        let Cuda { gpu, memory, arena, staging, .. } = self;
+        memory.with(range.clone(), |bytes| gpu.send(arena, range.start, bytes, staging))
     }
 
     /// As `Device::get`.
@@ -124,8 +130,8 @@ impl Cuda {
             return Ok(());
         }
         let wanted = new.iter().map(|source| source.workspace).max().unwrap_or(0);
-        if self.workspace.as_ref().map_or(0, Buffer::bytes) < wanted {
-            self.workspace = Some(self.gpu.allocate(wanted)?);
+        if self.workspaces.last().map_or(0, Buffer::bytes) < wanted {
+            self.workspaces.push(self.gpu.allocate(wanted)?);
         }
         let kernels = Kernels::compile(&self.gpu, new)?;
         let set = self.compiled.len();
@@ -134,9 +140,43 @@ impl Cuda {
         Ok(())
     }
 
+    /// Until all work is done.
+    pub fn wait(&self) -> Result<()> {
+        self.gpu.wait()
+    }
+
+    /// Runs calls as one, in their order, and keeps what they are; `label`: what errors name.
+    pub fn record<'a>(
+        &mut self,
+        mut calls: impl Iterator<Item = &'a Call>,
+        bases: &Bases,
+        microbatch: u32,
+        label: &Label,
+    ) -> Result<Graph> {
+        self.gpu.stream().begin_graph()?;
+        let started = calls.try_for_each(|call| self.start(call, bases, microbatch));
+        let graph = self.gpu.stream().end_graph();
+        started?;
+        let graph = graph?;
+        self.replay(&graph, label)?;
+        Ok(graph)
+    }
+
+    /// Runs once more what was recorded.
+    pub fn replay(&mut self, graph: &Graph, label: &Label) -> Result<()> {
+        // SAFETY: graphs are of calls on this device, whose arena, workspace and kernels live as long as it.
+        unsafe { self.gpu.stream().run(graph)? };
+        self.gpu.stream().name(label)
+    }
+
     /// As `Device::run`; errors name the work by `label`.
     pub fn run(&mut self, call: &Call, bases: &Bases, microbatch: u32, label: &Label) -> Result<()> {
-        let Cuda { gpu, arena, workspace, texts, compiled, places, words, .. } = self;
+        self.start(call, bases, microbatch)?;
+        self.gpu.stream().name(label)
+    }
+
+    fn start(&mut self, call: &Call, bases: &Bases, microbatch: u32) -> Result<()> {
+        let Cuda { gpu, arena, workspaces, texts, compiled, places, words, .. } = self;
         let (set, place) = places[call.kernel];
         words.clear();
         for span in &call.operands {
@@ -148,13 +188,12 @@ impl Cuda {
             *first += (call.skip.0 + call.skip.1 * microbatch as usize) as u64;
         }
         if texts.sources[call.kernel].workspace > 0 {
-            words.extend(workspace.as_ref().map(Buffer::address));
+            words.extend(workspaces.last().map(Buffer::address));
         }
         words.extend(call.parameters.iter().map(|&(base, step)| (base + step * i64::from(microbatch)) as u64));
         // SAFETY: `Texts::call` saw that operands are as large as the kernel uses them, and each lies inside of the arena (rows that begin
         // later end where their span does); the workspace is as large as that of any kernel. The stream runs calls in the program's order.
-        unsafe { compiled[set].start(gpu, place, words)? };
-        gpu.stream().name(label)
+        unsafe { compiled[set].start(gpu, place, words) }
     }
 }
 

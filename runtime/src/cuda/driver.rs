@@ -7,6 +7,7 @@ use cudarc::driver::sys;
 use smallvec::SmallVec;
 use std::ffi::{CStr, CString, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// One GPU and a stream of work on it. Work runs in the order of the calls.
 pub struct Gpu {
@@ -20,6 +21,13 @@ pub struct Gpu {
 pub struct Buffer {
     at: sys::CUdeviceptr,
     bytes: usize,
+}
+
+/// Memory of the host that a GPU copies from by itself, taken from the front until all copies are done.
+pub struct Pinned {
+    at: *mut u8,
+    bytes: usize,
+    used: usize,
 }
 
 /// A loaded kernel.
@@ -38,6 +46,21 @@ unsafe impl Sync for Kernel {}
 unsafe impl Send for Module {}
 // SAFETY: as above.
 unsafe impl Sync for Module {}
+
+/// Set once a GPU of this process stands still: whatever would free something of it waits for it for ever.
+static STANDS_STILL: AtomicBool = AtomicBool::new(false);
+
+/// From here on nothing of any GPU is freed: the process is about to end.
+pub(super) fn abandon() {
+    STANDS_STILL.store(true, Ordering::SeqCst);
+}
+
+/// Frees by `free`, unless a GPU stands still. There is nothing to be done about an error.
+pub(super) fn release(free: impl FnOnce() -> sys::CUresult) {
+    if !STANDS_STILL.load(Ordering::SeqCst) {
+        let _ = free();
+    }
+}
 
 pub(super) fn check(result: sys::CUresult, what: &str) -> Result<()> {
     if result == sys::CUresult::CUDA_SUCCESS {
@@ -161,6 +184,34 @@ impl Gpu {
         self.wait()
     }
 
+    /// Memory of the host that the GPU copies from and to by itself. Errors: there is not so much.
+    pub fn pinned(&self, bytes: usize) -> Result<Pinned> {
+        let mut at = std::ptr::null_mut();
+        // SAFETY: the place lives through the call.
+        check(unsafe { sys::cuMemHostAlloc(&mut at, bytes.max(1), 0) }, &format!("{bytes} bytes of pinned memory"))?;
+        Ok(Pinned { at: at.cast(), bytes, used: 0 })
+    }
+
+    /// Copies `from` to byte `at` of `to`, behind all work so far, and returns at once where `through` has room.
+    pub fn send(&self, to: &mut Buffer, at: usize, from: &[u8], through: &mut Pinned) -> Result<()> {
+        if from.len() > through.bytes / 2 {
+            return self.write(to, at, from);
+        }
+        assert!(at + from.len() <= to.bytes, "{} bytes at {at} of {}", from.len(), to.bytes);
+        if through.used + from.len() > through.bytes {
+            self.wait()?;
+            through.used = 0;
+        }
+        // SAFETY: there is as much room; no copy still reads it, because `used` grows until all copies are done.
+        let copied = unsafe {
+            let place = through.at.add(through.used);
+            std::ptr::copy_nonoverlapping(from.as_ptr(), place, from.len());
+            sys::cuMemcpyHtoDAsync_v2(to.at + at as u64, place.cast(), from.len(), self.stream.raw())
+        };
+        through.used += from.len().next_multiple_of(64);
+        check(copied, "a copy to the GPU")
+    }
+
     /// Copies what is at byte `at` of `from` to `to`, behind all work so far.
     pub fn read(&self, from: &Buffer, at: usize, to: &mut [u8]) -> Result<()> {
         assert!(at + to.len() <= from.bytes, "{} bytes at {at} of {}", to.len(), from.bytes);
@@ -238,13 +289,20 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         // SAFETY: it was allocated and nothing has its address but kernels, which their caller keeps it alive for.
-        let _ = unsafe { sys::cuMemFree_v2(self.at) };
+        release(|| unsafe { sys::cuMemFree_v2(self.at) });
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: it was allocated by the driver, which waits for copies from it.
+        release(|| unsafe { sys::cuMemFreeHost(self.at.cast()) });
     }
 }
 
 impl Drop for Module {
     fn drop(&mut self) {
         // SAFETY: no kernel of it is left.
-        let _ = unsafe { sys::cuModuleUnload(self.0) };
+        release(|| unsafe { sys::cuModuleUnload(self.0) });
     }
 }

@@ -1,6 +1,6 @@
 //! Streams of work, the events by which one comes behind another, and graphs: work that was recorded once.
 
-use super::driver::check;
+use super::driver::{abandon, check, release};
 use crate::comm::Label;
 use crate::error::{Error, Result};
 use cudarc::driver::sys;
@@ -118,7 +118,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Until all work is done. Errors: of any of it; nothing more was done for the limit, with the name of what stands still.
+    /// Until all work is done. Errors: of any of it; nothing more was done for the limit, with the name of what stands still:
+    /// then nothing is freed any more.
     pub fn wait(&self) -> Result<()> {
         let mut looks = 0;
         let (mut since, mut done) = (Instant::now(), None);
@@ -137,6 +138,7 @@ impl Stream {
                 if done.replace(count) != Some(count) {
                     since = Instant::now();
                 } else if since.elapsed() > watch.limit {
+                    abandon();
                     return Err(watch.stands_still(stuck));
                 }
             }
@@ -212,20 +214,20 @@ impl Event {
 impl Drop for Stream {
     fn drop(&mut self) {
         // SAFETY: the stream is this value's own; the driver ends its work first.
-        let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
+        release(|| unsafe { sys::cuStreamDestroy_v2(self.raw) });
     }
 }
 
 impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: the event is this value's own; the driver keeps what waits still need.
-        let _ = unsafe { sys::cuEventDestroy_v2(self.0) };
+        release(|| unsafe { sys::cuEventDestroy_v2(self.0) });
     }
 }
 
 impl Drop for Graph {
     fn drop(&mut self) {
         // SAFETY: the graph is this value's own; the driver keeps what still runs.
-        let _ = unsafe { sys::cuGraphExecDestroy(self.0) };
+        release(|| unsafe { sys::cuGraphExecDestroy(self.0) });
     }
 }

@@ -5,7 +5,7 @@ use super::ports::{Parameter, Port};
 use super::site::Site;
 use super::tally::Tally;
 use super::world::World;
-use super::{Action, Executor, Flights, Fresh, Instruction, Tensor, Turn};
+use super::{Action, BATCH, Batch, Executor, Flights, Fresh, Instruction, Tensor, Turn};
 use crate::comm::Label;
 use crate::cuda::Texts;
 use crate::device::Device;
@@ -51,7 +51,10 @@ impl Executor {
         let flights = Flights { open: tokens.flights(program)?, ops: Vec::with_capacity(MOST_TENSORS) };
         let inputs = program.inputs.iter().map(|input| port(&site, &input.name, input.buffer)).collect::<Result<_>>()?;
         let outputs = program.outputs.iter().map(|output| port(&site, &output.name, output.buffer)).collect::<Result<_>>()?;
-        let turns = turns(program, &site, &blocks)?;
+        let mut turns = turns(program, &site, &blocks)?;
+        if device.is_apart() {
+            turns.iter_mut().for_each(|turn| turn.batches = batches(&sections[turn.section]));
+        }
         let mut parameters = parameters(program, &site, &blocks)?;
         parameters.sort_by_key(|parameter| parameter.range.start);
         let persistent = |id| Ok::<Range<usize>, Error>(range(site.span(id)?, &blocks));
@@ -264,9 +267,34 @@ fn turns(program: &Program, site: &Site<'_>, blocks: &Blocks) -> Result<Vec<Turn
         let outputs = program.outputs.iter().enumerate().filter(|(_, output)| defines(section, output.buffer));
         let takes = outputs.map(|(index, output)| Ok((index, place(output.buffer)?))).collect::<Result<_>>()?;
         let label = Label::new(&section.id().name());
-        turns.push(Turn { section: step.section as usize, microbatch: step.microbatch, bases, label, fills, takes });
+        turns.push(Turn {
+            section: step.section as usize,
+            microbatch: step.microbatch,
+            bases,
+            label,
+            fills,
+            takes,
+            batches: Vec::new(),
+        });
     }
     Ok(turns)
+}
+
+/// The longest rows of calls.
+fn batches(section: &[Instruction]) -> Vec<Batch> {
+    let mut batches = Vec::new();
+    let mut first = 0;
+    for (at, instruction) in section.iter().enumerate() {
+        let is_call = matches!(instruction.action, Action::Compute(_));
+        let end = if is_call { at + 1 } else { at };
+        if (!is_call || end == section.len()) && end - first >= BATCH {
+            batches.push(Batch { calls: first..end, graph: None });
+        }
+        if !is_call {
+            first = at + 1;
+        }
+    }
+    batches
 }
 
 fn port(site: &Site<'_>, name: &str, id: BufferId) -> Result<Port> {
