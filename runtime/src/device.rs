@@ -1,6 +1,8 @@
 //! What a rank computes on. Its memory is laid out as the host's arena, which holds what ranks exchange, inputs, outputs and parameters
 //! while they are loaded and saved; a device with memory of its own has copies, brought up to date by `put` and `get`.
 
+mod both;
+
 use crate::comm::Label;
 use crate::cpu::{self, Cpu, Memory};
 use crate::cuda::{self, Cuda, Graph};
@@ -10,15 +12,20 @@ use dcc_program::kernel::Kernel;
 use dcc_program::program::{Instr, Library};
 use std::ops::Range;
 
+pub use both::Both;
+
 pub enum Device {
     Cpu(Cpu),
     Cuda(Box<Cuda>),
+    /// One checks the other.
+    Both(Box<Both>),
 }
 
 /// A prepared instruction.
 pub enum Call {
     Cpu(cpu::Call),
     Cuda(cuda::Call),
+    Both(Box<both::Call>),
 }
 
 impl Device {
@@ -27,6 +34,7 @@ impl Device {
         match self {
             Device::Cpu(cpu) => cpu.memory(),
             Device::Cuda(gpu) => gpu.memory(),
+            Device::Both(both) => both.cpu.memory(),
         }
     }
 
@@ -34,6 +42,7 @@ impl Device {
         match self {
             Device::Cpu(cpu) => cpu.memory_mut(),
             Device::Cuda(gpu) => gpu.memory_mut(),
+            Device::Both(both) => both.cpu.memory_mut(),
         }
     }
 
@@ -45,7 +54,7 @@ impl Device {
     /// Copies a range of the host's arena to the device, behind all work so far.
     pub fn put(&mut self, range: Range<usize>) -> Result<()> {
         match self {
-            Device::Cpu(_) => Ok(()),
+            Device::Cpu(_) | Device::Both(_) => Ok(()),
             Device::Cuda(gpu) => gpu.put(range),
         }
     }
@@ -53,7 +62,7 @@ impl Device {
     /// Copies a range of the device's memory to the host's arena, behind all work so far.
     pub fn get(&mut self, range: Range<usize>) -> Result<()> {
         match self {
-            Device::Cpu(_) => Ok(()),
+            Device::Cpu(_) | Device::Both(_) => Ok(()),
             Device::Cuda(gpu) => gpu.get(range),
         }
     }
@@ -63,6 +72,7 @@ impl Device {
         match self {
             Device::Cpu(cpu) => cpu.threads(),
             Device::Cuda(_) => 1,
+            Device::Both(both) => both.cpu.threads(),
         }
     }
 
@@ -71,6 +81,7 @@ impl Device {
         match self {
             Device::Cpu(cpu) => cpu.kernels(),
             Device::Cuda(gpu) => gpu.kernels(),
+            Device::Both(both) => both.gpu.kernels(),
         }
     }
 
@@ -79,6 +90,7 @@ impl Device {
         match self {
             Device::Cpu(cpu) => cpu.kernel(site, kernel, instr).map(Call::Cpu),
             Device::Cuda(gpu) => gpu.texts().kernel(site, kernel, instr).map(Call::Cuda),
+            Device::Both(both) => both.kernel(site, kernel, instr).map(|call| Call::Both(Box::new(call))),
         }
     }
 
@@ -88,6 +100,7 @@ impl Device {
         Ok(match self {
             Device::Cpu(cpu) => cpu.library(site, library, instr)?.map(Call::Cpu),
             Device::Cuda(gpu) => gpu.texts().library(site, library, instr)?.map(Call::Cuda),
+            Device::Both(both) => both.library(site, library, instr)?.map(|call| Call::Both(Box::new(call))),
         })
     }
 
@@ -96,6 +109,7 @@ impl Device {
         match self {
             Device::Cpu(_) => Ok(()),
             Device::Cuda(gpu) => gpu.finish(),
+            Device::Both(both) => both.gpu.finish(),
         }
     }
 
@@ -107,6 +121,7 @@ impl Device {
                 Ok(())
             }
             (Device::Cuda(gpu), Call::Cuda(call)) => gpu.run(call, bases, microbatch, label),
+            (Device::Both(both), Call::Both(call)) => both.run(call, bases, microbatch, label),
             _ => unreachable!("calls run on the device that prepared them"),
         }
     }
@@ -123,11 +138,13 @@ impl Device {
         label: &Label,
     ) -> Result<Option<Graph>> {
         match self {
-            Device::Cpu(_) => calls.try_for_each(|call| self.run(call, bases, microbatch, label)).map(|()| None),
+            Device::Cpu(_) | Device::Both(_) => {
+                calls.try_for_each(|call| self.run(call, bases, microbatch, label)).map(|()| None)
+            }
             Device::Cuda(gpu) => {
                 let own = |call: &'a Call| match call {
                     Call::Cuda(call) => call,
-                    Call::Cpu(_) => unreachable!("calls run on the device that prepared them"),
+                    Call::Cpu(_) | Call::Both(_) => unreachable!("calls run on the device that prepared them"),
                 };
                 gpu.record(calls.map(own), bases, microbatch, label).map(Some)
             }
@@ -137,7 +154,7 @@ impl Device {
     /// Runs once more what was recorded on this device.
     pub fn replay(&mut self, graph: &Graph, label: &Label) -> Result<()> {
         match self {
-            Device::Cpu(_) => unreachable!("it records nothing"),
+            Device::Cpu(_) | Device::Both(_) => unreachable!("it records nothing"),
             Device::Cuda(gpu) => gpu.replay(graph, label),
         }
     }
@@ -145,8 +162,16 @@ impl Device {
     /// Until all that was started is done.
     pub fn wait(&self) -> Result<()> {
         match self {
-            Device::Cpu(_) => Ok(()),
+            Device::Cpu(_) | Device::Both(_) => Ok(()),
             Device::Cuda(gpu) => gpu.wait(),
+        }
+    }
+
+    /// What a device that checks another found so far.
+    pub fn summary(&self) -> Option<String> {
+        match self {
+            Device::Cpu(_) | Device::Cuda(_) => None,
+            Device::Both(both) => Some(both.summary()),
         }
     }
 }
@@ -157,6 +182,7 @@ impl Call {
         match self {
             Call::Cpu(call) => call.flops(),
             Call::Cuda(call) => call.flops(),
+            Call::Both(call) => call.cpu.flops(),
         }
     }
 }

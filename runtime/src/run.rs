@@ -30,7 +30,7 @@ pub use weights::{initial_weights, whole_weights};
 use crate::comm::{Comm, Patience, Peer, Stop};
 use crate::cpu::{Cpu, Memory};
 use crate::cuda::{Cuda, Gpu, Together};
-use crate::device::Device;
+use crate::device::{Both, Device};
 use crate::error::{Error, Result};
 use crate::exec::ranks::{Rank, local_ranks, ranks_on};
 use crate::exec::{Tally, World};
@@ -177,6 +177,10 @@ fn on_gpus(job: &Job, desk: &mut Desk, stop: &StopSignals) -> Result<Outcome> {
     let (gpus, together, desk) = (Gpu::count()?.max(1), Together::default(), Mutex::new(desk));
     let device = |comm: &mut Peer| {
         let gpu = Cuda::new(comm.rank() % gpus, Memory::new(comm.arena()), timeout)?;
+        if job.flags.device == "both" {
+            let cpu = Cpu::new(Memory::new(comm.arena()), job.flags.threads(world.ranks())?)?;
+            return Ok(Device::Both(Box::new(Both::new(cpu, gpu))));
+        }
         gpu.connect(&together, comm, &world)?;
         Ok(Device::Cuda(Box::new(gpu)))
     };

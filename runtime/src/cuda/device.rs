@@ -140,6 +140,16 @@ impl Cuda {
         Ok(())
     }
 
+    /// Copies what is at byte `at` of the GPU's memory, behind all work so far.
+    pub fn read(&self, at: usize, into: &mut [u8]) -> Result<()> {
+        self.gpu.read(&self.arena, at, into)
+    }
+
+    /// The GPU's.
+    pub fn name(&self) -> &str {
+        self.gpu.name()
+    }
+
     /// Until all work is done.
     pub fn wait(&self) -> Result<()> {
         self.gpu.wait()

@@ -95,8 +95,8 @@ pub struct Flags {
     #[arg(long, value_name = "N", help_heading = "Output")]
     pub log_every: Option<u64>,
 
-    /// What ranks compute on: cpu, or cuda, NVIDIA GPUs in turn
-    #[arg(long, value_name = "DEVICE", value_parser = ["cpu", "cuda"], default_value = "cpu", help_heading = "Execution")]
+    /// What ranks compute on: cpu; cuda, NVIDIA GPUs in turn; both, every instruction on both, whose results are compared
+    #[arg(long, value_name = "DEVICE", value_parser = ["cpu", "cuda", "both"], default_value = "cpu", help_heading = "Execution")]
     pub device: String,
     /// Compute threads of each rank (default: cores / ranks)
     #[arg(long, value_name = "N", help_heading = "Execution")]
@@ -188,7 +188,7 @@ impl Flags {
 
     /// Whether ranks compute on GPUs.
     pub(super) fn is_on_gpus(&self) -> bool {
-        self.device == "cuda"
+        self.device != "cpu"
     }
 
     /// Compute threads of each of `ranks` ranks on this machine.

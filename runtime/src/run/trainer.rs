@@ -367,6 +367,9 @@ impl<'a, 'w> Trainer<'a, 'w> {
 
     fn finish(mut self, outcome: Outcome, outside: &mut Outside<'_>) -> Result<Outcome> {
         self.report(outside)?;
+        if let Some(text) = self.rank.device.summary() {
+            (outside.tell)(&Message::Note(format!("rank {}: {text}", self.rank.rank)))?;
+        }
         match self.trace.take() {
             Some(trace) => trace.finish().map(|()| outcome),
             None => Ok(outcome),

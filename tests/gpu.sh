@@ -1,0 +1,187 @@
+#!/usr/bin/env bash
+# Proves and measures dcc on a machine with an NVIDIA GPU, which needs neither a network nor Rust:
+#   tests/gpu.sh check|sanitize|train|nccl|bench [MODEL...]
+# DCC: the binary, built elsewhere (`cargo build --release -p dcc`, then `strip`), ./dcc by default. NVIDIA's libraries (CUDA 12 or 13: NVRTC
+# at least) are taken from the packages of `python3`, as PyTorch's wheels bring them, or from LD_LIBRARY_PATH.
+# Every part that passed is left out when it is run again (RESULTS, results.tsv by default), so that a run may be cut off; parts last minutes.
+# At the end all results so far are printed and written to benches/GPU.md (REPORT).
+set -uo pipefail
+here=$(cd "$(dirname "$0")/.." && pwd)
+DCC=$(realpath "${DCC:-dcc}")
+PYTHON=${PYTHON:-python3}
+RESULTS=${RESULTS:-results.tsv}
+REPORT=${REPORT:-$here/benches/GPU.md}
+LIMIT=${LIMIT:-420}
+began=$SECONDS
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+touch "$RESULTS"
+
+libraries=$("$PYTHON" - <<'PYTHON' 2>/dev/null
+import pathlib
+try:
+    import nvidia
+    roots = [pathlib.Path(path) for path in nvidia.__path__]
+except ImportError:
+    roots = []
+print(":".join(sorted({str(file.parent) for root in roots for file in root.rglob("lib*.so*")})))
+PYTHON
+)
+export LD_LIBRARY_PATH="${libraries:+$libraries:}${LD_LIBRARY_PATH:-}"
+
+gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -1)
+commit=$(git -C "$here" rev-parse --short HEAD 2>/dev/null || echo unknown)
+
+# Mesh by mesh of one model: compiled once, with initial values of the script's own.
+# model, data, flags
+SAMPLES="
+gpt2_tiny gpt2_tiny_next --global-batch-size 4 --optimizer adamw --grad-clip 1
+gpt2_tiny gpt2_tiny_next --global-batch-size 4 --dtype bf16 --optimizer adamw
+gpt2_tiny gpt2_tiny_next --global-batch-size 4 --dtype f16
+gpt2_tiny_dropout gpt2_tiny_next --global-batch-size 4 --grad-accum 2
+llama_tiny gpt2_tiny_next --global-batch-size 4 --optimizer lamb
+llama_tiny gpt2_tiny_next --global-batch-size 4 --dtype bf16 --optimizer muon
+cnn mlp --global-batch-size 8 --optimizer sgd
+cnn mlp --global-batch-size 8 --dtype bf16 --optimizer adafactor
+cnn mlp --global-batch-size 4 --dtype f64
+mlp mlp --global-batch-size 8 --optimizer lion
+families/resnet mlp --global-batch-size 8 --optimizer sgd
+"
+MESHES="
+gpt2_tiny gpt2_tiny_next --global-batch-size 4 --dp 2 --zero 1 --grad-clip 1
+gpt2_tiny gpt2_tiny_next --global-batch-size 4 --dp 2 --zero 3 --grad-accum 2 --grad-clip 1
+gpt2_tiny gpt2_tiny_next --global-batch-size 4 --tp 2
+gpt2_tiny gpt2_tiny_next --global-batch-size 4 --tp 2 --sequence-parallel --dp 2
+gpt2_tiny gpt2_tiny_next --global-batch-size 4 --pp 2 --grad-accum 4
+gpt2_tiny gpt2_tiny_next --global-batch-size 4 --tp 2 --pp 2 --grad-accum 2
+gpt2_tiny gpt2_tiny_next --global-batch-size 4 --dp 4 --dtype bf16 --zero 2
+gpt2_tiny_dropout gpt2_tiny_next --global-batch-size 4 --dp 2 --tp 2
+llama_tiny gpt2_tiny_next --global-batch-size 4 --cp 2 --dp 2
+llama_tiny gpt2_tiny_next --global-batch-size 4 --tp 4
+families/resnet mlp --global-batch-size 8 --dp 2 --tp 2 --optimizer sgd
+cnn mlp --global-batch-size 8 --dp 4
+"
+# Larger shapes than the tests', generated kernels against float64 and all against the CPU.
+SHAPES="
+gpt2_124m - --global-batch-size 2 --optimizer adamw --grad-clip 1
+gpt2_124m - --global-batch-size 2 --dtype bf16 --optimizer adamw
+"
+
+# one PART NAME COMMAND...: runs it unless it passed before, and keeps the verdict and its last line.
+one() {
+    local part=$1 name=$2 out verdict took
+    shift 2
+    if grep -qF "$part"$'\t'"$name"$'\t'"$commit"$'\tpassed' "$RESULTS"; then
+        return 0
+    fi
+    if ((SECONDS - began > LIMIT)); then
+        echo "$part: time is up; run it again to go on" >&2
+        return 1
+    fi
+    took=$SECONDS
+    out=$("$@" 2>&1) && verdict=passed || verdict=failed
+    took=$((SECONDS - took))
+    printf '%s\t%s\t%s\t%s\t%s s\t%s\n' "$part" "$name" "$commit" "$verdict" "$took" "$(tail -1 <<<"$out" | tr '\t' ' ')" >>"$RESULTS"
+    tail -1 "$RESULTS"
+    [ $verdict = passed ] || printf '%s\n' "$out" | tail -20 >&2
+}
+
+artifact() { # model flags: compiles to $scratch/art.dcc
+    # shellcheck disable=SC2086
+    "$DCC" compile "$here/tests/models/$1.onnx" -o "$scratch/art.dcc" $2 >"$scratch/out" 2>&1 || {
+        cat "$scratch/out"
+        return 1
+    }
+}
+
+# What a model is fed: a file of the tests, or nothing, then values of chance.
+feed() {
+    [ "$1" = - ] || echo "--data $here/tests/models/data/$1.npz"
+}
+
+kernels() { # model data flags
+    artifact "$1" "$3" && "$DCC" verify "$scratch/art.dcc" --kernels cuda
+}
+
+both() { # model data flags: every instruction on GPU and CPU
+    # shellcheck disable=SC2046
+    artifact "$1" "$3" && "$DCC" run "$scratch/art.dcc" $(feed "$2") --init 1 --lr 0.01 --steps 2 --device both
+}
+
+# The losses of both devices; the largest relative difference. Half floats may differ by more.
+curve() { # model data flags
+    local bound=1e-5 device
+    case $3 in *f16*) bound=5e-3 ;; *f64*) bound=1e-11 ;; esac
+    artifact "$1" "$3" || return 1
+    for device in cpu cuda; do
+        # shellcheck disable=SC2046
+        "$DCC" run "$scratch/art.dcc" $(feed "$2") --init 1 --lr 0.01 --steps 20 --device $device \
+            --metrics-file "$scratch/$device.jsonl" >"$scratch/out" 2>&1 || {
+            cat "$scratch/out"
+            return 1
+        }
+        sed -n 's/.*"loss":\([-0-9.e+]*\).*/\1/p' "$scratch/$device.jsonl" >"$scratch/$device.loss"
+    done
+    paste "$scratch/cpu.loss" "$scratch/cuda.loss" | awk -v bound=$bound '
+        { d = $1 - $2; if (d < 0) d = -d; s = $1 < 0 ? -$1 : $1; if (s < 1) s = 1; if (d / s > worst) worst = d / s; if ($2 != $2 + 0) bad = 1 }
+        END { printf "%d steps, losses within %.1e of the CPU (bound %s)\n", NR, worst, bound; exit bad || NR != 20 || worst > bound }'
+    rm -f "$scratch"/*.jsonl
+}
+
+sanitized() { # tool model data flags
+    artifact "$2" "$4" || return 1
+    # shellcheck disable=SC2046
+    compute-sanitizer --tool "$1" --error-exitcode 9 "$DCC" run "$scratch/art.dcc" $(feed "$3") --init 1 --lr 0.01 --steps 2 \
+        --device cuda --timeout 300
+}
+
+each() { # part function list
+    local model data flags
+    while read -r model data flags; do
+        [ -n "$model" ] || continue
+        one "$1" "$2 $model $flags" "$2" "$model" "$data" "$flags" || return 0
+    done <<<"$3"
+}
+
+report() {
+    {
+        echo "# On a GPU"
+        echo
+        echo "By \`tests/gpu.sh\` on ${gpu:-no GPU}, commit $commit. What is not here was not run."
+        echo
+        echo "| part | what | result | took | last line |"
+        echo "|---|---|---|---|---|"
+        awk -F '\t' -v commit="$commit" '$3 == commit { printf "| %s | %s | %s | %s | %s |\n", $1, $2, $4, $5, $6 }' "$RESULTS"
+    } >"$REPORT.new" && mv "$REPORT.new" "$REPORT"
+    cat "$REPORT"
+}
+
+part=${1:-}
+shift || true
+case $part in
+check)
+    each check kernels "$SAMPLES"
+    each check both "$SAMPLES"
+    each check both "$SHAPES"
+    ;;
+train)
+    each train curve "$SAMPLES"
+    each train curve "$MESHES"
+    ;;
+sanitize)
+    for tool in memcheck racecheck synccheck initcheck; do
+        while read -r model data flags; do
+            [ -n "$model" ] || continue
+            one sanitize "$tool $model $flags" sanitized $tool "$model" "$data" "$flags" || break 2
+        done <<<"$SAMPLES"
+    done
+    ;;
+*)
+    sed -n '2,8s/^# \{0,1\}//p' "$0" >&2
+    exit 2
+    ;;
+esac
+report
+! awk -F '\t' -v commit="$commit" -v part="$part" '$1 == part && $3 == commit { last[$2] = $4 } END { for (n in last) if (last[n] != "passed") exit 1 }' \
+    "$RESULTS" && exit 1
+exit 0
