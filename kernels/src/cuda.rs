@@ -30,6 +30,8 @@ pub struct Source {
     pub parameters: Vec<usize>,
     /// Of inputs, then outputs.
     pub operand_bytes: Vec<usize>,
+    /// What it computes, where a vendor's library can too.
+    pub gemm: Option<library::gemm::Gemm>,
 }
 
 /// One entry of a text, and over how many threads it runs.
@@ -76,7 +78,7 @@ impl Source {
         }
         let bytes = |array: &crate::tile::Array| array.block.iter().product::<usize>() * array.dtype.bytes() as usize;
         let operand_bytes = nest.inputs.iter().chain(&nest.outputs).map(bytes).collect();
-        Ok(Source { text, launches, workspace, parameters, operand_bytes })
+        Ok(Source { text, launches, workspace, parameters, operand_bytes, gemm: None })
     }
 }
 

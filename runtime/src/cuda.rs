@@ -8,6 +8,7 @@ mod driver;
 mod kernels;
 mod library;
 mod nvrtc;
+mod products;
 mod queue;
 
 pub use cache::images;

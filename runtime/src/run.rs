@@ -176,7 +176,8 @@ fn on_gpus(job: &Job, desk: &mut Desk, stop: &StopSignals) -> Result<Outcome> {
     let timeout = job.flags.timeout()?;
     let (gpus, together, desk) = (Gpu::count()?.max(1), Together::default(), Mutex::new(desk));
     let device = |comm: &mut Peer| {
-        let gpu = Cuda::new(comm.rank() % gpus, Memory::new(comm.arena()), timeout)?;
+        let own = job.flags.gemm == "own";
+        let gpu = Cuda::new(comm.rank() % gpus, Memory::new(comm.arena()), timeout, own)?;
         if job.flags.device == "both" {
             let cpu = Cpu::new(Memory::new(comm.arena()), job.flags.threads(world.ranks())?)?;
             return Ok(Device::Both(Box::new(Both::new(cpu, gpu))));

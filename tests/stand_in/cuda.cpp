@@ -298,6 +298,8 @@ int create(void** stream) {
 }  // namespace
 
 extern "C" Running* emulated_device() { return &running; }
+// Work of other stand-ins, in a stream.
+extern "C" void emulated_enqueue(void* stream, void (*work)(void*), void* given) { run(stream, [=] { work(given); }); }
 
 // The driver's names. Results: 0 is success; 1 invalid value, 2 out of memory, 100 no device, 200 invalid image, 500 not found.
 extern "C" {

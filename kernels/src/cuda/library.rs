@@ -3,6 +3,7 @@
 //! Operands have the order that instructions have. Sums have one order, which shapes decide: no two threads add to one place.
 
 pub mod attention;
+pub mod gemm;
 pub mod pool;
 pub mod product;
 pub mod rows;
@@ -97,7 +98,7 @@ fn entry_of(
 
 /// A source of these texts; launches of no block are left out.
 fn source(text: String, entries: Vec<(String, Launch)>, workspace: usize, operand_bytes: Vec<usize>) -> Source {
-    let mut source = Source { text, launches: Vec::new(), workspace, parameters: Vec::new(), operand_bytes };
+    let mut source = Source { text, launches: Vec::new(), workspace, parameters: Vec::new(), operand_bytes, gemm: None };
     for (text, launch) in entries {
         source.text += &text;
         if launch.blocks.iter().all(|count| *count > 0) {

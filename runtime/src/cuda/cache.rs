@@ -17,14 +17,13 @@ const THREADS: usize = 16;
 /// Bytes of text that are worth a thread.
 const SHARE: usize = 50_000;
 
-/// Machine code of `sources`, in parts that were compiled side by side, and how many sources each has. `kept`: from earlier runs where it is
-/// there. Errors: NVRTC is missing or refuses a text.
-pub fn images(sources: &[Source], arch: Arch, kept: bool) -> Result<Vec<(Image, usize)>> {
-    let folder = folder().filter(|_| kept);
+/// Machine code of `sources`, in parts that were compiled side by side, and how many sources each has. `folder`: where that of earlier runs is
+/// kept. Errors: NVRTC is missing or refuses a text.
+pub fn images(sources: &[Source], arch: Arch, folder: Option<&Path>) -> Result<Vec<(Image, usize)>> {
     let parts = parts(sources);
     let make = |part: &[Source]| {
         let text = Kernels::text(part);
-        match &folder {
+        match folder {
             Some(folder) => compiled(&text, arch, folder),
             None => nvrtc::compile(&text, arch),
         }
@@ -53,7 +52,8 @@ fn parts(sources: &[Source]) -> Vec<&[Source]> {
     parts
 }
 
-fn folder() -> Option<PathBuf> {
+/// The user's own folder of machine code.
+pub fn folder() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let caches = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
     Some(caches.join("dcc/kernels"))
@@ -94,15 +94,19 @@ fn unpacked(bytes: &[u8]) -> Option<Image> {
     Some(Image { code: code.to_vec(), log: String::from_utf8(log.to_vec()).ok()? })
 }
 
-/// Whole or not at all: written beside, then renamed.
 fn store(file: &Path, image: &Image) -> std::io::Result<()> {
     let mut rest = (image.log.len() as u64).to_le_bytes().to_vec();
     rest.extend(image.log.as_bytes());
     rest.extend(&image.code);
+    replace(file, &[blake3::hash(&rest).as_bytes(), &rest[..]])
+}
+
+/// Writes a file whole or not at all: beside, then renamed.
+pub(super) fn replace(file: &Path, parts: &[&[u8]]) -> std::io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new(""));
     std::fs::create_dir_all(folder)?;
     let beside = folder.join(format!(".{}-{:?}", std::process::id(), std::thread::current().id()));
-    std::fs::write(&beside, [blake3::hash(&rest).as_bytes(), &rest[..]].concat())?;
+    std::fs::write(&beside, parts.concat())?;
     std::fs::rename(&beside, file).inspect_err(|_| drop(std::fs::remove_file(&beside)))
 }
 

@@ -6,6 +6,7 @@
 use super::direct::{self, Together};
 use super::driver::{Buffer, Gpu, Pinned};
 use super::kernels::Kernels;
+use super::products::{Product, Products};
 use super::queue::Graph;
 use crate::comm::{Label, Peer};
 use crate::cpu::Memory;
@@ -38,6 +39,9 @@ pub struct Cuda {
     compiled: Vec<Kernels>,
     /// The set and the place in it, by kernel.
     places: Vec<(usize, usize)>,
+    /// The vendor's products, where they may be used, and by kernel the one in its place.
+    products: Option<Products>,
+    chosen: Vec<Option<Product>>,
     words: Vec<u64>,
 }
 
@@ -78,15 +82,28 @@ impl Call {
 }
 
 impl Cuda {
-    /// GPU `ordinal`, with memory for all of the host's arena; work that stands still for `limit` is an error. Errors: no such GPU, or one
+    /// GPU `ordinal`, with memory for all of the host's arena; `own`: without the vendor's libraries; work that stands still for `limit` is an error. Errors: no such GPU, or one
     /// without so much memory.
-    pub fn new(ordinal: u32, memory: Memory, limit: Duration) -> Result<Cuda> {
+    pub fn new(ordinal: u32, memory: Memory, limit: Duration, own: bool) -> Result<Cuda> {
         let gpu = Arc::new(Gpu::open(ordinal)?);
         gpu.stream().set_limit(limit);
         let arena = gpu.allocate(memory.bytes())?;
         let staging = gpu.pinned(STAGING)?;
-        let (compiled, places, words) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Cuda { gpu, memory, arena, staging, workspaces: Vec::new(), texts: Texts::default(), compiled, places, words })
+        let products = if own { None } else { Products::open(&gpu)? };
+        let (compiled, places, chosen, words) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Ok(Cuda {
+            gpu,
+            memory,
+            arena,
+            staging,
+            workspaces: Vec::new(),
+            texts: Texts::default(),
+            compiled,
+            places,
+            products,
+            chosen,
+            words,
+        })
     }
 
     /// Lets ranks that are threads of this process move what they transfer from GPU to GPU, where all reach each other. Every rank calls it.
@@ -137,7 +154,35 @@ impl Cuda {
         let set = self.compiled.len();
         self.places.extend((0..new.len()).map(|place| (set, place)));
         self.compiled.push(kernels);
+        for kernel in self.chosen.len()..self.places.len() {
+            let product = self.choose(kernel)?;
+            self.chosen.push(product);
+        }
         Ok(())
+    }
+
+    /// The vendor's product in place of a kernel, where it is faster: operands lie at the arena's begin meanwhile, before it has contents.
+    fn choose(&self, kernel: usize) -> Result<Option<Product>> {
+        let Cuda { gpu, arena, workspaces, texts, compiled, places, products, .. } = self;
+        let (Some(products), Some(gemm)) = (products, &texts.sources[kernel].gemm) else { return Ok(None) };
+        let source = &texts.sources[kernel];
+        let mut at = arena.address();
+        let mut words: Vec<u64> = Vec::new();
+        for bytes in &source.operand_bytes {
+            words.push(at);
+            at += bytes.next_multiple_of(ALIGN) as u64;
+        }
+        let [lhs, rhs, out] = words[..] else { return Ok(None) };
+        if at > arena.address() + arena.bytes() as u64 {
+            return Ok(None);
+        }
+        if source.workspace > 0 {
+            words.extend(workspaces.last().map(Buffer::address));
+        }
+        let (set, place) = places[kernel];
+        // SAFETY: the operands lie one after the other inside of the arena, the workspace is as large as that of any kernel.
+        let mut own = || unsafe { compiled[set].start(gpu, place, &mut words) };
+        products.choose(gpu.stream(), gemm, [lhs, rhs, out], &mut own)
     }
 
     /// Copies what is at byte `at` of the GPU's memory, behind all work so far.
@@ -186,7 +231,7 @@ impl Cuda {
     }
 
     fn start(&mut self, call: &Call, bases: &Bases, microbatch: u32) -> Result<()> {
-        let Cuda { gpu, arena, workspaces, texts, compiled, places, words, .. } = self;
+        let Cuda { gpu, arena, workspaces, texts, compiled, places, products, chosen, words, .. } = self;
         let (set, place) = places[call.kernel];
         words.clear();
         for span in &call.operands {
@@ -196,6 +241,9 @@ impl Cuda {
         }
         if let Some(first) = words.first_mut() {
             *first += (call.skip.0 + call.skip.1 * microbatch as usize) as u64;
+        }
+        if let (Some(products), Some(product)) = (&products, &chosen[call.kernel]) {
+            return products.start(gpu.stream(), product, [words[0], words[1], words[2]]);
         }
         if texts.sources[call.kernel].workspace > 0 {
             words.extend(workspaces.last().map(Buffer::address));

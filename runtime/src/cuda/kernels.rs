@@ -25,7 +25,7 @@ impl Kernels {
     /// Compiles all `sources`, whose names differ, for `gpu`, or takes them from earlier runs. Errors: NVRTC is missing or refuses a text.
     pub fn compile(gpu: &Gpu, sources: &[Source]) -> Result<Kernels> {
         let (mut all, mut rest) = (Vec::new(), sources);
-        for (image, count) in cache::images(sources, gpu.arch(), true)? {
+        for (image, count) in cache::images(sources, gpu.arch(), cache::folder().as_deref())? {
             let (part, others) = rest.split_at(count);
             rest = others;
             let launches = || part.iter().flat_map(|source| &source.launches);

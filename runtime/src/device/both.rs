@@ -2,7 +2,7 @@
 //! wrongly is found where it happens, whatever the model and its sizes; the CPU's results go on.
 
 use crate::comm::Label;
-use crate::cpu::{self, Cpu, Memory};
+use crate::cpu::{self, Cpu};
 use crate::cuda::{self, Cuda};
 use crate::error::{Error, Result};
 use crate::exec::{Bases, Site, Span};

@@ -98,6 +98,9 @@ pub struct Flags {
     /// What ranks compute on: cpu; cuda, NVIDIA GPUs in turn; both, every instruction on both, whose results are compared
     #[arg(long, value_name = "DEVICE", value_parser = ["cpu", "cuda", "both"], default_value = "cpu", help_heading = "Execution")]
     pub device: String,
+    /// Products on GPUs: fastest, dcc's own kernels or cuBLASLt's, as timed once; own, dcc's alone
+    #[arg(long, value_name = "WHICH", value_parser = ["fastest", "own"], default_value = "fastest", help_heading = "Execution")]
+    pub gemm: String,
     /// Compute threads of each rank (default: cores / ranks)
     #[arg(long, value_name = "N", help_heading = "Execution")]
     pub threads: Option<usize>,

@@ -3,6 +3,7 @@
 //! A dot's view is a sum of strides by the digits of m, n and k. A convolution is the same with one condition more: the operand that
 //! windows move through is zero where they leave it (implicit GEMM: nothing is copied).
 
+use super::gemm::{Gemm, Plain as Matrices};
 use super::{THREADS, entry, entry_of, source};
 use crate::cuda::Source;
 use crate::cuda::emit::stored;
@@ -180,7 +181,20 @@ impl View {
         let bytes = if sums == "double" { 8 } else { 4 };
         let workspace = if parts > 1 { parts * batch * m * n * bytes } else { 0 };
         let text = TEXT.concat() + &self.text(name);
-        Ok(source(text, entries, workspace, self.bytes.to_vec()))
+        let gemm = self.plain().and_then(|plain| Gemm::new(&plain, &types));
+        Ok(Source { gemm, ..source(text, entries, workspace, self.bytes.to_vec()) })
+    }
+
+    /// The same where every group is one digit, and nothing is moved through.
+    fn plain(&self) -> Option<Matrices> {
+        if self.moved.is_some() || self.groups.iter().any(|digits| digits.len() > 1) {
+            return None;
+        }
+        let stride = |operand: usize, group: usize| self.groups[group].first().map_or(0, |digit| digit.strides[operand]);
+        let strides = |operand: usize, groups: [usize; 3]| groups.map(|group| stride(operand, group));
+        let [batch, m, n, k] = [BATCH, ROWS, COLUMNS, SUMS].map(|group| self.size(group));
+        let (lhs, rhs) = (strides(0, [BATCH, ROWS, SUMS]), strides(1, [BATCH, SUMS, COLUMNS]));
+        Some(Matrices { batch, m, n, k, lhs, rhs, out: strides(2, [BATCH, ROWS, COLUMNS]) })
     }
 
     /// `most`, if so many elements of an operand lie side by side along `group` wherever one of them is read, and begin at a multiple of it;
