@@ -11,14 +11,17 @@ fn cxx() -> String {
     std::env::var("CXX").unwrap_or_else(|_| "g++".to_owned())
 }
 
-/// The stand-ins, compiled once, and what they keep.
+/// The stand-ins, compiled once, and what they keep; in a folder of its own what is not installed everywhere.
 fn stand_ins() -> &'static Folder {
     static BUILT: OnceLock<Folder> = OnceLock::new();
     BUILT.get_or_init(|| {
         let folder = Folder::new();
-        for (source, library, flags) in
-            [("cuda.cpp", "libcuda.so", &["-ldl", "-pthread"][..]), ("nvrtc.cpp", "libnvrtc.so", &[])]
-        {
+        std::fs::create_dir(folder.at("more")).expect("a folder");
+        for (source, library, flags) in [
+            ("cuda.cpp", "libcuda.so", &["-ldl", "-pthread"][..]),
+            ("nvrtc.cpp", "libnvrtc.so", &[]),
+            ("cublaslt.cpp", "more/libcublasLt.so", &["-ldl"]),
+        ] {
             let source = root().join("tests/stand_in").join(source);
             let mut compiler = Command::new(cxx());
             compiler.args(["-std=c++17", "-O2", "-shared", "-fPIC", "-o", &folder.at(library)]).arg(source).args(flags);
@@ -167,6 +170,59 @@ fn transfers_between_gpus_are_ordered_by_events_alone() {
         let unordered = on_gpu(&[&words[..], &more].concat(), &[("DCC_STAND_IN_UNORDERED", "1")]);
         let wrong = unordered.code != Some(0) || unordered.json()["last"]["loss"].as_f64() != Some(direct[2][0]);
         assert!(wrong, "the control of {flags}: {unordered:?}");
+    }
+}
+
+/// Products by the vendor's library, in each type; the control: its results are used.
+#[test]
+fn the_vendor_s_products_are_taken_where_they_are_faster() {
+    let folder = Folder::new();
+    let path = format!("{}:{}", stand_ins().path().display(), stand_ins().at("more"));
+    let cache = folder.at("cache");
+    let vendor = [("LD_LIBRARY_PATH", path.as_str()), ("XDG_CACHE_HOME", &cache)];
+    for (model, data, flags, bound) in [
+        ("gpt2_tiny", "gpt2_tiny_next", "--tp 2 --grad-accum 2", 1e-5),
+        ("gpt2_tiny", "gpt2_tiny_next", "--dtype bf16 --optimizer sgd", 5e-3),
+        ("gpt2_tiny", "gpt2_tiny_next", "--dtype f16 --optimizer sgd", 5e-3),
+        ("cnn", "mlp", "--dtype f64", 1e-11),
+    ] {
+        let artifact = compiled(&folder, &format!("tests/models/{model}.onnx"), &format!("--global-batch-size 4 {flags}"));
+        let run = |more: &[&str], scale: &str| {
+            let environment = [&vendor[..], &[("DCC_STAND_IN_PRODUCT", scale)]].concat();
+            let on = |words: &[&str]| on_gpu(&[words, &["--device", "cuda"], more].concat(), &environment);
+            steps(&on, &artifact, data, &["--steps", "3"])
+        };
+        let cpu = steps(&on_cpu, &artifact, data, &["--steps", "3"]);
+        let first = run(&[], "1");
+        let found = difference(&cpu, &first);
+        assert!(found <= bound, "{model} {flags}: {found:e}");
+        assert_eq!(run(&[], "1"), first, "the same choices in the second run");
+        assert_ne!(run(&[], "1.1"), first, "the control of {model} {flags}");
+        assert_eq!(run(&["--gemm", "own"], "1.1"), run(&["--gemm", "own"], "1"));
+    }
+    let kept = std::fs::read_to_string(folder.path().join("cache/dcc/kernels/products")).expect("choices");
+    assert!(kept.lines().count() > 20, "{kept}");
+}
+
+/// Every instruction on both devices; a wrong one is named.
+#[test]
+fn both_devices_are_compared_instruction_by_instruction() {
+    let folder = Folder::new();
+    for (model, data, flags) in [
+        ("gpt2_tiny_dropout", "gpt2_tiny_next", "--global-batch-size 4 --tp 2 --dp 2 --zero 3 --optimizer adamw --grad-clip 1"),
+        ("llama_tiny", "gpt2_tiny_next", "--global-batch-size 4 --dtype bf16 --optimizer lion"),
+        ("cnn", "mlp", "--global-batch-size 8 --dtype f16 --grad-accum 2"),
+    ] {
+        let artifact = compiled(&folder, &format!("tests/models/{model}.onnx"), flags);
+        let data = format!("tests/models/data/{data}.npz");
+        let words = ["run", &artifact, "--data", &data, "--init", "1", "--lr", "0.01", "--steps", "2", "--device", "both"];
+        let found = on_gpu(&words, &[]).ok();
+        assert!(
+            found.stderr.contains("rank 0: ") && found.stderr.contains("results of stand-in and the CPU agree"),
+            "{found:?}"
+        );
+        let wrong = on_gpu(&words, &[("DCC_STAND_IN_FAULT", "blockIdx.x=>(blockIdx.x / 2)")]);
+        assert!(wrong.code == Some(8) && wrong.stderr.contains("of the GPU differs from the CPU's by"), "{wrong:?}");
     }
 }
 

@@ -10,6 +10,7 @@ mod pools;
 mod products;
 mod rows;
 mod scatters;
+mod transfers;
 
 use emulation::{Bug, Planted};
 use std::collections::BTreeSet;
