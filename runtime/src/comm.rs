@@ -19,7 +19,7 @@ pub mod mover;
 #[cfg(target_os = "linux")]
 mod peer;
 #[cfg(target_os = "linux")]
-mod pull;
+pub(crate) mod pull;
 mod reduce;
 #[cfg(target_os = "linux")]
 mod segment;

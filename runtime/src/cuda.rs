@@ -2,11 +2,13 @@
 //! GPU is an error that says what is missing.
 
 mod cache;
+mod copies;
 mod device;
 mod direct;
 mod driver;
 mod kernels;
 mod library;
+mod nccl;
 mod nvrtc;
 mod products;
 mod queue;
@@ -16,6 +18,7 @@ pub use device::{Call, Cuda, Texts};
 pub use direct::Together;
 pub use driver::{Buffer, Gpu, Kernel};
 pub use kernels::Kernels;
+pub use nccl::Names;
 pub use nvrtc::{Image, Usage};
 pub use queue::Graph;
 

@@ -18,6 +18,21 @@ const NOT_STARTED: &str = "has not started it";
 pub const NOT_READ: &str = "has not finished it";
 
 impl Peer {
+    /// The head, all at once, by a mover that can.
+    fn whole(&mut self, channel: u32, head: &Pending) -> Result<Advance> {
+        let (me, sends) = (self.me(channel), matches!(head.transfer, Transfer::Send { .. }));
+        if sends {
+            self.follow(channel, me.index..me.index + 1, Stage::Posted)?;
+        } else if let waiting @ Advance::Needs(_) = self.all_posted(channel, head)? {
+            return Ok(waiting);
+        }
+        let Peer { channels, mover, received, .. } = self;
+        let tensors = || channels[channel as usize].tensors.range(..head.tensors);
+        mover.transfer(channel, &mut tensors(), me)?;
+        *received += tensors().map(|op| read(op, me)).sum::<u64>();
+        if sends { Ok(self.finish_head(channel)) } else { self.done(channel) }
+    }
+
     /// Posts what has room, then does the next piece of work of the queue's head.
     pub(super) fn advance(&mut self, channel: u32) -> Result<Advance> {
         self.post(channel)?;
@@ -25,6 +40,9 @@ impl Peer {
         let Some(&head) = state.queue.front() else { return Ok(Advance::Idle) };
         if state.posted <= state.finished {
             return Ok(Advance::Needs(Need { peer: state.members[0], place: head.place, what: "has too many transfers open" }));
+        }
+        if self.mover.is_whole() {
+            return self.whole(channel, &head);
         }
         match (head.transfer, head.phase) {
             (Transfer::Send { .. }, _) => Ok(self.finish_head(channel)),
@@ -282,6 +300,28 @@ impl Peer {
         }
         Ok(self.finish_head(channel))
     }
+}
+
+/// Bytes of others that a member reads for a tensor.
+fn read(op: &Op, me: Member) -> u64 {
+    let others = me.members - 1;
+    let bytes = match op.transfer {
+        Transfer::AllReduce { .. } => {
+            let own = chunk(op.source.bytes, me).len();
+            others * own + op.source.bytes - own
+        }
+        Transfer::AllGather { rows, .. } => {
+            rows.global_bytes() - rows.outer * rows.range(me.index, me.members).len() * rows.inner
+        }
+        Transfer::ReduceScatter { rows, .. } => others * rows.outer * rows.range(me.index, me.members).len() * rows.inner,
+        Transfer::AllToAll { exchange, .. } => {
+            let from = (0..me.members).filter(|index| *index != me.index);
+            from.map(|index| pull::exchange(0, Member { index, ..me }, me.index, exchange, 0).total()).sum()
+        }
+        Transfer::Send { .. } => 0,
+        Transfer::Recv { .. } => op.target.bytes,
+    };
+    bytes as u64
 }
 
 /// As in `Sum`.

@@ -1,8 +1,9 @@
 //! What moves the bytes of transfers. The protocol (`advance`) decides what is read when; a mover does it, at once or on a queue of work
 //! of its own: then the protocol runs ahead, and marks and follows keep the queues in order.
 
+use super::pull::Member;
 use super::segment::Segment;
-use super::{DType, Reduce};
+use super::{DType, Op, Reduce};
 use crate::error::Result;
 use std::ops::Range;
 
@@ -35,6 +36,16 @@ pub trait Mover: Send {
 
     /// Reduces element by element, member 0 first.
     fn reduce(&mut self, channel: u32, sum: &Sum<'_>, to: Target) -> Result<()>;
+
+    /// Whether it does whole transfers by `transfer`, and is never asked for their parts.
+    fn is_whole(&self) -> bool {
+        false
+    }
+
+    /// Starts this rank's part of a whole transfer of these tensors. All members come to the transfers of a channel in one order.
+    fn transfer(&mut self, _channel: u32, _tensors: &mut dyn Iterator<Item = &Op>, _me: Member) -> Result<()> {
+        unreachable!("it moves parts of transfers")
+    }
 
     /// Whether the regions of operations are of a device's memory, not of the host's arenas.
     fn is_on_device(&self) -> bool;

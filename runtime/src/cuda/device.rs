@@ -6,6 +6,7 @@
 use super::direct::{self, Together};
 use super::driver::{Buffer, Gpu, Pinned};
 use super::kernels::Kernels;
+use super::nccl::{self, Names};
 use super::products::{Product, Products};
 use super::queue::Graph;
 use crate::comm::{Label, Peer};
@@ -109,6 +110,11 @@ impl Cuda {
     /// Lets ranks that are threads of this process move what they transfer from GPU to GPU, where all reach each other. Every rank calls it.
     pub fn connect(&self, together: &Together, comm: &mut Peer, world: &World) -> Result<()> {
         direct::connect(together, comm, &self.gpu, &self.arena, world.reductions())
+    }
+
+    /// The same by NCCL.
+    pub fn connect_by_nccl(&self, names: &Names, comm: &mut Peer, world: &World, limit: Duration) -> Result<()> {
+        nccl::connect(names, comm, &self.gpu, &self.arena, world.channels(), limit)
     }
 
     pub fn memory(&self) -> &Memory {

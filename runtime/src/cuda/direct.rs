@@ -3,13 +3,13 @@
 //! runs ahead. An event may have been recorded anew when a stream comes to follow it: then it follows more than it must, which is work that
 //! was started earlier all the same.
 
-use super::driver::{Buffer, Gpu, Kernel};
-use super::kernels::Kernels;
+use super::copies::{Copies, Pieces, Room};
+use super::driver::{Buffer, Gpu};
 use super::queue::{Event, Stream};
 use crate::comm::mover::{Copy, Mover, Origin, SMALL_BYTES, Stage, Sum, Target};
 use crate::comm::{Comm, Layout, Peer};
-use crate::error::{Error, Result};
-use dcc_kernels::cuda::transfer::{self, Choice, Reduction, THREADS};
+use crate::error::Result;
+use dcc_kernels::cuda::transfer::Reduction;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,9 +21,7 @@ pub struct Together(Mutex<BTreeMap<u32, Arc<End>>>);
 /// A rank as its peers see it.
 struct End {
     ordinal: u32,
-    /// Where its arena lies.
-    arena: u64,
-    bytes: usize,
+    arena: Room,
     /// By channel, of those that it is a member of.
     marks: Vec<Option<[Event; 3]>>,
 }
@@ -39,8 +37,7 @@ pub struct Direct {
     queues: Vec<Option<Queue>>,
     /// `SMALL_BYTES` for each group.
     held: Buffer,
-    reductions: BTreeMap<Reduction, usize>,
-    kernels: Kernels,
+    copies: Copies,
 }
 
 /// A channel's work on this rank.
@@ -77,7 +74,7 @@ pub fn connect(together: &Together, comm: &mut Peer, gpu: &Arc<Gpu>, arena: &Buf
 }
 
 /// The members of a channel, if `rank` is one.
-fn members(layout: &Layout, channel: usize, rank: u32) -> Option<Vec<u32>> {
+pub(super) fn members(layout: &Layout, channel: usize, rank: u32) -> Option<Vec<u32>> {
     let groups = layout.groups.len();
     let members = match layout.groups.get(channel) {
         Some(group) => group.0.clone(),
@@ -93,7 +90,8 @@ impl End {
             let marks = || Ok([Event::new()?, Event::new()?, Event::new()?]);
             members(layout, channel, rank).map(|_| marks()).transpose()
         });
-        Ok(End { ordinal: gpu.ordinal(), arena: arena.address(), bytes: arena.bytes(), marks: marks.collect::<Result<_>>()? })
+        let arena = Room { address: arena.address(), bytes: arena.bytes() };
+        Ok(End { ordinal: gpu.ordinal(), arena, marks: marks.collect::<Result<_>>()? })
     }
 
     fn mark(&self, channel: u32, stage: Stage) -> &Event {
@@ -108,49 +106,29 @@ impl End {
 
 impl Direct {
     fn new(gpu: Arc<Gpu>, rank: u32, layout: Arc<Layout>, ends: Vec<Arc<End>>, wanted: &[Reduction]) -> Result<Direct> {
-        let sources: Vec<_> = std::iter::once(transfer::copy_source()).chain(wanted.iter().map(|each| each.source())).collect();
-        let kernels = Kernels::compile(&gpu, &sources)?;
-        let reductions = wanted.iter().copied().zip(1..).collect();
+        let copies = Copies::new(&gpu, wanted)?;
         let queue = |channel: usize| {
             let queue = |members| Ok(Queue { stream: Stream::urgent()?, last: Event::new()?, members });
             members(&layout, channel, rank).map(queue).transpose()
         };
         let queues = (0..layout.channels()).map(queue).collect::<Result<_>>()?;
         let held = gpu.allocate(layout.groups.len() * SMALL_BYTES)?;
-        Ok(Direct { gpu, rank, layout, ends, queues, held, reductions, kernels })
+        Ok(Direct { gpu, rank, layout, ends, queues, held, copies })
     }
 
     fn queue(&self, channel: u32) -> &Queue {
         self.queues[channel as usize].as_ref().expect("a rank moves on its own channels")
     }
 
-    /// Bytes of a rank's arena. Errors: they lie outside of it.
-    fn arena(&self, rank: u32, range: Range<usize>) -> Result<u64> {
-        let end = &self.ends[rank as usize];
-        inside(end.arena, end.bytes, range)
+    fn arena(&self, rank: u32) -> Room {
+        self.ends[rank as usize].arena
     }
 
-    fn held(&self, channel: u32, range: Range<usize>) -> Result<u64> {
-        assert!((channel as usize) < self.layout.groups.len() && range.end <= SMALL_BYTES, "{range:?} of what is held");
-        let first = channel as usize * SMALL_BYTES;
-        inside(self.held.address(), self.held.bytes(), first + range.start..first + range.end)
+    /// What is held for a group.
+    fn held(&self, channel: u32) -> Room {
+        assert!((channel as usize) < self.layout.groups.len(), "messages hold nothing");
+        Room { address: self.held.address() + (channel as usize * SMALL_BYTES) as u64, bytes: SMALL_BYTES }
     }
-
-    fn entry(&self, kernel: usize, choice: &Choice) -> &Kernel {
-        &self.kernels.entries(kernel)[choice.entry]
-    }
-}
-
-fn inside(base: u64, bytes: usize, range: Range<usize>) -> Result<u64> {
-    match range.start <= range.end && range.end <= bytes {
-        true => Ok(base + range.start as u64),
-        false => Err(Error::artifact(format!("a transfer of bytes {range:?} of an arena of {bytes}"))),
-    }
-}
-
-/// From where the first of `count` pieces of `bytes` begins to where the last ends.
-fn reach(at: usize, strides: [(usize, usize); 2], bytes: usize) -> Range<usize> {
-    at..at + strides.iter().map(|&(count, stride)| (count - 1) * stride).sum::<usize>() + bytes
 }
 
 impl Mover for Direct {
@@ -179,55 +157,33 @@ impl Mover for Direct {
     }
 
     fn copy(&mut self, channel: u32, from: Origin, copy: &Copy) -> Result<()> {
-        if copy.total() == 0 {
-            return Ok(());
-        }
-        let pieces = |strides: &crate::comm::mover::Strides| {
-            reach(strides.at, [(copy.outer, strides.outer), (copy.rows, strides.row)], copy.bytes)
+        let from = match from {
+            Origin::Arena(rank) => self.arena(rank),
+            Origin::Held => self.held(channel),
         };
-        let source = match from {
-            Origin::Arena(rank) => self.arena(rank, pieces(&copy.from))?,
-            Origin::Held => self.held(channel, pieces(&copy.from))?,
-        };
-        let target = self.arena(self.rank, pieces(&copy.to))?;
-        let used = |count: usize, stride: usize| if count > 1 { stride } else { 0 };
-        let [from, to] = [copy.from, copy.to].map(|strides| [used(copy.outer, strides.outer), used(copy.rows, strides.row)]);
-        let choice = transfer::choose_copy(&[source as usize, target as usize, copy.bytes, from[0], from[1], to[0], to[1]]);
-        let units = |bytes: usize| (bytes / choice.unit) as u64;
-        let (pieces, rows) = ((copy.outer * copy.rows) as u64, copy.rows as u64);
-        let strides = [units(from[0]), units(from[1]), units(to[0]), units(to[1])];
-        let mut words = [target, source, pieces, rows, units(copy.bytes), strides[0], strides[1], strides[2], strides[3]];
-        let grid = (transfer::blocks(copy.total() / choice.unit, 1), THREADS as u32, 0);
-        // SAFETY: both ends lie inside of arenas, which outlive all transfers, and are multiples of the entry's units; the protocol keeps
-        // others away.
-        unsafe { self.entry(0, &choice).launch(&self.queue(channel).stream, grid, &mut words) }
+        // SAFETY: arenas outlive all transfers; the protocol keeps others away.
+        unsafe { self.copies.copy(&self.queue(channel).stream, copy, from, self.arena(self.rank)) }
     }
 
     fn reduce(&mut self, channel: u32, sum: &Sum<'_>, to: Target) -> Result<()> {
-        let members = sum.sources.members.len();
-        if sum.outer * sum.bytes == 0 {
+        let Sum { outer, bytes, at, stride, to_stride, .. } = *sum;
+        if outer * bytes == 0 {
             return Ok(());
         }
-        let reduction = Reduction { reduce: sum.reduce, dtype: sum.dtype, members };
-        let kernel = *self.reductions.get(&reduction).ok_or_else(|| Error::artifact("a reduction that no program has"))?;
-        let reached = |at: usize, stride: usize| reach(at, [(sum.outer, stride), (1, 0)], sum.bytes);
-        let target = match to {
-            Target::Arena(at) => self.arena(self.rank, reached(at, sum.to_stride))?,
-            Target::Held(at) => self.held(channel, reached(at, sum.to_stride))?,
+        let (room, first) = match to {
+            Target::Arena(first) => (self.arena(self.rank), first),
+            Target::Held(first) => (self.held(channel), first),
         };
-        let mut words = vec![target, sum.outer as u64, 0, 0, 0];
-        for member in 0..members {
+        let target = Copies::pieces_at(room, first, outer, to_stride, bytes)?;
+        let members = sum.sources.members.len();
+        let source = |member: usize| {
             let (rank, offset) = sum.sources.get(member);
-            words.push(self.arena(rank, reached(offset + sum.at, sum.stride))?);
-        }
-        let strides = if sum.outer > 1 { [sum.stride, sum.to_stride] } else { [0; 2] };
-        let ends = words[5..].iter().map(|&address| address as usize);
-        let choice = reduction.choose(&ends.chain([target as usize, sum.bytes, strides[0], strides[1]]).collect::<Vec<_>>());
-        let units = |bytes: usize| (bytes / choice.unit) as u64;
-        (words[2], words[3], words[4]) = (units(sum.bytes), units(strides[0]), units(strides[1]));
-        let grid = (transfer::blocks(sum.bytes / choice.unit, sum.outer), THREADS as u32, 0);
-        // SAFETY: as above.
-        unsafe { self.entry(kernel, &choice).launch(&self.queue(channel).stream, grid, &mut words) }
+            Copies::pieces_at(self.arena(rank), offset + at, outer, stride, bytes)
+        };
+        let reduction = Reduction { reduce: sum.reduce, dtype: sum.dtype, members };
+        let pieces = Pieces { outer, bytes, stride, to_stride };
+        // SAFETY: as above; all addresses were looked at.
+        unsafe { self.copies.reduce(&self.queue(channel).stream, reduction, pieces, target, (0..members).map(source)) }
     }
 
     fn is_on_device(&self) -> bool {

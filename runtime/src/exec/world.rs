@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct World {
     groups: BTreeMap<Vec<u32>, GroupId>,
     reductions: Vec<Reduction>,
+    channels: Vec<u32>,
     layout: comm::Layout,
     /// By stage.
     persistent_bytes: Vec<u64>,
@@ -48,9 +49,15 @@ impl World {
         let ordered = groups.keys().cloned().map(Group).collect();
         let lanes = sets.iter().flat_map(|set| set.iter()).map(lanes).max().unwrap_or(1);
         let layout = comm::Layout::with_lanes(ordered, stages.iter().map(|&stage| bytes[stage as usize]).collect(), lanes);
+        let mut messages = BTreeSet::new();
+        for program in sets.iter().flat_map(|set| set.iter()) {
+            collect_messages(program, &mut messages)?;
+        }
+        let pairs = messages.into_iter().filter_map(|(from, to, lane)| layout.pair(from, to, lane));
+        let channels = BTreeSet::from_iter((0..groups.len() as u32).chain(pairs)).into_iter().collect();
         let reductions = sets.iter().flat_map(|set| set.iter()).map(reductions).collect::<Result<Vec<_>>>()?;
         let reductions = BTreeSet::from_iter(reductions.into_iter().flatten()).into_iter().collect();
-        Ok(World { groups, reductions, layout, persistent_bytes, stages })
+        Ok(World { groups, reductions, channels, layout, persistent_bytes, stages })
     }
 
     /// Number of ranks.
@@ -66,6 +73,11 @@ impl World {
     /// Groups and arena sizes for `comm::local` and `comm::shm`.
     pub fn layout(&self) -> &comm::Layout {
         &self.layout
+    }
+
+    /// The channels of its transfers, in ascending order.
+    pub fn channels(&self) -> &[u32] {
+        &self.channels
     }
 
     /// What its transfers reduce.
@@ -170,6 +182,21 @@ fn lanes(program: &Program) -> u32 {
         _ => 0,
     };
     program.sections.iter().flat_map(|section| &section.body).map(lane).max().unwrap_or(0) + 1
+}
+
+/// Sender, receiver and lane of its messages.
+fn collect_messages(program: &Program, into: &mut BTreeSet<(u32, u32, u32)>) -> Result<()> {
+    for rank in (0..program.mesh.world()).filter(|&rank| stage_of(&program.mesh, rank) == program.stage) {
+        for instr in program.sections.iter().flat_map(|section| &section.body) {
+            if let Action::Start { transfer: transfer @ (Transfer::Send { lane, .. } | Transfer::Recv { lane, .. }), .. } =
+                &instr.action
+            {
+                let members = members(program, rank, transfer)?;
+                into.insert((members[0], members[1], *lane));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Of its transfers.
