@@ -39,7 +39,7 @@ fn values(dtype: DType, count: usize, seed: usize) -> Vec<f64> {
         dtype if dtype.is_float() => (x * 8.0).round() / 4.0,
         _ => (x * 3.0).round(),
     };
-    numbers(count, seed as u64).into_iter().map(small).collect()
+    numbers(count, seed).into_iter().map(small).collect()
 }
 
 fn reduced(reduce: Reduce, dtype: DType, members: usize, own: usize) -> Job {
@@ -104,13 +104,13 @@ fn copied(name: &str, [outer, rows, bytes, skip]: [usize; 4], from: [usize; 2], 
     let u = choice.unit;
     let words = [outer * rows, rows, bytes / u, from[0] / u, from[1] / u, to[0] / u, to[1] / u];
     let blocks = transfer::blocks(outer * rows * bytes / u, 1);
-    let source = called(&transfer::copy_source(), &choice, name, (&words, skip), blocks);
+    let text = called(&transfer::copy_source(), &choice, name, (&words, skip), blocks);
     let byte = |values: &[f64]| encoded(DType::U8, values);
     let operands = vec![vec![0; target.len()], byte(&source)];
     let operand_bytes = operands.iter().map(Vec::len).collect();
     Job {
         what: format!("{name} by {u} bytes"),
-        source: Source { operand_bytes, ..source },
+        source: Source { operand_bytes, ..text },
         operands,
         expected: vec![Expected { operand: 0, dtype: DType::U8, values: target }],
     }

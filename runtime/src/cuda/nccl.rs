@@ -9,7 +9,7 @@ use super::driver::{Buffer, Gpu};
 use super::queue::{Event, Stream};
 use crate::comm::mover::{Copy, Mover, Origin, Stage, Strides, Sum, Target};
 use crate::comm::pull::{self, Member};
-use crate::comm::{Comm, Layout, Op, Peer, Transfer};
+use crate::comm::{Comm, Op, Peer, Transfer};
 use crate::error::{Error, Result};
 use cudarc::nccl::sys;
 use dcc_program::types::{DType, Reduce};
