@@ -28,6 +28,12 @@ print(":".join(sorted({str(file.parent) for root in roots for file in root.rglob
 PYTHON
 )
 export LD_LIBRARY_PATH="${libraries:+$libraries:}${LD_LIBRARY_PATH:-}"
+# NCCL is looked for without a number, which wheels do not have.
+nccl=$(tr ':' '\n' <<<"$LD_LIBRARY_PATH" | while read -r folder; do ls "$folder"/libnccl.so.2 2>/dev/null; done | head -1)
+if [ -n "$nccl" ]; then
+    ln -s "$nccl" "$scratch/libnccl.so"
+    LD_LIBRARY_PATH="$LD_LIBRARY_PATH:$scratch"
+fi
 
 gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -1)
 commit=$(git -C "$here" rev-parse --short HEAD 2>/dev/null || echo unknown)
@@ -109,13 +115,13 @@ both() { # model data flags: every instruction on GPU and CPU
 }
 
 # The losses of both devices; the largest relative difference. Half floats may differ by more.
-curve() { # model data flags
+curve() { # model data flags [flags of the run]
     local bound=1e-5 device
     case $3 in *f16*) bound=5e-3 ;; *f64*) bound=1e-11 ;; esac
     artifact "$1" "$3" || return 1
     for device in cpu cuda; do
         # shellcheck disable=SC2046
-        "$DCC" run "$scratch/art.dcc" $(feed "$2") --init 1 --lr 0.01 --steps 20 --device $device \
+        "$DCC" run "$scratch/art.dcc" $(feed "$2") --init 1 --lr 0.01 --steps 20 --device $device $([ $device = cpu ] || echo "${4:-}") \
             --metrics-file "$scratch/$device.jsonl" >"$scratch/out" 2>&1 || {
             cat "$scratch/out"
             return 1
@@ -167,6 +173,14 @@ check)
 train)
     each train curve "$SAMPLES"
     each train curve "$MESHES"
+    ;;
+nccl)
+    one nccl 'one rank' curve gpt2_tiny gpt2_tiny_next '--global-batch-size 4' '--gpu-comm nccl'
+    # NCCL refuses two ranks on one GPU before 2.30.
+    export NCCL_MULTI_RANK_GPU_ENABLE=1
+    one nccl '--tp 2' curve gpt2_tiny gpt2_tiny_next '--global-batch-size 4 --tp 2' '--gpu-comm nccl'
+    one nccl '--dp 2 --zero 3' curve gpt2_tiny gpt2_tiny_next '--global-batch-size 4 --dp 2 --zero 3' '--gpu-comm nccl'
+    one nccl '--pp 2' curve gpt2_tiny gpt2_tiny_next '--global-batch-size 4 --pp 2 --grad-accum 2' '--gpu-comm nccl'
     ;;
 sanitize)
     for tool in memcheck racecheck synccheck initcheck; do

@@ -21,6 +21,7 @@ fn stand_ins() -> &'static Folder {
             ("cuda.cpp", "libcuda.so", &["-ldl", "-pthread"][..]),
             ("nvrtc.cpp", "libnvrtc.so", &[]),
             ("cublaslt.cpp", "more/libcublasLt.so", &["-ldl"]),
+            ("nccl.cpp", "more/libnccl.so", &["-ldl", "-pthread"]),
         ] {
             let source = root().join("tests/stand_in").join(source);
             let mut compiler = Command::new(cxx());
@@ -171,6 +172,32 @@ fn transfers_between_gpus_are_ordered_by_events_alone() {
         let wrong = unordered.code != Some(0) || unordered.json()["last"]["loss"].as_f64() != Some(direct[2][0]);
         assert!(wrong, "the control of {flags}: {unordered:?}");
     }
+}
+
+/// Every kind of transfer, of dims that are not the first and uneven ones too.
+#[test]
+fn ranks_exchange_by_nccl() {
+    let folder = Folder::new();
+    let path = format!("{}:{}", stand_ins().path().display(), stand_ins().at("more"));
+    for (model, data, flags) in [
+        ("gpt2_tiny", "gpt2_tiny_next", "--global-batch-size 4 --dp 2 --zero 3 --grad-accum 2 --grad-clip 1"),
+        ("gpt2_tiny", "gpt2_tiny_next", "--global-batch-size 4 --tp 2 --pp 2 --grad-accum 2 --sequence-parallel"),
+        ("gpt2_tiny", "gpt2_tiny_next", "--global-batch-size 4 --cp 2 --dp 2 --dtype bf16 --optimizer sgd"),
+        ("families/resnet", "mlp", "--global-batch-size 8 --dp 2 --tp 2 --optimizer sgd"),
+    ] {
+        let artifact = compiled(&folder, &format!("tests/models/{model}.onnx"), flags);
+        let on = |words: &[&str]| {
+            let more = ["--device", "cuda", "--gpu-comm", "nccl", "--gemm", "own"];
+            on_gpu(&[words, &more].concat(), &[("LD_LIBRARY_PATH", &path), ("DCC_STAND_IN_DEVICES", "4")])
+        };
+        let [cpu, gpu] = [&on_cpu as &dyn Fn(&[&str]) -> Output, &on].map(|run| steps(run, &artifact, data, &["--steps", "3"]));
+        let (found, bound) = (difference(&cpu, &gpu), if flags.contains("bf16") { 5e-3 } else { 1e-5 });
+        assert!(found <= bound, "{model} {flags}: {found:e}\n{cpu:?}\n{gpu:?}");
+    }
+    let artifact = compiled(&folder, "tests/models/gpt2_tiny.onnx", "--global-batch-size 4 --tp 2");
+    let words = ["run", &artifact, "--data", "tests/models/data/gpt2_tiny_next.npz", "--init", "1", "--steps", "1"];
+    let missing = on_gpu(&[&words[..], &["--device", "cuda", "--gpu-comm", "nccl"]].concat(), &[]);
+    assert!(missing.code == Some(8) && missing.stderr.contains("NCCL is not installed"), "{missing:?}");
 }
 
 /// Products by the vendor's library, in each type; the control: its results are used.

@@ -59,8 +59,13 @@ pub fn encoded(dtype: DType, values: &[f64]) -> Vec<u8> {
         DType::F64 => x.to_le_bytes().to_vec(),
         DType::I32 => (*x as i32).to_le_bytes().to_vec(),
         DType::I64 => (*x as i64).to_le_bytes().to_vec(),
-        DType::U8 => vec![*x as u8],
-        _ => half_bits(dtype, *x).to_le_bytes().to_vec(),
+        DType::U32 => (*x as u32).to_le_bytes().to_vec(),
+        DType::U64 => (*x as u64).to_le_bytes().to_vec(),
+        DType::I16 => (*x as i16).to_le_bytes().to_vec(),
+        DType::U16 => (*x as u16).to_le_bytes().to_vec(),
+        DType::I8 => (*x as i8).to_le_bytes().to_vec(),
+        DType::U8 | DType::Bool => vec![*x as u8],
+        DType::F16 | DType::BF16 => half_bits(dtype, *x).to_le_bytes().to_vec(),
     };
     values.iter().flat_map(bytes).collect()
 }
@@ -71,8 +76,13 @@ pub fn decoded(dtype: DType, bytes: &[u8]) -> Vec<f64> {
         DType::F64 => f64::from_le_bytes(b.try_into().expect("8 bytes")),
         DType::I32 => i32::from_le_bytes(b.try_into().expect("4 bytes")).into(),
         DType::I64 => i64::from_le_bytes(b.try_into().expect("8 bytes")) as f64,
-        DType::U8 => b[0].into(),
-        _ => half_value(dtype, u16::from_le_bytes(b.try_into().expect("2 bytes"))),
+        DType::U32 => u32::from_le_bytes(b.try_into().expect("4 bytes")).into(),
+        DType::U64 => u64::from_le_bytes(b.try_into().expect("8 bytes")) as f64,
+        DType::I16 => i16::from_le_bytes(b.try_into().expect("2 bytes")).into(),
+        DType::U16 => u16::from_le_bytes(b.try_into().expect("2 bytes")).into(),
+        DType::I8 => i8::from_le_bytes([b[0]]).into(),
+        DType::U8 | DType::Bool => b[0].into(),
+        DType::F16 | DType::BF16 => half_value(dtype, u16::from_le_bytes(b.try_into().expect("2 bytes"))),
     };
     bytes.chunks_exact(dtype.bytes() as usize).map(value).collect()
 }

@@ -12,7 +12,7 @@ fn called(source: &Source, choice: &Choice, name: &str, (words, skip): (&[usize]
     let old = source.launches[0].entry.split('_').next().expect("a name").to_owned() + "_";
     let rename = |text: &str| text.replace(&format!("\n{old}"), &format!("\n{name}_of_{old}"));
     let entry = rename(&format!("\n{}", source.launches[choice.entry].entry));
-    let arity = source.text.split(')').next().map_or(0, |first| first.matches('*').count());
+    let arity = source.text.split(')').nth(1).map_or(0, |first| first.matches('*').count());
     let any = format!("any_{name}");
     let pointers: Vec<String> = (0..arity).map(|n| format!("{any}{{p{n} + {skip}}}")).collect();
     let words = words.iter().map(|word| format!("{word}LL"));
@@ -35,9 +35,9 @@ fn called(source: &Source, choice: &Choice, name: &str, (words, skip): (&[usize]
 fn values(dtype: DType, count: usize, seed: usize) -> Vec<f64> {
     let small = |x: f64| match dtype {
         DType::Bool => f64::from(x > 0.0),
-        DType::U8 | DType::U16 | DType::U32 | DType::U64 => (x.abs() * 3.0).round(),
+        DType::U8 | DType::U16 | DType::U32 | DType::U64 => (x.abs() * 1.5).round(),
         dtype if dtype.is_float() => (x * 8.0).round() / 4.0,
-        _ => (x * 3.0).round(),
+        _ => (x * 1.5).round(),
     };
     numbers(count, seed).into_iter().map(small).collect()
 }

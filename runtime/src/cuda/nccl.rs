@@ -72,7 +72,9 @@ fn check(result: sys::ncclResult_t, what: &str) -> Result<()> {
 pub fn connect(names: &Names, comm: &mut Peer, gpu: &Arc<Gpu>, arena: &Buffer, used: &[u32], limit: Duration) -> Result<()> {
     if !is_installed() {
         let error = Error::device("NCCL is not installed: no libnccl.so in the library path");
-        return Err(error.help("without --gpu-comm nccl, GPUs that reach each other need none"));
+        return Err(error.help(
+            "a link of that name to libnccl.so.2 will do; without --gpu-comm nccl, GPUs that reach each other need none",
+        ));
     }
     let layout = comm.segment().layout.clone();
     let rank = comm.rank();
