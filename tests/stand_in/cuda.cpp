@@ -282,17 +282,18 @@ struct Stream {
 };
 
 std::mutex streams_lock;
-std::set<Stream*> streams;
+// One that is destroyed while another thread waits for all stays until then.
+std::set<std::shared_ptr<Stream>> streams;
 
 void run(void* stream, Task task) {
     if (stream) ((Stream*)stream)->add(std::move(task));
     else task();
 }
 int create(void** stream) {
-    Stream* made = new Stream;
+    std::shared_ptr<Stream> made = std::make_shared<Stream>();
     std::lock_guard<std::mutex> held(streams_lock);
     streams.insert(made);
-    *stream = made;
+    *stream = made.get();
     return 0;
 }
 }  // namespace
@@ -323,12 +324,12 @@ CUresult cuDevicePrimaryCtxRelease_v2(int) { return 0; }
 CUresult cuCtxSetCurrent(void*) { return 0; }
 CUresult cuCtxGetCurrent(void** context) { *context = (void*)1; return 0; }
 CUresult cuCtxSynchronize() {
-    std::vector<Stream*> all;
+    std::vector<std::shared_ptr<Stream>> all;
     {
         std::lock_guard<std::mutex> held(streams_lock);
         all.assign(streams.begin(), streams.end());
     }
-    for (Stream* stream : all) stream->wait();
+    for (auto& stream : all) stream->wait();
     return 0;
 }
 CUresult cuDeviceCanAccessPeer(int* can, int, int) { *can = !getenv("DCC_STAND_IN_APART"); return 0; }
@@ -376,13 +377,15 @@ CUresult cuMemsetD8Async(uintptr_t at, unsigned char value, size_t bytes, void* 
 CUresult cuStreamCreate(void** stream, unsigned) { return create(stream); }
 CUresult cuStreamCreateWithPriority(void** stream, unsigned, int) { return create(stream); }
 CUresult cuStreamDestroy_v2(void* handle) {
-    Stream* stream = (Stream*)handle;
+    std::shared_ptr<Stream> stream;
     {
         std::lock_guard<std::mutex> held(streams_lock);
+        for (auto& each : streams)
+            if (each.get() == handle) stream = each;
         streams.erase(stream);
     }
+    if (!stream) return 1;
     stream->end();
-    delete stream;
     return 0;
 }
 CUresult cuStreamSynchronize(void* stream) {

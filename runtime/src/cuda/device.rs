@@ -4,7 +4,7 @@
 //! microbatches add to its parameters.
 
 use super::direct::{self, Together};
-use super::driver::{Buffer, Gpu, Pinned};
+use super::driver::{Buffer, Gpu, Pinned, is_abandoned};
 use super::kernels::Kernels;
 use super::nccl::{self, Names};
 use super::products::{Product, Products};
@@ -31,7 +31,8 @@ pub struct Cuda {
     gpu: Arc<Gpu>,
     /// The host's arena, and its like on the GPU.
     memory: Memory,
-    arena: Buffer,
+    /// Peers that read it keep it alive.
+    arena: Arc<Buffer>,
     staging: Pinned,
     /// What kernels share; the last is as large as any needs. Graphs may still use earlier ones.
     workspaces: Vec<Buffer>,
@@ -88,7 +89,7 @@ impl Cuda {
     pub fn new(ordinal: u32, memory: Memory, limit: Duration, own: bool) -> Result<Cuda> {
         let gpu = Arc::new(Gpu::open(ordinal)?);
         gpu.stream().set_limit(limit);
-        let arena = gpu.allocate(memory.bytes())?;
+        let arena = Arc::new(gpu.allocate(memory.bytes())?);
         let staging = gpu.pinned(STAGING)?;
         let products = if own { None } else { Products::open(&gpu)? };
         let (compiled, places, chosen, words) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -258,6 +259,15 @@ impl Cuda {
         // SAFETY: `Texts::call` saw that operands are as large as the kernel uses them, and each lies inside of the arena (rows that begin
         // later end where their span does); the workspace is as large as that of any kernel. The stream runs calls in the program's order.
         unsafe { compiled[set].start(gpu, place, words) }
+    }
+}
+
+impl Drop for Cuda {
+    /// What is freed next may still be in use.
+    fn drop(&mut self) {
+        if !is_abandoned() {
+            let _ = self.gpu.wait();
+        }
     }
 }
 

@@ -21,7 +21,8 @@ pub struct Together(Mutex<BTreeMap<u32, Arc<End>>>);
 /// A rank as its peers see it.
 struct End {
     ordinal: u32,
-    arena: Room,
+    /// Alive as long as anybody may read it: a rank may fail before the others have seen it.
+    arena: Arc<Buffer>,
     /// By channel, of those that it is a member of.
     marks: Vec<Option<[Event; 3]>>,
 }
@@ -52,7 +53,13 @@ struct Queue {
 /// it, before the first transfer. `arena`: the rank's memory on its GPU, which outlives the communicator's last transfer.
 ///
 /// Errors: the reductions do not compile.
-pub fn connect(together: &Together, comm: &mut Peer, gpu: &Arc<Gpu>, arena: &Buffer, reductions: &[Reduction]) -> Result<()> {
+pub fn connect(
+    together: &Together,
+    comm: &mut Peer,
+    gpu: &Arc<Gpu>,
+    arena: &Arc<Buffer>,
+    reductions: &[Reduction],
+) -> Result<()> {
     let (layout, rank) = (Arc::new(comm.segment().layout.clone()), comm.rank());
     if layout.world() == 1 {
         return Ok(());
@@ -85,13 +92,12 @@ pub(super) fn members(layout: &Layout, channel: usize, rank: u32) -> Option<Vec<
 }
 
 impl End {
-    fn new(gpu: &Gpu, arena: &Buffer, layout: &Layout, rank: u32) -> Result<End> {
+    fn new(gpu: &Gpu, arena: &Arc<Buffer>, layout: &Layout, rank: u32) -> Result<End> {
         let marks = (0..layout.channels()).map(|channel| {
             let marks = || Ok([Event::new()?, Event::new()?, Event::new()?]);
             members(layout, channel, rank).map(|_| marks()).transpose()
         });
-        let arena = Room { address: arena.address(), bytes: arena.bytes() };
-        Ok(End { ordinal: gpu.ordinal(), arena, marks: marks.collect::<Result<_>>()? })
+        Ok(End { ordinal: gpu.ordinal(), arena: arena.clone(), marks: marks.collect::<Result<_>>()? })
     }
 
     fn mark(&self, channel: u32, stage: Stage) -> &Event {
@@ -121,7 +127,8 @@ impl Direct {
     }
 
     fn arena(&self, rank: u32) -> Room {
-        self.ends[rank as usize].arena
+        let arena = &self.ends[rank as usize].arena;
+        Room { address: arena.address(), bytes: arena.bytes() }
     }
 
     /// What is held for a group.

@@ -55,9 +55,14 @@ pub(super) fn abandon() {
     STANDS_STILL.store(true, Ordering::SeqCst);
 }
 
+/// Whether nothing of any GPU is freed any more.
+pub(super) fn is_abandoned() -> bool {
+    STANDS_STILL.load(Ordering::SeqCst)
+}
+
 /// Frees by `free`, unless a GPU stands still. There is nothing to be done about an error.
 pub(super) fn release(free: impl FnOnce() -> sys::CUresult) {
-    if !STANDS_STILL.load(Ordering::SeqCst) {
+    if !is_abandoned() {
         let _ = free();
     }
 }
@@ -174,7 +179,7 @@ impl Gpu {
     }
 
     /// Copies `from` to byte `at` of `to`, behind all work so far.
-    pub fn write(&self, to: &mut Buffer, at: usize, from: &[u8]) -> Result<()> {
+    pub fn write(&self, to: &Buffer, at: usize, from: &[u8]) -> Result<()> {
         assert!(at + from.len() <= to.bytes, "{} bytes at {at} of {}", from.len(), to.bytes);
         // On the stream: a copy on no stream may end after it returns, and no kernel of ours would wait for it.
         // SAFETY: both are as long as that, and `from` lives until the copy is done.
@@ -193,7 +198,7 @@ impl Gpu {
     }
 
     /// Copies `from` to byte `at` of `to`, behind all work so far, and returns at once where `through` has room.
-    pub fn send(&self, to: &mut Buffer, at: usize, from: &[u8], through: &mut Pinned) -> Result<()> {
+    pub fn send(&self, to: &Buffer, at: usize, from: &[u8], through: &mut Pinned) -> Result<()> {
         if from.len() > through.bytes / 2 {
             return self.write(to, at, from);
         }

@@ -75,8 +75,8 @@ impl Kernels {
         }
         let mut buffers = Vec::new();
         for operand in operands.iter() {
-            let mut buffer = gpu.allocate(operand.len())?;
-            gpu.write(&mut buffer, 0, operand)?;
+            let buffer = gpu.allocate(operand.len())?;
+            gpu.write(&buffer, 0, operand)?;
             buffers.push(buffer);
         }
         let workspace = (source.workspace > 0).then(|| gpu.allocate(source.workspace)).transpose()?;
