@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Proves and measures dcc on a machine with an NVIDIA GPU, which needs neither a network nor Rust:
-#   tests/gpu.sh check|sanitize|train|nccl|bench [MODEL...]
+#   tests/gpu.sh check|sanitize|train|bench [MODEL...]
 # DCC: the binary, built elsewhere (`cargo build --release -p dcc`, then `strip`), ./dcc by default. NVIDIA's libraries (CUDA 12 or 13: NVRTC
 # at least) are taken from the packages of `python3`, as PyTorch's wheels bring them, or from LD_LIBRARY_PATH.
 # Every part that passed is left out when it is run again (RESULTS, results.tsv by default), so that a run may be cut off; parts last minutes.
 # At the end all results so far are printed and written to benches/GPU.md (REPORT).
+# `bench` keeps its measurements in BENCH (./bench), what can be made again in CACHE; BENCH_DEVICE=cpu runs it at tiny models, without a GPU.
 set -uo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 DCC=$(realpath "${DCC:-dcc}")
@@ -12,6 +13,9 @@ PYTHON=${PYTHON:-python3}
 RESULTS=${RESULTS:-results.tsv}
 REPORT=${REPORT:-$here/benches/GPU.md}
 LIMIT=${LIMIT:-420}
+BENCH_DEVICE=${BENCH_DEVICE:-cuda}
+CACHE=${CACHE:-${TMPDIR:-/tmp}/dcc-bench}
+own_libraries=${LD_LIBRARY_PATH:-}
 began=$SECONDS
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
@@ -37,6 +41,7 @@ fi
 
 gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -1)
 commit=$(git -C "$here" rev-parse --short HEAD 2>/dev/null || echo unknown)
+bench=${BENCH:-bench}/$commit-$BENCH_DEVICE
 
 # Mesh by mesh of one model: compiled once, with initial values of the script's own.
 # model, data, flags
@@ -149,15 +154,80 @@ each() { # part function list
     done <<<"$3"
 }
 
+compare() {
+    "$PYTHON" "$here/benches/gpu/compare.py" "$bench" "$@"
+}
+
+# kept FILE COMMAND...: what it prints becomes FILE, where it succeeds in the time that is left.
+kept() {
+    local file=$1 left=$((whole - SECONDS + began)) code
+    shift
+    timeout -k 10 $((left > 10 ? left : 10)) "$@" >"$scratch/out" 2>"$scratch/err"
+    code=$?
+    if ((code)); then
+        ((code == 124 || code == 137)) && echo "cut off: another run goes on where the compilers' caches end" >>"$scratch/err"
+        tail -40 "$scratch/err"
+        return 1
+    fi
+    mv "$scratch/out" "$file"
+    sed -n '$s/.*"ms": \([0-9.]*\).*/\1/p' "$file" | awk '{ printf "%.4g ms a step, the median\n", $1 }'
+}
+
+# The artifact and the data: files that are made again where they are missing.
+prepared() { # model
+    [ "$CACHE/$1/$commit" -nt "$DCC" ] && return
+    "$PYTHON" "$here/benches/gpu/dcc_turn.py" "$1" "$CACHE/$1" --dcc "$DCC" --compile &&
+        "$PYTHON" "$here/benches/gpu/data.py" "$1" "$CACHE/$1/data" && touch "$CACHE/$1/$commit"
+}
+
+torch_turn() { # model mode turn
+    kept "$bench/$1/torch-$2-$3.json" env LD_LIBRARY_PATH="$own_libraries" TORCHINDUCTOR_CACHE_DIR="$CACHE/inductor" \
+        TRITON_CACHE_DIR="$CACHE/triton" "$PYTHON" "$here/benches/gpu/torch_turn.py" "$1" --mode "$2" --device "$BENCH_DEVICE"
+}
+
+dcc_turn() { # model turn
+    prepared "$1" && kept "$bench/$1/dcc-$2.json" "$PYTHON" "$here/benches/gpu/dcc_turn.py" "$1" "$CACHE/$1" --dcc "$DCC" --device "$BENCH_DEVICE"
+}
+
+# torch in each mode, dcc, torch in its fastest mode, dcc.
+measure() { # model
+    local mode best
+    mkdir -p "$bench/$1"
+    for mode in $MODES; do
+        # What failed twice at a mode will again; the other mode is measured all the same.
+        [ "$(grep -cF "bench"$'\t'"$1 torch $mode 1"$'\t'"$commit"$'\tfailed' "$RESULTS")" -lt 2 ] || continue
+        one bench "$1 torch $mode 1" torch_turn "$1" "$mode" 1 || return 1
+    done
+    one bench "$1 dcc 1" dcc_turn "$1" 1 || return 1
+    best=$(compare "$1" --fastest)
+    if [ -n "$best" ] && [ -f "$bench/$1/dcc-1.json" ]; then
+        one bench "$1 torch $best 2" torch_turn "$1" "$best" 2 || return 1
+        one bench "$1 dcc 2" dcc_turn "$1" 2 || return 1
+    fi
+    one bench "$1" compare "$1"
+}
+
+# Of what was run several times, the last result; turns of a benchmark only where they failed.
 report() {
+    local speed
+    speed=$([ -d "$bench" ] && compare)
     {
         echo "# On a GPU"
         echo
         echo "By \`tests/gpu.sh\` on ${gpu:-no GPU}, commit $commit. What is not here was not run."
         echo
+        if [ -n "$speed" ]; then
+            printf '## Speed\n\n%s\n\n## All parts\n\n' "$speed"
+        fi
         echo "| part | what | result | took | last line |"
         echo "|---|---|---|---|---|"
-        awk -F '\t' -v commit="$commit" '$3 == commit { printf "| %s | %s | %s | %s | %s |\n", $1, $2, $4, $5, $6 }' "$RESULTS"
+        awk -F '\t' -v commit="$commit" '
+            $3 == commit {
+                key = $1 FS $2
+                if (!(key in row)) keys[++n] = key
+                row[key] = $1 == "bench" && $2 ~ / / && $4 == "passed" ? "" : sprintf("| %s | %s | %s | %s | %s |\n", $1, $2, $4, $5, $6)
+            }
+            END { for (i = 1; i <= n; i++) printf "%s", row[keys[i]] }' "$RESULTS"
     } >"$REPORT.new" && mv "$REPORT.new" "$REPORT"
     cat "$REPORT"
 }
@@ -190,12 +260,23 @@ sanitize)
         done <<<"$SAMPLES"
     done
     ;;
+bench)
+    # A turn may take minutes where compilers' caches are empty: none begins late, and all end in time.
+    whole=$((LIMIT + 45))
+    LIMIT=$((LIMIT * 2 / 3))
+    unfinished=0
+    MODES=${MODES:-$([ "$BENCH_DEVICE" = cpu ] && echo eager || echo max-autotune-no-cudagraphs reduce-overhead)}
+    for model in ${*:-$("$PYTHON" "$here/benches/gpu/cases.py" "$BENCH_DEVICE")}; do
+        measure "$model" || unfinished=1
+        ((unfinished)) && break
+    done
+    ;;
 *)
-    sed -n '2,8s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
     exit 2
     ;;
 esac
 report
 ! awk -F '\t' -v commit="$commit" -v part="$part" '$1 == part && $3 == commit { last[$2] = $4 } END { for (n in last) if (last[n] != "passed") exit 1 }' \
     "$RESULTS" && exit 1
-exit 0
+exit "${unfinished:-0}"
