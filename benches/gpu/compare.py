@@ -34,7 +34,7 @@ def fastest(folder, case):
 
 def pair(folder, case):
     """(turns of dcc, turns of torch in its fastest mode), or None where some are to come."""
-    dcc, torch = turns(folder, case, "dcc-*.json"), turns(folder, case, f"torch-{fastest(folder, case)}-*.json")
+    dcc, torch = turns(folder, case, "dcc-*.json"), turns(folder, case, f"torch-{fastest(folder, case)}-[0-9].json")
     return (dcc, torch) if len(dcc) >= TURNS and len(torch) >= TURNS else None
 
 

@@ -2,10 +2,10 @@
 
     python torch_turn.py CASE [--mode eager|default|reduce-overhead|max-autotune-no-cudagraphs|…] [--weights f32|bf16] [--device cuda|cpu]
 
-Forward and loss are compiled in `--mode` of torch.compile (`eager`: not), AdamW is the fused one, and matrix products, convolutions and attention are in
-bf16: by autocast, or because the weights and moments are (`--weights bf16`, which is another training: dcc's weights are f32). Attention
-takes the faster of cuDNN and FlashAttention, ResNets are in channels_last. Batches lie on the GPU before the clock starts, and nothing waits for
-a loss while it runs. A step's time is that between events before and after it.
+Forward and loss are compiled in `--mode` of torch.compile (`eager`: not), AdamW is the fused one, and matrix products, convolutions and
+attention are in bf16: by autocast, or because the weights and moments are (`--weights bf16`, which is another training: dcc's weights are
+f32). Attention takes the faster of cuDNN and FlashAttention, ResNets are in channels_last. Batches lie on the GPU before the clock starts,
+and nothing waits for a loss while it runs. A step's time is that between events before and after it.
 """
 
 import argparse
