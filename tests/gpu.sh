@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Proves and measures dcc on a machine with an NVIDIA GPU, which needs neither a network nor Rust:
-#   tests/gpu.sh check|sanitize|train|bench [MODEL...]
+#   tests/gpu.sh check|sanitize|train|nccl|bench [MODEL...]
 # DCC: the binary, built elsewhere (`cargo build --release -p dcc`, then `strip`), ./dcc by default. NVIDIA's libraries (CUDA 12 or 13: NVRTC
 # at least) are taken from the packages of `python3`, as PyTorch's wheels bring them, or from LD_LIBRARY_PATH.
 # Every part that passed is left out when it is run again (RESULTS, results.tsv by default), so that a run may be cut off; parts last minutes.
