@@ -282,8 +282,8 @@ struct Stream {
 };
 
 std::mutex streams_lock;
-// One that is destroyed while another thread waits for all stays until then.
-std::set<std::shared_ptr<Stream>> streams;
+// One that is destroyed while another thread waits for all stays until then; what a program leaves behind is never joined.
+std::set<std::shared_ptr<Stream>>& streams = *new std::set<std::shared_ptr<Stream>>;
 
 void run(void* stream, Task task) {
     if (stream) ((Stream*)stream)->add(std::move(task));
