@@ -195,6 +195,12 @@ fn many_samples_in_chunks() {
 }
 
 #[test]
+fn kernels_in_turns() {
+    Case { n: 3, g: 1, c: 384, o: 320, dims: vec![dim(2, 2, 3, 1, 1, 1), dim(3, 2, 3, 2, 1, 1)] }.check();
+    Case { n: 1, g: 2, c: 40, o: 300, dims: vec![dim(9, 4, 7, 1, 1, 0), dim(5, 3, 7, 1, 1, 2)] }.check();
+}
+
+#[test]
 fn pools_take_the_first_of_equal_ones() {
     let axes = vec![
         Axis { image: 5, outputs: 3, taps: 3, stride: 2, dilation: 1, pad: 1 },

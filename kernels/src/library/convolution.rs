@@ -11,7 +11,7 @@
 //! own, of what is there. With enough samples these become the columns, side by side in copies (`samples`): most layers of a network.
 //!
 //! A kernel that is read is copied first, so that what is summed lies together in the order in which it is; one that is the result is
-//! summed in an order that products write fast, and copied then.
+//! summed in an order that products write fast, and copied then. A large kernel's channels take turns, a part of them at a time.
 
 mod kernel;
 mod samples;
@@ -26,7 +26,7 @@ use kernel::Copy;
 use samples::Samples;
 use view::{Layout, Product, Regions, View, forward_view, gradient_views};
 
-/// Elements of bordered copies at a time.
+/// Elements of bordered copies, and of a kernel's copy, at a time.
 const CHUNK: usize = 1 << 20;
 
 /// Elements of a cache line.
@@ -72,6 +72,7 @@ pub struct Convolution<E> {
     /// Copies in which samples lie side by side, of a full chunk and of the last one, in place of the border.
     samples: Option<[Samples<E>; 2]>,
     chunks: Chunks,
+    turns: Turns,
     /// Products of a full chunk of samples, and of the last one.
     products: [Vec<Product<E>>; 2],
     /// Elements of the result without a tap: it is zeroed first.
@@ -81,6 +82,12 @@ pub struct Convolution<E> {
 
 /// Samples in chunks: how far one chunk lies from the next in the unbordered operand, in the bordered one's source and in the result.
 struct Chunks {
+    count: usize,
+    steps: [usize; 3],
+}
+
+/// Parts of the kernel's channels: how many, and how far one lies from the next in each tensor.
+struct Turns {
     count: usize,
     steps: [usize; 3],
 }
@@ -130,6 +137,14 @@ impl<E: Element> Convolution<E> {
 
     /// Plans for one instruction set, which the machine must have. Panics as `new`.
     pub fn with_isa(form: Form, plain: &[Plain], spatial: &[Spatial], isa: Isa) -> Convolution<E> {
+        let (plain, turns) = in_turns(form.result, plain, spatial);
+        let mut planned = Self::of_one_turn(form, &plain, spatial, isa);
+        planned.flops *= turns.count;
+        planned.turns = turns;
+        planned
+    }
+
+    fn of_one_turn(form: Form, plain: &[Plain], spatial: &[Spatial], isa: Isa) -> Convolution<E> {
         let kernels = E::kernels(isa);
         let views: Vec<View> = match form.result {
             IMAGE => gradient_views(spatial),
@@ -181,6 +196,7 @@ impl<E: Element> Convolution<E> {
             gaps,
             flops: flops(&products[0]) * (size - 1) + flops(&products[1]),
             chunks: Chunks { count: size, steps },
+            turns: Turns { count: 1, steps: [0; 3] },
             border,
             outputs,
             samples: side,
@@ -209,17 +225,26 @@ impl<E: Element> Convolution<E> {
     /// # Panics
     /// If an operand or the workspace is too short.
     pub fn run(&self, pool: &Pool, accumulate: bool, a: &[E], b: &[E], result: &mut [E], workspace: &mut [E]) {
-        let moved = if self.form.result == IMAGE { OUTPUT } else { IMAGE };
-        let (still, moved) = if self.form.operands[1] == moved { (a, b) } else { (b, a) };
+        let moves = if self.form.result == IMAGE { OUTPUT } else { IMAGE };
+        let still = if self.form.result == KERNEL { OUTPUT } else { KERNEL };
+        let [a, b] = if self.form.operands[1] == moves { [a, b] } else { [b, a] };
+        let is_copied = self.form.result == KERNEL && self.kernel.is_some();
+        if self.gaps && !is_copied && !accumulate && self.samples.is_none() {
+            result.fill(E::ZERO);
+        }
+        for turn in 0..self.turns.count {
+            let [s, m, r] = [still, moves, self.form.result].map(|tensor| turn * self.turns.steps[tensor]);
+            self.take_turn(pool, accumulate, (&a[s..], &b[m..]), &mut result[r..], workspace);
+        }
+    }
+
+    fn take_turn(&self, pool: &Pool, accumulate: bool, (still, moved): (&[E], &[E]), result: &mut [E], workspace: &mut [E]) {
         let (copied, bordered) = workspace.split_at_mut(self.copied());
         match &self.kernel {
-            _ if !self.gaps => {}
-            Some(_) if self.form.result == KERNEL => copied.fill(E::ZERO),
-            _ if !accumulate && self.samples.is_none() => result.fill(E::ZERO),
-            _ => {}
-        }
-        match &self.kernel {
             Some(kernel) if self.form.result == KERNEL => {
+                if self.gaps {
+                    copied.fill(E::ZERO);
+                }
                 self.products(pool, false, still, moved, copied, bordered);
                 kernel.write(pool, accumulate, copied, result);
             }
@@ -282,6 +307,23 @@ impl<E: Element> Convolution<E> {
             side[last].result.write(pool, accumulate, to, &mut result[r..]);
         }
     }
+}
+
+/// Plain factors of one turn: channels of the kernel in as many parts as keep its copy small. They are the result's; of a kernel's gradient
+/// the image's, which is copied too.
+fn in_turns(result: usize, plain: &[Plain], spatial: &[Spatial]) -> (Vec<Plain>, Turns) {
+    let mut plain = plain.to_vec();
+    let taps: usize = spatial.iter().map(|s| s.sizes[KERNEL]).product();
+    let elements = taps * plain.iter().filter(|f| f.strides[KERNEL].is_some()).map(|f| f.size).product::<usize>();
+    let shared = if result == OUTPUT { OUTPUT } else { IMAGE };
+    let is_channels = |f: &&mut Plain| f.strides[KERNEL].is_some() && f.strides[shared].is_some() && f.strides.contains(&None);
+    let channels = plain.iter_mut().filter(is_channels).max_by_key(|f| f.size).filter(|_| taps > 1);
+    let Some(channels) = channels else { return (plain, Turns { count: 1, steps: [0; 3] }) };
+    let count =
+        (elements.div_ceil(CHUNK).max(1)..=channels.size).find(|count| channels.size.is_multiple_of(*count)).unwrap_or(1);
+    channels.size /= count;
+    let steps = channels.strides.map(|stride| stride.unwrap_or(0) * channels.size);
+    (plain, Turns { count, steps })
 }
 
 /// The products; and the factor of samples and how many at a time, if these lie side by side.
