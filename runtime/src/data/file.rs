@@ -5,6 +5,7 @@
 use crate::error::{Error, Result};
 use bytes::Bytes;
 use dcc_program::DType;
+use dcc_program::map::{Pages, map_pages};
 use npyz::zip::{CompressionMethod, ZipArchive};
 use safetensors::SafeTensors;
 use std::fs::File;
@@ -28,6 +29,8 @@ pub struct Files {
     pub arrays: Vec<Array>,
     /// One-dimensional integer arrays without a name, in the order given.
     pub tokens: Vec<Array>,
+    /// Where they lie, if they are mapped.
+    pub pages: Vec<Pages>,
 }
 
 /// llm.c: magic, version, count, then zeros up to 1024 bytes. GPT-2 tokens are u16, Llama 3 tokens u32.
@@ -66,6 +69,12 @@ impl Files {
         self.arrays.iter().map(|array| array.name.as_str()).collect::<Vec<_>>().join(", ")
     }
 
+    fn map(&mut self, path: &Path) -> std::io::Result<Bytes> {
+        let (bytes, pages) = map_pages(&File::open(path)?)?;
+        self.pages.push(pages);
+        Ok(bytes)
+    }
+
     fn add(&mut self, path: &Path) -> Result<()> {
         let failed = |error| Error::io("read data", path, error);
         if path.is_dir() {
@@ -78,12 +87,12 @@ impl Files {
                 return Err(Error::data_format("a folder without .npy files").at(path.display()));
             }
             for member in members {
-                let bytes = File::open(&member).and_then(|file| dcc_program::map::map(&file)).map_err(failed)?;
+                let bytes = self.map(&member).map_err(failed)?;
                 self.arrays.push(npy(stem(&member), bytes, &member)?);
             }
             return Ok(());
         }
-        let bytes = File::open(path).and_then(|file| dcc_program::map::map(&file)).map_err(failed)?;
+        let bytes = self.map(path).map_err(failed)?;
         match &bytes[..bytes.len().min(9)] {
             [0x93, b'N', b'U', b'M', b'P', b'Y', ..] => {
                 let array = npy(stem(path), bytes, path)?;

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::exec::Port;
 use crate::slice::Slice;
 use dcc_program::manifest::Manifest;
+use dcc_program::map::Pages;
 use dcc_program::program::Program;
 use std::path::PathBuf;
 
@@ -13,6 +14,8 @@ use std::path::PathBuf;
 pub(super) struct Feed {
     inputs: Vec<Input>,
     dataset: Dataset,
+    /// What reading them takes.
+    pages: Vec<Pages>,
     /// Rows that are wider than the rank's part of them.
     staging: Vec<u8>,
     /// That part.
@@ -29,7 +32,15 @@ impl Feed {
         options.fills.retain(|(name, _)| !manifest.unused.contains(name));
         let dataset = Dataset::open(&files, &inputs, &options)?;
         let staging = Vec::with_capacity(inputs.iter().map(whole_bytes).max().unwrap_or(0));
-        Ok(Feed { inputs, dataset, staging, part: Slice::whole(&[]) })
+        let feed = Feed { inputs, dataset, pages: files.pages, staging, part: Slice::whole(&[]) };
+        // All values were looked at.
+        feed.release();
+        Ok(feed)
+    }
+
+    /// Gives back the memory that reading has taken.
+    fn release(&self) {
+        self.pages.iter().for_each(Pages::release);
     }
 
     pub fn dataset(&self) -> &Dataset {
@@ -53,8 +64,14 @@ impl Feed {
     }
 
     /// Fills the rank's buffer of an input for one microbatch of the batch at `position`. Allocates nothing from the second
-    /// step on.
+    /// step on, and leaves none of the data's files in memory: they may be larger than what a rank has.
     pub fn fill(&mut self, port: &Port, microbatch: u32, position: Position, out: &mut [u8]) -> Result<()> {
+        let filled = self.copy(port, microbatch, position, out);
+        self.release();
+        filled
+    }
+
+    fn copy(&mut self, port: &Port, microbatch: u32, position: Position, out: &mut [u8]) -> Result<()> {
         let known = self.inputs.iter().position(|input| input.name == port.name);
         let index = known.ok_or_else(|| Error::artifact(format!("input `{}` of one stage only", port.name)))?;
         let (input, slice) = (&self.inputs[index], port.slice(microbatch));

@@ -136,7 +136,7 @@ pub fn bind(arrays: &[Array], evaluation: &Evaluation) -> Outcome<BTreeMap<Strin
         });
     }
     let options = dcc_runtime::data::Options { layout: Layout::Steps, ..Default::default() };
-    let dataset = Dataset::open(&Files { arrays: fed, tokens: Vec::new() }, &inputs, &options)?;
+    let dataset = Dataset::open(&Files { arrays: fed, ..Files::default() }, &inputs, &options)?;
     let value = |(number, input): (usize, &Input)| {
         let mut bytes = vec![0; (input.shape.iter().product::<u64>() * input.dtype.bytes()) as usize];
         dataset.fill(number, Position::default(), 0..1, &mut bytes);
