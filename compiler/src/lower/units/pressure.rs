@@ -1,10 +1,12 @@
 //! How much more memory a section holds after a unit has run: the bytes of what it makes less those of what it reads last.
 //!
-//! Only values that live and die within the section count; all others have their place anyway.
+//! Only values that live and die within the section count; all others have their place anyway. What makes little of much that it reads
+//! (sums over samples, such as gradients of biases and of norms' weights) counts as no growth: waiting would keep what it reads.
 
 use super::{Members, Stage, unit_of, visit};
 use crate::fuse::Unit;
 use crate::graph::NodeId;
+use crate::ops::Op;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 pub(super) struct Pressure {
@@ -13,7 +15,12 @@ pub(super) struct Pressure {
     /// Units that have yet to read it.
     readers: HashMap<NodeId, Vec<Unit>>,
     growth: HashMap<Unit, i64>,
+    /// Growth that is none, by what the unit reads.
+    slack: HashMap<Unit, i64>,
 }
+
+/// How many times larger than its results what a unit reads is for these to count as nothing.
+const MUCH: i64 = 64;
 
 /// Values that other sections, other stages or the runtime read, and accumulators.
 pub(super) fn crossing(stage: &Stage) -> BTreeSet<NodeId> {
@@ -30,6 +37,18 @@ pub(super) fn crossing(stage: &Stage) -> BTreeSet<NodeId> {
     found
 }
 
+/// Values whose buffers these nodes of a unit read.
+fn operands(stage: &Stage, nodes: &[NodeId]) -> BTreeSet<NodeId> {
+    let mut found = BTreeSet::new();
+    nodes.iter().for_each(|&node| visit(stage, node, &mut |read| _ = found.insert(read)));
+    found
+}
+
+/// Whether a value stays, whoever has read it.
+fn is_state(stage: &Stage, id: NodeId) -> bool {
+    matches!(stage.graph[id].op, Op::Param(_) | Op::Input(_) | Op::Scalar(_))
+}
+
 impl Pressure {
     pub fn new(
         stage: &Stage,
@@ -37,10 +56,14 @@ impl Pressure {
         reads: &BTreeMap<Unit, BTreeSet<NodeId>>,
         crossing: &BTreeSet<NodeId>,
     ) -> Pressure {
-        let mut pressure = Pressure { bytes: HashMap::new(), readers: HashMap::new(), growth: HashMap::new() };
+        let (growth, slack) = (HashMap::new(), HashMap::new());
+        let mut pressure = Pressure { bytes: HashMap::new(), readers: HashMap::new(), growth, slack };
+        let bytes = |n: NodeId| stage.graph.ty(n).local_bytes(&stage.plan.mesh) as i64;
         for (&unit, nodes) in members {
+            let read: BTreeSet<NodeId> = operands(stage, nodes).into_iter().filter(|n| !is_state(stage, *n)).collect();
+            pressure.slack.insert(unit, read.into_iter().map(bytes).sum::<i64>() / MUCH);
             let own = nodes.iter().filter(|n| stage.fusion.materialised[n.0 as usize] && !crossing.contains(n));
-            let own = own.map(|&n| (n, stage.graph.ty(n).local_bytes(&stage.plan.mesh) as i64));
+            let own = own.map(|&n| (n, bytes(n)));
             pressure.growth.insert(unit, own.clone().map(|(_, bytes)| bytes).sum());
             pressure.bytes.extend(own);
         }
@@ -53,7 +76,7 @@ impl Pressure {
     }
 
     pub fn grows(&self, unit: Unit) -> bool {
-        self.growth[&unit] > 0
+        self.growth[&unit] > self.slack[&unit]
     }
 
     /// A unit that read `reads` has run. Those that are now the last to read something.
