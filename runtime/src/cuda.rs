@@ -18,7 +18,7 @@ pub use device::{Call, Cuda, Texts};
 pub use direct::Together;
 pub use driver::{Buffer, Gpu, Kernel};
 pub use kernels::Kernels;
-pub use nccl::Names;
+pub use nccl::UniqueIds;
 pub use nvrtc::{Image, Usage};
 pub use queue::Graph;
 

@@ -29,7 +29,7 @@ pub use weights::{initial_weights, whole_weights};
 
 use crate::comm::{Comm, Patience, Peer, Stop};
 use crate::cpu::{Cpu, Memory};
-use crate::cuda::{Cuda, Gpu, Names, Together};
+use crate::cuda::{Cuda, Gpu, Together, UniqueIds};
 use crate::device::{Both, Device};
 use crate::error::{Error, Result};
 use crate::exec::ranks::{Rank, local_ranks, ranks_on};
@@ -174,7 +174,7 @@ fn work(worker: &mut Worker) -> Result<Outcome> {
 fn on_gpus(job: &Job, desk: &mut Desk, stop: &StopSignals) -> Result<Outcome> {
     let world = job.world()?;
     let timeout = job.flags.timeout()?;
-    let (gpus, together, names, desk) = (Gpu::count()?.max(1), Together::default(), Names::default(), Mutex::new(desk));
+    let (gpus, together, ids, desk) = (Gpu::count()?.max(1), Together::default(), UniqueIds::default(), Mutex::new(desk));
     let device = |comm: &mut Peer| {
         let own = job.flags.gemm == "own";
         let gpu = Cuda::new(comm.rank() % gpus, Memory::new(comm.arena()), timeout, own)?;
@@ -183,7 +183,7 @@ fn on_gpus(job: &Job, desk: &mut Desk, stop: &StopSignals) -> Result<Outcome> {
             return Ok(Device::Both(Box::new(Both::new(cpu, gpu))));
         }
         match &job.flags.gpu_comm[..] {
-            "nccl" => gpu.connect_by_nccl(&names, comm, &world, timeout)?,
+            "nccl" => gpu.connect_by_nccl(&ids, comm, &world, timeout)?,
             "host" => {}
             _ => gpu.connect(&together, comm, &world)?,
         }

@@ -115,8 +115,9 @@ impl Reduction {
     }
 }
 
-/// Units of the copies, widest first.
-const UNITS: [(usize, &str); 5] = [(16, "pack<int, 4>"), (8, "pack<int, 2>"), (4, "int"), (2, "short"), (1, "unsigned char")];
+/// What copies move at once, widest first: bytes, and the type.
+pub(super) const UNITS: [(usize, &str); 5] =
+    [(16, "pack<int, 4>"), (8, "pack<int, 2>"), (4, "int"), (2, "short"), (1, "unsigned char")];
 
 /// The copy for addresses, strides and lengths that are these.
 pub fn choose_copy(multiples: &[usize]) -> Choice {

@@ -3,7 +3,7 @@
 //! Posting lets peers read the source. A large all_reduce reduces its own chunk, then copies the others' chunks; a small one
 //! reduces everything and, since the target may be the source, writes once all have read; all others read peer by peer.
 
-use super::mover::{Copy, Origin, SMALL_BYTES, Sources, Stage, Sum, Target};
+use super::mover::{Copy, Origin, Pieces, SMALL_BYTES, Sources, Stage, Sum, Target};
 use super::peer::{Advance, Need, Peer, Pending, Phase};
 use super::pull::{self, Member, chunk};
 use super::segment::{RING, Slot};
@@ -216,9 +216,9 @@ impl Peer {
         let Peer { channels, segment, mover, .. } = self;
         let state = &channels[channel as usize];
         let sources = Sources { segment, channel, sequence: state.finished, tensor, members: &state.members };
-        let (Pieces { outer, bytes, at, stride, to_stride }, (reduce, dtype)) = (pieces, kind);
-        mover.reduce(channel, &Sum { sources, reduce, dtype, outer, bytes, at, stride, to_stride }, to)?;
-        self.received += (outer * bytes * (state.members.len() - 1)) as u64;
+        let (reduce, dtype) = kind;
+        mover.reduce(channel, &Sum { sources, reduce, dtype, pieces }, to)?;
+        self.received += (pieces.outer * pieces.bytes * (state.members.len() - 1)) as u64;
         Ok(())
     }
 
@@ -322,22 +322,6 @@ fn read(op: &Op, me: Member) -> u64 {
         Transfer::Recv { .. } => op.target.bytes,
     };
     bytes as u64
-}
-
-/// As in `Sum`.
-#[derive(Clone, Copy)]
-struct Pieces {
-    outer: usize,
-    bytes: usize,
-    at: usize,
-    stride: usize,
-    to_stride: usize,
-}
-
-impl Pieces {
-    fn one(at: usize, bytes: usize) -> Pieces {
-        Pieces { outer: 1, bytes, at, stride: 0, to_stride: 0 }
-    }
 }
 
 /// Equal on both sides of a transfer iff they mean the same; not stable between builds.

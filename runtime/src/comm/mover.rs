@@ -87,12 +87,18 @@ pub struct Strides {
     pub row: usize,
 }
 
-/// A reduction of `outer` pieces of `bytes`, which begin `at` in each source; `stride` apart there and `to_stride` in the target.
+/// A reduction of the members' sources.
 #[derive(Clone, Copy)]
 pub struct Sum<'a> {
     pub sources: Sources<'a>,
     pub reduce: Reduce,
     pub dtype: DType,
+    pub pieces: Pieces,
+}
+
+/// `outer` pieces of `bytes`, which begin `at` in each source; `stride` apart there and `to_stride` in the target.
+#[derive(Clone, Copy, Debug)]
+pub struct Pieces {
     pub outer: usize,
     pub bytes: usize,
     pub at: usize,
@@ -115,6 +121,12 @@ impl Sources<'_> {
     pub fn get(&self, member: usize) -> (u32, usize) {
         let offset = self.segment.slot(self.channel, member).source(self.sequence, self.tensor);
         (self.members[member], offset)
+    }
+}
+
+impl Pieces {
+    pub fn one(at: usize, bytes: usize) -> Pieces {
+        Pieces { outer: 1, bytes, at, stride: 0, to_stride: 0 }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The mover of ranks on CPUs: a member reads what its peers posted and writes its own target, never another's memory, at once.
 
-use super::mover::{Copy, Mover, Origin, SMALL_BYTES, Stage, Strides, Sum, Target};
+use super::mover::{Copy, Mover, Origin, Pieces, SMALL_BYTES, Stage, Strides, Sum, Target};
 use super::reduce::accumulate;
 use super::segment::Segment;
 use super::{Exchange, Region, Rows, Side};
@@ -63,10 +63,11 @@ impl Mover for Pull {
     /// Block by block through `scratch`, so that the target may be this member's own source.
     fn reduce(&mut self, channel: u32, sum: &Sum<'_>, to: Target) -> Result<()> {
         let Pull { segment, rank, scratch, held } = self;
-        for outer in 0..sum.outer {
-            let first = sum.at + outer * sum.stride;
-            for block in (0..sum.bytes).step_by(BLOCK) {
-                let bytes = BLOCK.min(sum.bytes - block);
+        let Pieces { outer, bytes: all, at, stride, to_stride } = sum.pieces;
+        for outer in 0..outer {
+            let first = at + outer * stride;
+            for block in (0..all).step_by(BLOCK) {
+                let bytes = BLOCK.min(all - block);
                 let part = &mut scratch[..bytes];
                 let source = |member: usize| {
                     let (rank, offset) = sum.sources.get(member);
@@ -74,7 +75,7 @@ impl Mover for Pull {
                 };
                 part.copy_from_slice(source(0));
                 (1..sum.sources.members.len()).for_each(|member| accumulate(sum.reduce, sum.dtype, part, source(member)));
-                let at = outer * sum.to_stride + block;
+                let at = outer * to_stride + block;
                 match to {
                     Target::Arena(to) => segment.arena(*rank).write(to + at, part),
                     Target::Held(to) => {

@@ -3,7 +3,7 @@
 use super::driver::Gpu;
 use super::kernels::Kernels;
 use super::queue::Stream;
-use crate::comm::mover::{Copy, Strides};
+use crate::comm::mover::{Copy, Pieces, Strides};
 use crate::error::{Error, Result};
 use dcc_kernels::cuda::transfer::{self, Choice, Reduction, THREADS};
 use std::collections::BTreeMap;
@@ -34,15 +34,6 @@ impl Room {
 /// From where the first of `count` pieces of `bytes` begins to where the last ends.
 fn reach(at: usize, strides: [(usize, usize); 2], bytes: usize) -> Range<usize> {
     at..at + strides.iter().map(|&(count, stride)| (count - 1) * stride).sum::<usize>() + bytes
-}
-
-/// A reduction of `outer` pieces of `bytes`, apart by strides in the sources and the target.
-#[derive(Clone, Copy, Debug)]
-pub struct Pieces {
-    pub outer: usize,
-    pub bytes: usize,
-    pub stride: usize,
-    pub to_stride: usize,
 }
 
 impl Copies {
@@ -85,7 +76,7 @@ impl Copies {
         target: u64,
         sources: impl Iterator<Item = Result<u64>>,
     ) -> Result<()> {
-        let Pieces { outer, bytes, stride, to_stride } = pieces;
+        let Pieces { outer, bytes, stride, to_stride, .. } = pieces;
         let kernel = *self.reductions.get(&reduction).ok_or_else(|| Error::artifact("a reduction that no program has"))?;
         let mut words = vec![target, outer as u64, 0, 0, 0];
         for source in sources {

@@ -6,7 +6,7 @@
 use super::direct::{self, Together};
 use super::driver::{Buffer, Gpu, Pinned, is_abandoned};
 use super::kernels::Kernels;
-use super::nccl::{self, Names};
+use super::nccl::{self, UniqueIds};
 use super::products::{Product, Products};
 use super::queue::Graph;
 use crate::comm::{Label, Peer};
@@ -114,8 +114,8 @@ impl Cuda {
     }
 
     /// The same by NCCL.
-    pub fn connect_by_nccl(&self, names: &Names, comm: &mut Peer, world: &World, limit: Duration) -> Result<()> {
-        nccl::connect(names, comm, &self.gpu, &self.arena, world.channels(), limit)
+    pub fn connect_by_nccl(&self, ids: &UniqueIds, comm: &mut Peer, world: &World, limit: Duration) -> Result<()> {
+        nccl::connect(ids, comm, &self.gpu, &self.arena, world.channels(), limit)
     }
 
     pub fn memory(&self) -> &Memory {

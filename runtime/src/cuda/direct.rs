@@ -3,10 +3,10 @@
 //! runs ahead. An event may have been recorded anew when a stream comes to follow it: then it follows more than it must, which is work that
 //! was started earlier all the same.
 
-use super::copies::{Copies, Pieces, Room};
+use super::copies::{Copies, Room};
 use super::driver::{Buffer, Gpu};
 use super::queue::{Event, Stream};
-use crate::comm::mover::{Copy, Mover, Origin, SMALL_BYTES, Stage, Sum, Target};
+use crate::comm::mover::{Copy, Mover, Origin, Pieces, SMALL_BYTES, Stage, Sum, Target};
 use crate::comm::{Comm, Layout, Peer};
 use crate::error::Result;
 use dcc_kernels::cuda::transfer::Reduction;
@@ -173,7 +173,7 @@ impl Mover for Direct {
     }
 
     fn reduce(&mut self, channel: u32, sum: &Sum<'_>, to: Target) -> Result<()> {
-        let Sum { outer, bytes, at, stride, to_stride, .. } = *sum;
+        let Pieces { outer, bytes, at, stride, to_stride } = sum.pieces;
         if outer * bytes == 0 {
             return Ok(());
         }
@@ -188,9 +188,8 @@ impl Mover for Direct {
             Copies::pieces_at(self.arena(rank), offset + at, outer, stride, bytes)
         };
         let reduction = Reduction { reduce: sum.reduce, dtype: sum.dtype, members };
-        let pieces = Pieces { outer, bytes, stride, to_stride };
         // SAFETY: as above; all addresses were looked at.
-        unsafe { self.copies.reduce(&self.queue(channel).stream, reduction, pieces, target, (0..members).map(source)) }
+        unsafe { self.copies.reduce(&self.queue(channel).stream, reduction, sum.pieces, target, (0..members).map(source)) }
     }
 
     fn is_on_device(&self) -> bool {

@@ -19,9 +19,9 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Names of communicators, by channel, on their way from the first member to the others.
+/// UniqueIds of communicators, by channel, on their way from the first member to the others.
 #[derive(Default)]
-pub struct Names(Mutex<BTreeMap<usize, sys::ncclUniqueId>>);
+pub struct UniqueIds(Mutex<BTreeMap<usize, sys::ncclUniqueId>>);
 
 /// One rank's mover.
 pub struct Nccl {
@@ -69,7 +69,7 @@ fn check(result: sys::ncclResult_t, what: &str) -> Result<()> {
 
 /// Makes `comm` move what the ranks transfer by NCCL. Every rank calls it, before the first transfer; `used`: channels of programs' transfers;
 /// `arena`: the rank's memory on its GPU, which outlives the last. Errors: NCCL is missing, or makes no communicators.
-pub fn connect(names: &Names, comm: &mut Peer, gpu: &Arc<Gpu>, arena: &Buffer, used: &[u32], limit: Duration) -> Result<()> {
+pub fn connect(ids: &UniqueIds, comm: &mut Peer, gpu: &Arc<Gpu>, arena: &Buffer, used: &[u32], limit: Duration) -> Result<()> {
     if !is_installed() {
         let error = Error::device("NCCL is not installed: no libnccl.so in the library path");
         return Err(error.help(
@@ -80,7 +80,7 @@ pub fn connect(names: &Names, comm: &mut Peer, gpu: &Arc<Gpu>, arena: &Buffer, u
     let rank = comm.rank();
     let mine = |channel: &u32| Some((*channel as usize, super::direct::members(&layout, *channel as usize, rank)?));
     let channels: Vec<(usize, Vec<u32>)> = used.iter().filter_map(mine).collect();
-    let lock = || names.0.lock().unwrap_or_else(PoisonError::into_inner);
+    let lock = || ids.0.lock().unwrap_or_else(PoisonError::into_inner);
     for (channel, _) in channels.iter().filter(|(_, members)| members[0] == rank) {
         let mut name = sys::ncclUniqueId { internal: [0; 128] };
         // SAFETY: the place lives through the call.

@@ -2,6 +2,7 @@
 
 use super::{THREADS, entry, source};
 use crate::cuda::Source;
+use crate::cuda::transfer::{UNITS, choose_copy};
 
 /// `count` rows of `bytes` each. Operands begin with their first row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,9 +17,8 @@ pub struct Rows {
 
 /// The widest type of which all these bytes are a multiple, and its bytes.
 fn word(multiples: &[usize]) -> (&'static str, usize) {
-    let words = [("pack<int, 4>", 16), ("pack<int, 2>", 8), ("int", 4), ("short", 2)];
-    let fits = |word: &&(&str, usize)| multiples.iter().all(|bytes| bytes.is_multiple_of(word.1));
-    words.iter().find(fits).copied().unwrap_or(("unsigned char", 1))
+    let (bytes, word) = UNITS[choose_copy(multiples).entry];
+    (word, bytes)
 }
 
 /// The rows, copied. Errors: more than a grid has threads.
