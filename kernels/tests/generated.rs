@@ -245,6 +245,20 @@ fn layer_norm() {
     }
 }
 
+/// A product that outer loops know is not made again from operands that it has overwritten.
+#[test]
+fn a_product_that_is_known_is_added_as_it_is() {
+    let mut b = Build::new(&["n", "j"]).outer(&[1]);
+    let (x, y, z) = (b.input(F, &[1]), b.input(F, &[1]), b.input(F, &[0, 1]));
+    let e = b.un(UnaryOp::Exp, x);
+    let product = b.mul(e, y);
+    let sum = b.add(product, z);
+    let sum = b.un(UnaryOp::Tanh, sum);
+    let sum = b.reduce(Reduce::Sum, &[0], sum);
+    b.store(F, &[], &[1], sum);
+    check(&b.kernel, &[vec![whole(300)], vec![whole(300)], vec![whole(5), whole(300)]], &[vec![whole(300)]], 1e-5);
+}
+
 #[test]
 fn bias_gelu_residual_and_bias_gradient() {
     let mut b = Build::new(&["i", "j"]).outer(&[0, 1]);

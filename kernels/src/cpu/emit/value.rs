@@ -152,6 +152,7 @@ impl Emitter<'_, '_> {
                 if let Expr::Binary(BinaryOp::Mul, a, b) = *self.nest.kernel.get(product)
                     && self.uses[product.0 as usize] == 1
                     && self.depends_on_tile(product)
+                    && !self.known(product)
                 {
                     let values = [self.eval(a), self.eval(b), self.eval(addend)];
                     let to = self.destination(expr, &[a, b, addend]);
