@@ -5,11 +5,12 @@
 //! only shapes; so chunks, and with them results, do not depend on the number of threads.
 
 mod access;
+mod behind;
 mod choose;
 mod simplify;
 
 pub use access::Typing;
-pub(crate) use access::{Access, bit, bits as dims_of, children, computed, over_of, pass_of, reachable, slope, value_of};
+pub(crate) use access::{Access, Dims, bit, bits as dims_of, children, computed, over_of, pass_of, reachable, slope, value_of};
 pub(crate) use choose::SINGLE;
 pub use choose::{Plan, Tiling};
 

@@ -1,6 +1,7 @@
 //! Generated kernels against the reference evaluator: the hot ones by name, then random ones, on whole and on uneven shards.
 
 use dcc_kernels::reference::{self, Scalar};
+use dcc_kernels::tile::{Plan, Typing};
 use dcc_kernels::{Isa, Jit, Nest, Pool};
 use dcc_program::kernel::*;
 use dcc_program::mesh::Extent;
@@ -78,6 +79,12 @@ impl Build {
         let over = over.iter().map(|d| DimId(*d)).collect();
         self.kernel.body.push(Stmt::Store { output, over, index, value, mode });
     }
+}
+
+/// Whether tiles of the kernel have two dims.
+fn is_paired(kernel: &Kernel, inputs: &[Vec<Extent>], outputs: &[Vec<Extent>]) -> bool {
+    let nest = Nest::bind(kernel, inputs, outputs).unwrap().simplified();
+    Plan::new(&nest, &Typing::new(&nest.kernel), 4096).behind.is_some()
 }
 
 fn whole(size: u64) -> Extent {
@@ -242,6 +249,53 @@ fn layer_norm() {
         b.store(F, &[], &[0], mean);
         let (i, j) = (whole(9), whole(columns));
         check(&b.kernel, &[vec![i, j], vec![j], vec![j]], &[vec![i, j], vec![i]], 1e-5);
+    }
+}
+
+/// Small images behind channels: tiles are of both.
+#[test]
+fn batch_norm_of_small_images() {
+    for (samples, channels, size) in [(16, 70, 16), (3, 300, 4), (90, 40, 49), (1, 9, 2), (5, 33, 100)] {
+        let [n, c, s] = [samples, channels, size].map(whole);
+        let image = || vec![n, c, s];
+        // Several sums of the same values, and what follows from them.
+        let mut b = Build::new(&["n", "c", "s"]).outer(&[1]);
+        let (dy, x, mean) = (b.input(F, &[0, 1, 2]), b.input(F, &[0, 1, 2]), b.input(F, &[1]));
+        let centred = b.sub(x, mean);
+        let product = b.mul(dy, centred);
+        let (first, second) = (b.reduce(Reduce::Sum, &[0, 2], dy), b.reduce(Reduce::Sum, &[0, 2], product));
+        let most = b.reduce(Reduce::Max, &[0, 2], centred);
+        let scale = b.float(F, 1.0 / (samples * size) as f64);
+        let second = b.mul(second, scale);
+        let both = b.bind(second);
+        let both = b.add(both, most);
+        b.store(F, &[], &[1], first);
+        b.store(F, &[], &[1], both);
+        let shifted = b.add(centred, both);
+        b.store(F, &[0, 2], &[0, 1, 2], shifted);
+        let (inputs, outputs) = ([image(), image(), vec![c]], [vec![c], vec![c], image()]);
+        check(&b.kernel, &inputs, &outputs, 2e-5);
+        assert!(samples == 1 || is_paired(&b.kernel, &inputs, &outputs), "{channels} x {size}");
+
+        // Values of channels alone and of places alone, in an image.
+        let mut b = Build::new(&["n", "c", "s"]).outer(&[0, 1, 2]);
+        let (x, scale, shift) = (b.input(F, &[0, 1, 2]), b.input(F, &[1]), b.input(F, &[1]));
+        let (place, sample) = (b.input(F, &[2]), b.input(F, &[0]));
+        let gain = b.un(UnaryOp::Tanh, scale);
+        let gain = b.mul(gain, shift);
+        let y = b.mul(x, gain);
+        let place = b.un(UnaryOp::Exp, place);
+        let y = b.add(y, place);
+        let y = b.mul(y, sample);
+        let y = b.add(y, gain);
+        let zero = b.float(F, 0.0);
+        let negative = b.kernel.expr(Expr::Compare(CompareOp::Le, y, zero));
+        let y = b.kernel.expr(Expr::Select(negative, shift, y));
+        b.store(DType::Bool, &[], &[0, 1, 2], negative);
+        b.store(F, &[], &[0, 1, 2], y);
+        let inputs = [image(), vec![c], vec![c], vec![s], vec![n]];
+        check(&b.kernel, &inputs, &[image(), image()], 2e-5);
+        assert!(is_paired(&b.kernel, &inputs, &[image(), image()]), "{channels} x {size}");
     }
 }
 
@@ -460,7 +514,7 @@ fn random_kernel(random: &mut Random, float: DType) -> (Build, Vec<Vec<u8>>) {
     }
     let mut scalars = vec![b.float(float, 0.75)];
     for _ in 0..1 + random.below(3) {
-        let value = random_value(random, &mut b, &values, &scalars, float);
+        let value = random_value(random, &mut b, &values, &scalars, Some(float));
         if !inner.is_empty() && random.below(2) == 0 {
             let op = [Reduce::Sum, Reduce::Max, Reduce::Min][random.below(3)];
             let var = b.reduce(op, &inner, value);
@@ -474,12 +528,13 @@ fn random_kernel(random: &mut Random, float: DType) -> (Build, Vec<Vec<u8>>) {
             values.push(value);
         }
     }
-    let last = random_value(random, &mut b, &values, &scalars, float);
+    let last = random_value(random, &mut b, &values, &scalars, Some(float));
     b.store(float, &inner, &[2, 0, 1], last);
     (b, shapes)
 }
 
-fn random_value(random: &mut Random, b: &mut Build, values: &[ExprId], scalars: &[ExprId], float: DType) -> ExprId {
+/// A random value; with `positions`, of loop dims' positions as well, in that type.
+fn random_value(random: &mut Random, b: &mut Build, values: &[ExprId], scalars: &[ExprId], positions: Option<DType>) -> ExprId {
     let mut pool: Vec<ExprId> = values.iter().chain(scalars).copied().collect();
     for _ in 0..1 + random.below(5) {
         let (x, y) = (pool[random.below(pool.len())], pool[random.below(pool.len())]);
@@ -493,7 +548,7 @@ fn random_value(random: &mut Random, b: &mut Build, values: &[ExprId], scalars: 
                 let c = b.kernel.expr(Expr::Compare(CompareOp::ALL[random.below(6)], x, y));
                 b.kernel.expr(Expr::Select(c, x, y))
             }
-            3 => {
+            3 if let Some(float) = positions => {
                 let p = b.kernel.expr(Expr::Position(DimId(random.below(3) as u8)));
                 let p = b.kernel.expr(Expr::Cast(float, p));
                 let p = b.un(UnaryOp::Tanh, p);
@@ -529,6 +584,50 @@ fn random_kernels() {
             loops.iter().map(|dims| dims.iter().map(|d| extents[usize::from(*d)]).collect()).collect();
         check(&b.kernel, &inputs, &outputs, if float == F { 2e-4 } else { 1e-11 });
     }
+}
+
+/// Random kernels over samples, channels and small images: operands have some of these dims, in this order.
+#[test]
+fn random_kernels_of_small_images() {
+    let (mut random, mut paired) = (Random(77), 0);
+    for case in 0..150 {
+        let float = [F, DType::F64][case % 2];
+        let mut b = Build::new(&["n", "c", "s"]);
+        let outer: Vec<u8> = if random.below(2) == 0 { vec![1] } else { vec![0, 1, 2] };
+        b.kernel.outer = outer.iter().map(|d| DimId(*d)).collect();
+        let inner: Vec<u8> = (0..3).filter(|d| !outer.contains(d)).collect();
+        let mut shapes = vec![vec![0u8, 1, 2]];
+        for _ in 0..1 + random.below(3) {
+            shapes.push((0..3).filter(|_| random.below(2) == 0).collect());
+        }
+        let mut values: Vec<ExprId> = shapes.iter().map(|dims| b.input(float, dims)).collect();
+        let mut scalars = vec![b.float(float, 0.75)];
+        for _ in 0..1 + random.below(4) {
+            let value = random_value(&mut random, &mut b, &values, &scalars, None);
+            match random.below(4) {
+                0 if inner.is_empty() => scalars.push(b.bind(value)),
+                1 => {
+                    let mode = [StoreMode::Assign, StoreMode::Accumulate][random.below(2)];
+                    b.store_as(float, &inner, &[0, 1, 2], value, mode);
+                    values.push(value);
+                }
+                _ if !inner.is_empty() => {
+                    let op = [Reduce::Sum, Reduce::Max, Reduce::Min][random.below(3)];
+                    scalars.push(b.reduce(op, &inner, value));
+                }
+                _ => {}
+            }
+        }
+        let last = random_value(&mut random, &mut b, &values, &scalars, None);
+        b.store(float, &inner, &[0, 1, 2], last);
+        let extents = [[1, 3, 16, 70][random.below(4)], [2, 5, 64, 130][random.below(4)], [1, 2, 9, 16, 50][random.below(5)]];
+        let bind = |dims: &Vec<u8>| dims.iter().map(|d| whole(extents[usize::from(*d)])).collect::<Vec<Extent>>();
+        let inputs: Vec<Vec<Extent>> = shapes.iter().map(bind).collect();
+        let outputs: Vec<Vec<Extent>> = dims_in(&b.kernel).iter().map(bind).collect();
+        check(&b.kernel, &inputs, &outputs, if float == F { 2e-4 } else { 1e-11 });
+        paired += usize::from(is_paired(&b.kernel, &inputs, &outputs));
+    }
+    assert!(paired > 40, "{paired}");
 }
 
 /// The dims of each output.

@@ -4,12 +4,15 @@
 //! slots or in place in operands: *tiles* along the current tile dim, or *single* elements where they do not depend on it. A value is
 //! computed in the outermost loop where all that it depends on is known and kept until that loop's next iteration.
 
+mod behind;
 mod memory;
 mod value;
 
+use behind::{Behind, Tiles};
+
 use crate::cpu::isa::Isa;
 use crate::library::vector::{Primitive, Shape, Ty, arithmetic, memory as tiles, reduce};
-use crate::tile::{Nest, Plan, Tiling, Typing, dims_of, over_of, pass_of, value_of};
+use crate::tile::{Dims, Nest, Plan, Tiling, Typing, bit, over_of, pass_of, value_of};
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{AbiParam, Function, InstBuilder, MemFlagsData, SigRef, Signature, Value, types};
 use cranelift_codegen::isa::TargetFrontendConfig;
@@ -38,18 +41,30 @@ enum Place {
     Pointer(Value),
 }
 
-/// The dim that runs in tiles now: points of this tile (a value and at most), its first point is in `Emitter::index`.
+/// What runs in tiles now: points of this tile (a value and at most), its first point is in `Emitter::index`.
 #[derive(Clone, Copy)]
 struct Tile {
+    /// The dim of which elements of a tile are neighbours.
     dim: DimId,
+    /// That dim, or with it the one before it.
+    dims: Dims,
     count: Value,
     capacity: usize,
 }
 
-/// Values that one loop iteration has computed. A value that depends on the tile dim is remembered under that dim.
+/// A reduction under way.
+#[derive(Clone, Copy)]
+struct Total {
+    var: VarId,
+    op: Reduce,
+    value: ExprId,
+    total: Val,
+}
+
+/// Values that one loop iteration has computed. A value that depends on the tile's dims is remembered under these.
 #[derive(Default)]
 struct Scope {
-    values: BTreeMap<(ExprId, Option<DimId>), Val>,
+    values: BTreeMap<(ExprId, Dims), Val>,
     vars: BTreeMap<VarId, Val>,
     /// Scratch in use when the scope was opened.
     mark: usize,
@@ -68,6 +83,8 @@ pub(super) struct Emitter<'a, 'b> {
     /// Local index of each dim that a loop or tile runs along.
     index: Vec<Option<Value>>,
     tile: Option<Tile>,
+    /// The tiles of a plan with a dim behind the column's.
+    tiles: Option<Tiles>,
     scopes: Vec<Scope>,
     /// Bytes of scratch in use now and at most.
     used: usize,
@@ -114,7 +131,8 @@ pub(super) fn emit(function: &mut Function, source: &Source<'_>) -> Emitted {
     let children = reachable.iter().flat_map(|id| crate::tile::children(nest.kernel.get(*id)));
     children.chain(roots.iter().copied()).for_each(|id| uses[id.0 as usize] += 1);
     let longest = plan.statements.iter().flatten().chain(&plan.column).map(|t| t.length).max().unwrap_or(1);
-    let zeros = (longest * 8).next_multiple_of(64);
+    let behind = plan.behind.map_or(1, |dim| nest.extents[usize::from(dim.0)]);
+    let zeros = (longest * behind * 8).next_multiple_of(64);
     let mut emitter = Emitter {
         builder,
         nest,
@@ -126,6 +144,7 @@ pub(super) fn emit(function: &mut Function, source: &Source<'_>) -> Emitted {
         scratch: parameters[1],
         index: vec![None; nest.extents.len()],
         tile: None,
+        tiles: None,
         scopes: vec![Scope::default()],
         used: zeros,
         peak: zeros,
@@ -153,18 +172,39 @@ impl Emitter<'_, '_> {
         for stmt in &self.nest.kernel.body {
             self.prepare(value_of(stmt), 0);
         }
+        self.prepare_behind();
         self.repeat(begin, end, 1, &mut |emitter, point| {
             emitter.locate(point);
-            let mut done = vec![false; emitter.nest.kernel.body.len()];
-            for i in 0..done.len() {
-                if !done[i] {
-                    let pass = emitter.pass(i);
-                    emitter.statements(&pass);
-                    pass.into_iter().for_each(|j| done[j] = true);
-                }
-            }
+            emitter.within(&emitter.plan.within);
         });
         self.builder.ins().return_(&[]);
+    }
+
+    /// The body, in loops over `loops`.
+    fn within(&mut self, loops: &[DimId]) {
+        let Some((dim, rest)) = loops.split_first() else { return self.body() };
+        let (body, whole) = (&self.nest.kernel.body, self.plan.behind.filter(|dim| self.nest.kernel.outer.contains(dim)));
+        if whole.is_some() {
+            self.enter(Behind::Whole);
+        }
+        self.prepare_all(&body.iter().map(value_of).collect::<Vec<_>>());
+        let (zero, end) = (self.integer(0), self.integer(self.nest.extents[usize::from(dim.0)] as i64));
+        self.repeat(zero, end, 1, &mut |e, at| {
+            e.index[usize::from(dim.0)] = Some(at);
+            e.within(rest);
+        });
+        self.index[usize::from(dim.0)] = None;
+    }
+
+    fn body(&mut self) {
+        let mut done = vec![false; self.nest.kernel.body.len()];
+        for i in 0..done.len() {
+            if !done[i] {
+                let pass = self.pass(i);
+                self.statements(&pass);
+                pass.into_iter().for_each(|j| done[j] = true);
+            }
+        }
     }
 
     fn clear_zeros(&mut self) {
@@ -195,6 +235,7 @@ impl Emitter<'_, '_> {
             let number = self.index[usize::from(column.dim.0)].expect("the column dim is in the order");
             let first = self.builder.ins().imul_imm_s(number, column.length as i64);
             self.open_tile(column, first);
+            self.open_behind();
         }
     }
 
@@ -209,26 +250,28 @@ impl Emitter<'_, '_> {
             self.builder.ins().smin(left, length)
         };
         self.index[usize::from(tiling.dim.0)] = Some(first);
-        self.tile = Some(Tile { dim: tiling.dim, count, capacity: tiling.length });
+        self.tile = Some(Tile { dim: tiling.dim, dims: bit(tiling.dim), count, capacity: tiling.length });
     }
 
     /// Statements that one pass does, from `i` on.
     fn pass(&self, i: usize) -> Vec<usize> {
         let body = &self.nest.kernel.body;
-        if matches!(body[i], Stmt::Let { .. }) || matches!(body[i], Stmt::Reduce { .. }) && !self.repeats(i) {
+        let is_sum = |j: usize| matches!(body[j], Stmt::Reduce { .. });
+        // With a column, sums go by parts, without stores.
+        let column = self.plan.column.is_some();
+        if matches!(body[i], Stmt::Let { .. }) || is_sum(i) && !column && !self.repeats(i) {
             return vec![i];
         }
         let like = |j: usize| over_of(&body[j]) == over_of(&body[i]) && self.plan.statements[j] == self.plan.statements[i];
-        pass_of(&self.nest.kernel, i, &|j| like(j) && (matches!(body[j], Stmt::Store { .. }) || self.repeats(j)))
+        let joins = |j: usize| if column { is_sum(j) == is_sum(i) } else { !is_sum(j) || self.repeats(j) };
+        pass_of(&self.nest.kernel, i, &|j| like(j) && joins(j))
     }
 
-    /// Whether a statement passes over its points in several steps, none of which leaves its values for others. (With a column, sums go
-    /// by parts.)
+    /// Whether a statement, without a column, passes over its points in several steps, none of which leaves its values for others.
     fn repeats(&self, i: usize) -> bool {
         let own = self.plan.statements[i];
         let long = own.is_some_and(|t| self.nest.extents[usize::from(t.dim.0)] > t.length);
-        self.plan.column.is_none()
-            && (long || over_of(&self.nest.kernel.body[i]).iter().any(|d| own.is_none_or(|t| t.dim != *d)))
+        long || over_of(&self.nest.kernel.body[i]).iter().any(|d| own.is_none_or(|t| t.dim != *d))
     }
 
     /// Emits statements that one pass does.
@@ -240,81 +283,78 @@ impl Emitter<'_, '_> {
             let zero = self.integer(0);
             self.open_tile(tiling, zero);
         }
+        self.enter_for(pass[0]);
         let over = over_of(&body[pass[0]]);
-        let loops: Vec<DimId> = over.iter().copied().filter(|d| own.is_none_or(|t| t.dim != *d)).collect();
+        let in_tile = |d: &DimId| own.is_some_and(|t| t.dim == *d) || self.plan.behind == Some(*d);
+        let loops: Vec<DimId> = over.iter().copied().filter(|d| !in_tile(d)).collect();
         let roots: Vec<ExprId> = pass.iter().map(|&j| value_of(&body[j])).collect();
         self.prepare_all(&roots);
         let tiling = own.filter(|_| single.is_none());
-        match (&body[pass[0]], pass) {
-            (Stmt::Let { var, value }, _) => {
-                let value = self.eval(*value);
-                self.define(*var, value);
-            }
-            (Stmt::Reduce { var, op, value, .. }, [_]) => self.reduction(*var, *op, *value, &loops, tiling),
-            _ => self.together(pass, &roots, &loops, tiling),
+        if let Stmt::Let { var, value } = &body[pass[0]] {
+            let value = self.eval(*value);
+            self.define(*var, value);
+        } else {
+            self.together(pass, &roots, &loops, tiling);
         }
         if self.plan.column.is_none() {
             self.tile = None;
         }
+        self.enter(Behind::Column);
         if let Some(tiling) = own {
             self.index[usize::from(tiling.dim.0)] = None;
         }
     }
 
-    /// Reductions to single elements and stores, in one pass.
+    /// Reductions and stores, in one pass.
     fn together(&mut self, pass: &[usize], roots: &[ExprId], loops: &[DimId], tiling: Option<Tiling>) {
         let body = &self.nest.kernel.body;
         let mut totals = Vec::new();
         for stmt in pass.iter().map(|&j| &body[j]) {
-            if let Stmt::Reduce { var, op, value, .. } = stmt {
-                let total = self.slot(self.typing.ty(*value), Shape::Single);
-                self.set_neutral(total, *op);
-                totals.push((*var, *op, *value, total));
-            }
+            let Stmt::Reduce { var, op, value, .. } = stmt else { continue };
+            let column = self.plan.column.is_some() && self.depends_on_tile(*value);
+            let total = self.slot(self.typing.ty(*value), if column { Shape::Tile } else { Shape::Single });
+            self.set_neutral(total, *op);
+            totals.push(Total { var: *var, op: *op, value: *value, total });
         }
         let stores: Vec<&Stmt> = pass.iter().map(|&j| &body[j]).filter(|stmt| matches!(stmt, Stmt::Store { .. })).collect();
-        self.around(loops, tiling, roots, &mut |e| {
-            totals.iter().for_each(|(_, op, value, total)| e.fold(*op, *value, *total));
-            e.stores(&stores);
-        });
-        totals.into_iter().for_each(|(var, _, _, total)| self.define(var, total));
+        let by_parts = |total: &Total| total.op == Reduce::Sum && total.total.shape == Shape::Tile;
+        let long = |dim: &&DimId| self.nest.extents[usize::from(dim.0)] > PARTIAL && totals.iter().any(by_parts);
+        match loops.split_last().filter(|(last, _)| long(last)) {
+            Some((last, rest)) => self.around(rest, None, roots, &mut |e| e.partial_sums(*last, roots, &totals)),
+            None => self.around(loops, tiling, roots, &mut |e| {
+                totals.iter().for_each(|t| e.fold(t.op, t.value, t.total));
+                e.stores(&stores);
+            }),
+        }
+        for Total { var, op, mut total, .. } in totals {
+            if let Some(tiles) = self.whole_tiles() {
+                total = self.fold_rows(op, total, &tiles);
+            }
+            self.define(var, total);
+        }
     }
 
     fn define(&mut self, var: VarId, value: Val) {
         self.scopes.last_mut().expect("a scope is open").vars.insert(var, value);
     }
 
-    fn reduction(&mut self, var: VarId, op: Reduce, value: ExprId, loops: &[DimId], tiling: Option<Tiling>) {
-        let ty = self.typing.ty(value);
-        let column = self.plan.column.is_some() && self.depends_on_tile(value);
-        let shape = if column { Shape::Tile } else { Shape::Single };
-        let total = self.slot(ty, shape);
-        self.set_neutral(total, op);
-        let long = |dim: &&DimId| self.nest.extents[usize::from(dim.0)] > PARTIAL;
-        match loops.split_last().filter(|(last, _)| column && op == Reduce::Sum && long(last)) {
-            Some((last, rest)) => {
-                let partial = self.slot(ty, shape);
-                self.around(rest, None, &[value], &mut |e| e.partial_sums(*last, value, partial, total));
-            }
-            None => self.around(loops, tiling, &[value], &mut |e| e.fold(op, value, total)),
-        }
-        self.define(var, total);
-    }
-
-    /// total += Σ over `dim` of `value`, in stretches of `PARTIAL`.
-    fn partial_sums(&mut self, dim: DimId, value: ExprId, partial: Val, total: Val) {
+    /// Each total with what `dim` adds to it, sums in stretches of `PARTIAL`.
+    fn partial_sums(&mut self, dim: DimId, roots: &[ExprId], totals: &[Total]) {
         let (zero, extent) = (self.integer(0), self.integer(self.nest.extents[usize::from(dim.0)] as i64));
         self.repeat(zero, extent, PARTIAL as i64, &mut |e, first| {
-            e.set_neutral(partial, Reduce::Sum);
+            let part = |t: &Total| if t.op == Reduce::Sum { e.slot(t.total.ty, t.total.shape) } else { t.total };
+            let parts: Vec<Val> = totals.iter().map(part).collect();
+            let sums = || totals.iter().zip(&parts).filter(|(t, _)| t.op == Reduce::Sum);
+            sums().for_each(|(t, part)| e.set_neutral(*part, t.op));
             let length = e.integer(PARTIAL as i64);
             let end = e.builder.ins().iadd(first, length);
             let end = e.builder.ins().smin(end, extent);
             e.repeat(first, end, 1, &mut |e, at| {
                 e.index[usize::from(dim.0)] = Some(at);
-                e.prepare_all(&[value]);
-                e.fold(Reduce::Sum, value, partial);
+                e.prepare_all(roots);
+                totals.iter().zip(&parts).for_each(|(t, part)| e.fold(t.op, t.value, *part));
             });
-            e.combine(BinaryOp::Add, total, total, partial);
+            sums().for_each(|(t, part)| e.combine(BinaryOp::Add, t.total, t.total, *part));
         });
         self.index[usize::from(dim.0)] = None;
     }
@@ -472,7 +512,12 @@ impl Emitter<'_, '_> {
     }
 
     fn depends_on_tile(&self, expr: ExprId) -> bool {
-        self.tile.is_some_and(|tile| self.typing.depends(expr) & dims_of(&[tile.dim]) != 0)
+        self.tile.is_some_and(|tile| self.typing.depends(expr) & tile.dims != 0)
+    }
+
+    /// Whether `expr` depends on all dims of the tile.
+    fn is_whole(&self, expr: ExprId) -> bool {
+        self.tile.is_some_and(|tile| self.typing.depends(expr) & tile.dims == tile.dims)
     }
 
     fn mode_of(stmt: &Stmt) -> StoreMode {

@@ -1,7 +1,7 @@
 //! Which dim runs in tiles, in what order the other loops run, and how many chunks of work that makes: functions of shapes only.
 
-use super::Nest;
 use super::access::{Access, Typing, bit, bits, over_of, reachable, value_of};
+use super::{Nest, behind};
 use crate::library::vector::Ty;
 use dcc_program::kernel::{BinaryOp, DimId, Expr, ExprId, Outside, Stmt, UnaryOp};
 
@@ -11,8 +11,13 @@ const TILE: usize = 1024;
 pub const SINGLE: usize = 4096;
 /// Tile length where an operand is read or written across its memory order: its cache lines are used again by the next points.
 const BLOCK: usize = 64;
+/// Least elements of a tile of two dims that is shortened for enough chunks.
+const LEAST: usize = 128;
 /// Nanoseconds of a chunk, about.
 const CHUNK_NS: f64 = 20_000.0;
+/// Nanoseconds of a primitive's call, and of making a tile one element.
+const CALL_NS: f64 = 6.0;
+const FOLD_NS: f64 = 8.0;
 
 /// How a dim is cut into tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +31,10 @@ pub struct Tiling {
 pub struct Plan {
     /// An outer dim in tiles, around the whole body.
     pub column: Option<Tiling>,
+    /// A dim right behind the column's: a tile has all its points for each point of the column dim.
+    pub behind: Option<DimId>,
+    /// Outer loops that run inside a point, slowest first: what does not depend on them is computed once.
+    pub within: Vec<DimId>,
     /// Outer loops, slowest first; the column dim stands for its tiles.
     pub order: Vec<DimId>,
     /// Without a column: each statement's own tile dim.
@@ -52,7 +61,14 @@ impl Plan {
         let row_cost: f64 = rows.iter().map(|row| row.0).sum();
         let columns =
             nest.kernel.outer.iter().map(|dim| ((0..body.len()).map(|i| estimate.statement(i, Some(*dim))).sum::<f64>(), *dim));
-        match columns.min_by(|x, y| x.0.total_cmp(&y.0)).filter(|column| column.0 < row_cost) {
+        let column = columns.min_by(|x, y| x.0.total_cmp(&y.0));
+        let pairs = behind::pairs(nest, typing, longest).into_iter();
+        let pair = pairs.map(|pair| (estimate.with_behind(pair), pair)).min_by(|x, y| x.0.total_cmp(&y.0));
+        let best = column.map_or(row_cost, |column| column.0.min(row_cost));
+        if let Some((cost, pair)) = pair.filter(|pair| pair.0 < best) {
+            return Plan::with_behind(nest, pair, cost, longest);
+        }
+        match column.filter(|column| column.0 < row_cost) {
             Some((cost, dim)) => Plan::with_column(nest, &estimate, dim, cost, longest),
             None => {
                 let tiling = |(_, dim): &(f64, Option<DimId>)| {
@@ -86,8 +102,24 @@ impl Plan {
         Plan::finish(nest, Some(Tiling { dim, length }), order, vec![None; nest.kernel.body.len()], cost)
     }
 
+    /// Tiles of two dims. The other outer loops run within a point where there are points enough.
+    fn with_behind(nest: &Nest, (dim, behind): (DimId, DimId), cost: f64, longest: usize) -> Plan {
+        let extent = |d: DimId| nest.extents[usize::from(d.0)];
+        let chunks = (cost / CHUNK_NS).clamp(1.0, 16.0) as usize;
+        let most = (TILE.min(longest) / extent(behind)).clamp(1, extent(dim));
+        let length = most.min(extent(dim).div_ceil(chunks).max(LEAST.div_ceil(extent(behind))));
+        let others: Vec<DimId> = nest.kernel.outer.iter().copied().filter(|d| *d != dim && *d != behind).collect();
+        let enough = extent(dim).div_ceil(length) >= chunks;
+        let (mut order, within) = if enough { (vec![], others) } else { (others, vec![]) };
+        order.push(dim);
+        let mut plan = Plan::finish(nest, Some(Tiling { dim, length }), order, vec![None; nest.kernel.body.len()], cost);
+        (plan.behind, plan.within) = (Some(behind), within);
+        plan
+    }
+
     fn finish(nest: &Nest, column: Option<Tiling>, order: Vec<DimId>, statements: Vec<Option<Tiling>>, cost: f64) -> Plan {
-        let mut plan = Plan { column, order, statements, points: 1, grain: 1, nanoseconds: cost as usize };
+        let (points, grain, nanoseconds) = (1, 1, cost as usize);
+        let mut plan = Plan { column, behind: None, within: vec![], order, statements, points, grain, nanoseconds };
         plan.points = plan.order.iter().map(|dim| plan.trips(nest, *dim)).product();
         let chunks = (cost / CHUNK_NS).clamp(1.0, 64.0) as usize;
         plan.grain = plan.points.div_ceil(chunks).max(1);
@@ -146,6 +178,9 @@ impl<'a> Estimate<'a> {
         let depends = |id: ExprId| self.typing.depends(id) & bit(tile) != 0;
         let mut each = 0.0;
         let mut calls = 1.0;
+        if matches!(stmt, Stmt::Reduce { over, .. } if over.contains(&tile)) {
+            each += FOLD_NS / length;
+        }
         for id in exprs.iter().filter(|id| depends(**id)) {
             each += self.operation(*id);
             calls += 1.0;
@@ -159,7 +194,46 @@ impl<'a> Estimate<'a> {
                 _ => 1.0,
             };
         }
-        points * (each + calls * 6.0 / length)
+        points * (each + calls * CALL_NS / length)
+    }
+
+    /// All statements with tiles of two dims: values of both in whole tiles, values of one of them repeated, which loops share.
+    fn with_behind(&self, (dim, behind): (DimId, DimId)) -> f64 {
+        let statement = |i: usize| {
+            let stmt = &self.nest.kernel.body[i];
+            let (exprs, accesses) = &self.parts[i];
+            let (pair, all) = (bit(dim) | bit(behind), bits(&self.nest.kernel.outer) | bits(over_of(stmt)));
+            let dims = (0..self.nest.extents.len() as u8).map(DimId);
+            let points: f64 = dims.filter(|d| all & bit(*d) != 0).map(|d| self.extent(d)).product();
+            let width = if all & bit(behind) == 0 { 1.0 } else { self.extent(behind) };
+            let length = (TILE as f64 / width).floor().clamp(1.0, self.extent(dim)) * width;
+            let shared = points / (self.extent(dim) * width);
+            let (mut each, mut calls) = (0.0, 1.0);
+            for id in exprs {
+                match self.typing.depends(*id) & pair {
+                    0 => {}
+                    both if both == pair || width == 1.0 => {
+                        each += self.operation(*id);
+                        calls += 1.0;
+                    }
+                    _ => each += (self.operation(*id) + CALL_NS / length) / shared,
+                }
+            }
+            for access in accesses {
+                let strides = [dim, behind].map(|d| access.strides[usize::from(d.0)]);
+                each += match strides {
+                    [0, 0] => 0.0,
+                    [1, 0] | [0, 1] => 0.05 / shared,
+                    [0, _] | [_, 0] => (0.05 + 1.0 / width) / shared,
+                    _ => 0.05,
+                };
+            }
+            if width > 1.0 && matches!(stmt, Stmt::Reduce { .. }) {
+                each += FOLD_NS / 2.0 / width / shared;
+            }
+            points * (each + calls * CALL_NS / length)
+        };
+        (0..self.nest.kernel.body.len()).map(statement).sum()
     }
 
     fn operation(&self, id: ExprId) -> f64 {

@@ -190,8 +190,7 @@ impl Emitter<'_, '_> {
         let array = &nest.outputs[usize::from(*output)];
         let arithmetic = matches!(nest.kernel.get(*value), Expr::Unary(..) | Expr::Binary(..) | Expr::Select(..));
         let stored_as_computed = arithmetic::narrow(self.isa, array.dtype).is_none();
-        if arithmetic && stored_as_computed && *mode == StoreMode::Assign && self.depends_on_tile(*value) && !self.known(*value)
-        {
+        if arithmetic && stored_as_computed && *mode == StoreMode::Assign && self.is_whole(*value) && !self.known(*value) {
             // The address is computed first: nothing that the value needs is.
             let walk = self.walk(array, index, Outside::Never, Shape::Tile);
             if walk.stride == 1 {

@@ -2,7 +2,7 @@
 
 use super::{Emitter, Place, Scope, Val};
 use crate::library::vector::{Shape, Ty, arithmetic, memory as tiles};
-use crate::tile::{bit, computed, dims_of, slope};
+use crate::tile::{Dims, bit, computed, slope};
 use cranelift_codegen::ir::{InstBuilder, MemFlagsData, Value, types};
 use dcc_program::kernel::{BinaryOp, CompareOp, DimId, Expr, ExprId, UnaryOp, VarId};
 use dcc_program::types::DType;
@@ -13,14 +13,17 @@ impl Emitter<'_, '_> {
         if let Some(found) = self.remembered(expr) {
             return found;
         }
-        let value = self.compute(expr);
+        let value = match self.repeated(expr) {
+            Some(value) => value,
+            None => self.compute(expr),
+        };
         let key = self.key(expr);
         self.scopes.last_mut().expect("a scope is open").values.insert(key, value);
         value
     }
 
-    fn key(&self, expr: ExprId) -> (ExprId, Option<DimId>) {
-        (expr, self.tile.map(|tile| tile.dim).filter(|_| self.depends_on_tile(expr)))
+    fn key(&self, expr: ExprId) -> (ExprId, Dims) {
+        (expr, self.tile.filter(|_| self.depends_on_tile(expr)).map_or(0, |tile| tile.dims))
     }
 
     fn remembered(&self, expr: ExprId) -> Option<Val> {
@@ -35,7 +38,7 @@ impl Emitter<'_, '_> {
 
     /// Computes, in the current scope, what `roots` need and what is already known here.
     pub(super) fn prepare_all(&mut self, roots: &[ExprId]) {
-        let mut known = self.tile.map_or(0, |tile| bit(tile.dim));
+        let mut known = self.tile.map_or(0, |tile| tile.dims);
         for (d, index) in self.index.iter().enumerate() {
             known |= index.map_or(0, |_| bit(DimId(d as u8)));
         }
@@ -147,11 +150,11 @@ impl Emitter<'_, '_> {
 
     fn binary(&mut self, expr: ExprId, op: BinaryOp, x: ExprId, y: ExprId) -> Val {
         let ty = self.typing.ty(expr);
-        if op == BinaryOp::Add && self.depends_on_tile(expr) && matches!(ty, Ty::F32 | Ty::F64) {
+        if op == BinaryOp::Add && self.is_whole(expr) && matches!(ty, Ty::F32 | Ty::F64) {
             for (product, addend) in [(x, y), (y, x)] {
                 if let Expr::Binary(BinaryOp::Mul, a, b) = *self.nest.kernel.get(product)
                     && self.uses[product.0 as usize] == 1
-                    && self.depends_on_tile(product)
+                    && self.is_whole(product)
                     && !self.known(product)
                 {
                     let values = [self.eval(a), self.eval(b), self.eval(addend)];
@@ -327,6 +330,6 @@ impl Emitter<'_, '_> {
 
     /// Whether `dim` is the tile dim.
     pub(super) fn is_tile(&self, dim: DimId) -> bool {
-        self.tile.is_some_and(|tile| dims_of(&[tile.dim]) == bit(dim))
+        self.tile.is_some_and(|tile| tile.dim == dim)
     }
 }

@@ -42,6 +42,21 @@ bodies! {
             *dst.add(i) = value;
         }
     }
+    Repeat<T>(dst, a, b, _c, n) {
+        let (dst, a, width) = (dst.cast::<T>(), a.cast::<T>(), b as usize);
+        for i in 0..n {
+            let value = *a.add(i);
+            for j in 0..width {
+                *dst.add(i * width + j) = value;
+            }
+        }
+    }
+    Cycle<T>(dst, a, b, _c, n) {
+        let (dst, a, width) = (dst.cast::<T>(), a.cast::<T>(), b as usize);
+        for i in 0..n {
+            std::ptr::copy_nonoverlapping(a, dst.add(i * width), width);
+        }
+    }
     Move<T>(dst, a, _b, _c, n) {
         std::ptr::copy(a.cast::<T>(), dst.cast::<T>(), n);
     }
@@ -115,6 +130,16 @@ pub fn store(isa: Isa, bytes: usize) -> Primitive {
 /// dst[i] = a[0].
 pub fn fill(isa: Isa, bytes: usize) -> Primitive {
     by_size!(isa, bytes, Fill)
+}
+
+/// dst[i b + j] = a[i] for j < b.
+pub fn repeat(isa: Isa, bytes: usize) -> Primitive {
+    by_size!(isa, bytes, Repeat)
+}
+
+/// dst[i b + j] = a[j] for j < b.
+pub fn cycle(isa: Isa, bytes: usize) -> Primitive {
+    by_size!(isa, bytes, Cycle)
 }
 
 /// dst[i] = a[i].

@@ -1,4 +1,4 @@
-//! Reductions of a tile into one element, in an order that depends on the tile's length only: `LANES` partial results, then a tree.
+//! Reductions of a tile into one element, or of each of its rows, in an order that depends on the tile's length only: `LANES` partial results, then a tree.
 
 use super::{Body, LANES, Primitive, Ty, compiled, fetch, keep_loop};
 use crate::cpu::isa::Isa;
@@ -44,6 +44,57 @@ impl<F: Fold> Body for Into<F> {
     }
 }
 
+struct Rows<F>(PhantomData<F>);
+
+impl<F: Fold> Body for Rows<F> {
+    #[inline(always)]
+    unsafe fn run(dst: *mut u8, a: *const u8, b: *const u8, _c: *const u8, n: usize) {
+        let width = b as usize;
+        // SAFETY: the primitive's contract.
+        unsafe {
+            match width {
+                0..=4 => fold_rows::<F, 4>(dst.cast(), a.cast(), width, n),
+                5..=16 => fold_rows::<F, 16>(dst.cast(), a.cast(), width, n),
+                _ => fold_rows::<F, LANES>(dst.cast(), a.cast(), width, n),
+            }
+        }
+    }
+}
+
+/// As `Into`, by so many of its lanes as the rows need.
+///
+/// # Safety
+/// `dst` is good for `n` elements, `a` for `n` rows of `width`; L is a power of two, and `LANES` or no less than `width`.
+#[inline(always)]
+unsafe fn fold_rows<F: Fold, const L: usize>(dst: *mut F::T, a: *const F::T, width: usize, n: usize) {
+    for row in 0..n {
+        // SAFETY: the caller's.
+        unsafe {
+            let a = a.add(row * width);
+            let mut lanes = [F::NEUTRAL; L];
+            let whole = width / L * L;
+            for i in (0..whole).step_by(L) {
+                keep_loop();
+                let x = *a.add(i).cast::<[F::T; L]>();
+                for l in 0..L {
+                    lanes[l] = F::fold(lanes[l], x[l]);
+                }
+            }
+            for i in whole..width {
+                lanes[i - whole] = F::fold(lanes[i - whole], *a.add(i));
+            }
+            let mut half = L / 2;
+            while half > 0 {
+                for l in 0..half {
+                    lanes[l] = F::fold(lanes[l], lanes[l + half]);
+                }
+                half /= 2;
+            }
+            *dst.add(row) = lanes[0];
+        }
+    }
+}
+
 macro_rules! folds {
     ($($name:ident, $t:ty, $neutral:expr, |$x:ident, $y:ident| $body:expr;)*) => {$(
         struct $name;
@@ -75,24 +126,36 @@ folds! {
     All, u8, 1, |x, y| x & y;
 }
 
+/// The primitive of `$body` for an operation on a type.
+macro_rules! by_operation {
+    ($isa:expr, $op:expr, $ty:expr, $body:ident) => {
+        match ($op, $ty) {
+            (Reduce::Sum, Ty::F32) => compiled::<$body<SumF32>>($isa),
+            (Reduce::Sum, Ty::F64) => compiled::<$body<SumF64>>($isa),
+            (Reduce::Sum, Ty::I64) => compiled::<$body<SumI64>>($isa),
+            (Reduce::Max, Ty::F32) => compiled::<$body<MaxF32>>($isa),
+            (Reduce::Max, Ty::F64) => compiled::<$body<MaxF64>>($isa),
+            (Reduce::Max, Ty::I64) => compiled::<$body<MaxI64>>($isa),
+            (Reduce::Min, Ty::F32) => compiled::<$body<MinF32>>($isa),
+            (Reduce::Min, Ty::F64) => compiled::<$body<MinF64>>($isa),
+            (Reduce::Min, Ty::I64) => compiled::<$body<MinI64>>($isa),
+            (Reduce::Prod, Ty::F32) => compiled::<$body<ProdF32>>($isa),
+            (Reduce::Prod, Ty::F64) => compiled::<$body<ProdF64>>($isa),
+            (Reduce::Prod, Ty::I64) => compiled::<$body<ProdI64>>($isa),
+            (Reduce::Sum | Reduce::Max, Ty::Bool) => compiled::<$body<Any>>($isa),
+            (Reduce::Min | Reduce::Prod, Ty::Bool) => compiled::<$body<All>>($isa),
+        }
+    };
+}
+
 /// dst[0] = op(dst[0], op over a).
 pub fn reduce(isa: Isa, op: Reduce, ty: Ty) -> Primitive {
-    match (op, ty) {
-        (Reduce::Sum, Ty::F32) => compiled::<Into<SumF32>>(isa),
-        (Reduce::Sum, Ty::F64) => compiled::<Into<SumF64>>(isa),
-        (Reduce::Sum, Ty::I64) => compiled::<Into<SumI64>>(isa),
-        (Reduce::Max, Ty::F32) => compiled::<Into<MaxF32>>(isa),
-        (Reduce::Max, Ty::F64) => compiled::<Into<MaxF64>>(isa),
-        (Reduce::Max, Ty::I64) => compiled::<Into<MaxI64>>(isa),
-        (Reduce::Min, Ty::F32) => compiled::<Into<MinF32>>(isa),
-        (Reduce::Min, Ty::F64) => compiled::<Into<MinF64>>(isa),
-        (Reduce::Min, Ty::I64) => compiled::<Into<MinI64>>(isa),
-        (Reduce::Prod, Ty::F32) => compiled::<Into<ProdF32>>(isa),
-        (Reduce::Prod, Ty::F64) => compiled::<Into<ProdF64>>(isa),
-        (Reduce::Prod, Ty::I64) => compiled::<Into<ProdI64>>(isa),
-        (Reduce::Sum | Reduce::Max, Ty::Bool) => compiled::<Into<Any>>(isa),
-        (Reduce::Min | Reduce::Prod, Ty::Bool) => compiled::<Into<All>>(isa),
-    }
+    by_operation!(isa, op, ty, Into)
+}
+
+/// dst[i] = op over a[i b + j] for j < b, with the bits of `reduce` onto a neutral element.
+pub fn rows(isa: Isa, op: Reduce, ty: Ty) -> Primitive {
+    by_operation!(isa, op, ty, Rows)
 }
 
 /// The bits of the neutral element of `op`.
