@@ -15,9 +15,8 @@ const BLOCK: usize = 64;
 const LEAST: usize = 128;
 /// Nanoseconds of a chunk, about.
 const CHUNK_NS: f64 = 20_000.0;
-/// Nanoseconds of a primitive's call, and of making a tile one element.
+/// Nanoseconds of a primitive's call.
 const CALL_NS: f64 = 6.0;
-const FOLD_NS: f64 = 8.0;
 
 /// How a dim is cut into tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,9 +177,6 @@ impl<'a> Estimate<'a> {
         let depends = |id: ExprId| self.typing.depends(id) & bit(tile) != 0;
         let mut each = 0.0;
         let mut calls = 1.0;
-        if matches!(stmt, Stmt::Reduce { over, .. } if over.contains(&tile)) {
-            each += FOLD_NS / length;
-        }
         for id in exprs.iter().filter(|id| depends(**id)) {
             each += self.operation(*id);
             calls += 1.0;
@@ -227,9 +223,6 @@ impl<'a> Estimate<'a> {
                     [0, _] | [_, 0] => (0.05 + 1.0 / width) / shared,
                     _ => 0.05,
                 };
-            }
-            if width > 1.0 && matches!(stmt, Stmt::Reduce { .. }) {
-                each += FOLD_NS / 2.0 / width / shared;
             }
             points * (each + calls * CALL_NS / length)
         };
