@@ -129,6 +129,11 @@ fn an_artifact_is_checked_by_its_command() {
     assert!(!text.contains("losses"), "the whole model is trained too: {text}");
     let found = dcc(words.into_iter().chain(["--json"])).ok().json();
     assert!(found["numeric"]["tensors"].as_u64().is_some_and(|tensors| tensors > 100), "{found}");
+    // One whose kernels concatenate.
+    let (joined, model) = (folder.at("b.dcc"), "tests/models/llama_tiny.onnx");
+    dcc(["compile", model, "-o", &joined, "--global-batch-size", "8", "--dp", "2"]).ok();
+    let text = dcc(["verify", &joined, "--model", model, "--numeric"]).ok().stdout;
+    assert!(text.contains("tensors of 2 ranks are those of the unpartitioned graph"), "{text}");
     let alone = dcc(["verify", &artifact, "--numeric"]);
     assert!(alone.code == Some(2) && alone.stderr.contains("--model"), "{}", alone.stderr);
 }
