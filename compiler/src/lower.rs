@@ -68,6 +68,8 @@ struct Stage<'a> {
     updates: BTreeMap<NodeId, NodeId>,
     /// Values summed in place over microbatches: operands of `resolve_mb`, and what is added into those → the accumulator.
     accumulators: BTreeMap<NodeId, NodeId>,
+    /// Terms of sums that each section adds up in place → the sum, in the memory of the term that is made first.
+    chains: BTreeMap<NodeId, NodeId>,
     fusion: Fusion,
 }
 
@@ -82,11 +84,14 @@ impl<'a> Stage<'a> {
             .collect();
         let outputs: Vec<(String, NodeId)> = graph.outputs.iter().filter(|(_, id)| is_here(*id)).cloned().collect();
         let accumulators = find_accumulators(graph, plan, &nodes);
-        let sums: BTreeSet<NodeId> = accumulators.iter().filter(|(node, into)| node != into).map(|(_, &into)| into).collect();
+        let mut sums: BTreeSet<NodeId> =
+            accumulators.iter().filter(|(node, into)| node != into).map(|(_, &into)| into).collect();
+        let chains = find_chains(graph, plan, &nodes, &accumulators);
+        sums.extend(chains.values());
         let wanted: Vec<NodeId> = sends.iter().map(|&(id, _)| id).chain(outputs.iter().map(|&(_, id)| id)).collect();
         let fusion = fuse(graph, &nodes, &wanted, &sums);
         let updates = find_updates(graph, &nodes, &outputs);
-        Stage { graph, plan, stage, layout, nodes, sends, outputs, updates, accumulators, fusion }
+        Stage { graph, plan, stage, layout, nodes, sends, outputs, updates, accumulators, chains, fusion }
     }
 
     /// The section that has a node.
@@ -146,6 +151,46 @@ fn find_accumulators(graph: &Graph, plan: &Plan, nodes: &[NodeId]) -> BTreeMap<N
         }
     }
     found
+}
+
+/// Terms of sums, made by one section and read by nothing else, that products and their kin can add up as they make them.
+fn find_chains(
+    graph: &Graph,
+    plan: &Plan,
+    nodes: &[NodeId],
+    accumulators: &BTreeMap<NodeId, NodeId>,
+) -> BTreeMap<NodeId, NodeId> {
+    let (uses, mb) = (graph.uses(), plan.mesh.microbatch_axis());
+    let mut found = BTreeMap::new();
+    // The update adds up what it makes of each gradient when that is there.
+    let is_sum = |id: &NodeId| matches!(graph[*id].op, Op::GradSum(_)) && graph[*id].phase.is_pass();
+    for &id in nodes.iter().filter(|id| is_sum(id) && !accumulators.contains_key(*id)) {
+        let node = &graph[id];
+        // What is added up over microbatches is counted by microbatch.
+        let counted = plan.microbatches() > 1 && mb.is_some_and(|mb| node.ty.sharding.is_pending(mb));
+        let distinct = node.operands.iter().collect::<BTreeSet<_>>().len() == node.operands.len();
+        // Half floats would be rounded after each term.
+        let wide = node.ty.dtype.bytes() >= 4;
+        let adds = |o: &NodeId| {
+            let term = &graph[*o];
+            can_accumulate(&term.op)
+                && !sums_rows(graph, *o)
+                && uses[o.0 as usize] == 1
+                && term.ty == node.ty
+                && term.section() == node.section()
+        };
+        if !counted && wide && distinct && node.operands.len() > 1 && node.operands.iter().all(adds) {
+            found.extend(node.operands.iter().map(|&o| (o, id)));
+        }
+    }
+    found
+}
+
+/// Whether it is a reduction over the last dims, which is part of the kernel that makes its operand.
+fn sums_rows(graph: &Graph, id: NodeId) -> bool {
+    let Op::Reduce(reduce) = &graph[id].op else { return false };
+    let rank = graph.ty(graph[id].operands[0]).rank();
+    reduce.dims.iter().rev().enumerate().all(|(i, &d)| usize::from(d) == rank - 1 - i) && reduce.dims.len() < rank
 }
 
 /// Which outputs replace a parameter or state, and which leaf of this stage that is.

@@ -88,7 +88,7 @@ fn mutants_of_the_function_are_told_from_the_model() {
     let of = |model, parallel: Parallel, microbatches, classes| {
         let compiled = compiled(model, parallel, microbatches).unwrap_or_else(|error| panic!("{model}: {error}"));
         let instance = Instance::of(&compiled).unwrap_or_else(|error| panic!("{model}: {error}"));
-        mutants::told(instance, classes, 3, times(50))
+        mutants::told(instance, classes, 3, times(65))
     };
     let counts = [
         of("mlp.onnx", Parallel { tp: 2, ..Parallel::default() }, 2, 10),

@@ -15,8 +15,8 @@ const TRIES: usize = 4;
 /// An order that is slower by less than this part, and needs less memory, is as good.
 const AS_GOOD: f64 = 1.005;
 
-/// The best order found. `first`: one to start from, which is taken where neither what is found fits `limit`, bytes of a rank, nor ZB-H1,
-/// which needs no more than 1F1B; without a
+/// The best order found, or ZB-H1, which needs no more than 1F1B, where that fits `limit`, bytes of a rank, and is faster. `first`: one to
+/// start from, which is taken where neither fits; without a
 /// limit the fastest order that twice the memory of 1F1B's first stage suffices for, as for the paper's ZB-2p. `lowered`: the programs that have an order.
 pub(super) fn order(
     first: Order,
@@ -31,11 +31,13 @@ pub(super) fn order(
     // What a rank has for activations, beside all else that it holds.
     let others = programs.iter().zip(&held).map(|(program, held)| planned_bytes(program).saturating_sub(*held));
     let mut free: Vec<u64> = others.map(|others| limit.saturating_sub(others)).collect();
+    let mut best = first.clone();
     for _ in 0..TRIES {
         let Some(order) = searched(&first, &costs, &free) else { break };
         let over: Vec<u64> = lowered(&order)?.iter().map(|program| planned_bytes(program).saturating_sub(limit)).collect();
         if over.iter().all(|&bytes| bytes == 0) {
-            return Ok(order);
+            best = order;
+            break;
         }
         free.iter_mut().zip(over).for_each(|(free, over)| *free = free.saturating_sub(over));
     }
@@ -43,8 +45,8 @@ pub(super) fn order(
         schedule::Rule::ZbH1.order(first.layout.stages, first.microbatches).ok().filter(|order| order.layout == first.layout);
     let seconds = |order: &Order| schedule::simulate(order, &costs).map_or(f64::INFINITY, |timeline| timeline.cost);
     match rule {
-        Some(rule) if seconds(&rule) < seconds(&first) && lowered(&rule)?.iter().all(|p| planned_bytes(p) <= limit) => Ok(rule),
-        _ => Ok(first),
+        Some(rule) if seconds(&rule) < seconds(&best) && lowered(&rule)?.iter().all(|p| planned_bytes(p) <= limit) => Ok(rule),
+        _ => Ok(best),
     }
 }
 

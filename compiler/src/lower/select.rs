@@ -14,7 +14,7 @@ use dcc_program::program::{
     Action, Buffer, BufferId, Input, Instr, Library, Mode, Output, Param, Place, Program, Scalar, Section, SectionId,
     StageGroup, StoreMode, TokenId, Transfer,
 };
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// A program whose buffers have no places, and what `memory` must know to place them.
 pub(super) struct Selected {
@@ -34,6 +34,8 @@ pub(super) struct Selection<'a, 'b> {
     out: Selected,
     buffers: BTreeMap<NodeId, BufferId>,
     kernels: HashMap<Kernel, u32>,
+    /// Sums of which a term has been made.
+    begun: BTreeSet<NodeId>,
     body: Vec<Instr>,
     tokens: u32,
     /// Waits for sends, at the start of a later execution and at the end of the step.
@@ -68,6 +70,7 @@ impl<'a, 'b> Selection<'a, 'b> {
             out,
             buffers: BTreeMap::new(),
             kernels: HashMap::new(),
+            begun: BTreeSet::new(),
             body: Vec::new(),
             tokens: 0,
             pending: Vec::new(),
@@ -89,7 +92,8 @@ impl<'a, 'b> Selection<'a, 'b> {
         if let Some(&id) = self.buffers.get(&node) {
             return id;
         }
-        let id = match self.stage.accumulators.get(&node) {
+        let into = self.stage.accumulators.get(&node).or_else(|| self.stage.chains.get(&node));
+        let id = match into {
             Some(&sum) if sum != node => self.buffer(sum),
             Some(_) => {
                 let id = self.new_buffer(node);
@@ -146,13 +150,14 @@ impl<'a, 'b> Selection<'a, 'b> {
         }
         let mut sends =
             self.stage.sends.iter().filter(|(id, _)| self.stage.section(*id) == section).copied().collect::<Vec<_>>();
-        let mut done: std::collections::BTreeSet<NodeId> = Default::default();
+        let mut done: BTreeSet<NodeId> = BTreeSet::new();
         for &unit in units {
             match unit {
                 Unit::Cluster(cluster) => {
                     let cluster = &self.stage.fusion.clusters[cluster.0 as usize];
                     let emitted = emit::cluster(self.stage.graph, &self.stage.fusion, cluster, |n| self.mode(n));
                     done.extend(&cluster.members);
+                    self.begun.extend(cluster.members.iter().filter_map(|member| self.stage.chains.get(member)));
                     self.kernel(emitted);
                 }
                 Unit::Node(id) => {
@@ -206,7 +211,8 @@ impl<'a, 'b> Selection<'a, 'b> {
     }
 
     fn mode(&self, node: NodeId) -> StoreMode {
-        match self.stage.accumulators.contains_key(&node) {
+        let begun = self.stage.chains.get(&node).is_some_and(|sum| self.begun.contains(sum));
+        match begun || self.stage.accumulators.contains_key(&node) {
             true => StoreMode::Accumulate,
             false => StoreMode::Assign,
         }
@@ -267,6 +273,7 @@ impl<'a, 'b> Selection<'a, 'b> {
         };
         let operands: Vec<BufferId> = node.operands.iter().map(|&o| self.buffer(o)).collect();
         let result = self.buffer(id);
+        self.begun.extend(stage.chains.get(&id));
         self.push(Action::Library(library), &[result], &operands, id);
     }
 
@@ -393,7 +400,8 @@ impl<'a, 'b> Selection<'a, 'b> {
     /// By buffer: the node whose value is written there. A parameter's takes its new value.
     pub fn nodes(&self) -> Vec<Option<NodeId>> {
         let mut nodes = vec![None; self.out.program.buffers.len()];
-        for (&node, buffer) in self.buffers.iter().filter(|(node, _)| !self.stage.accumulators.contains_key(node)) {
+        let is_term = |node: &NodeId| self.stage.accumulators.contains_key(node) || self.stage.chains.contains_key(node);
+        for (&node, buffer) in self.buffers.iter().filter(|(node, _)| !is_term(node)) {
             nodes[buffer.0 as usize] = Some(node);
         }
         for (&new, leaf) in &self.stage.updates {

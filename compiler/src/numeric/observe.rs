@@ -19,7 +19,24 @@ pub(super) struct Observed {
 struct Whole {
     /// A rank that has a part of it.
     rank: u32,
-    values: Vec<Option<f64>>,
+    elements: usize,
+    reduce: Option<Reduce>,
+    /// By where a rank stands, the microbatch with it: the elements that it has and what it left in them last, of a sum in place all terms.
+    parts: BTreeMap<Vec<u32>, Vec<(usize, f64)>>,
+}
+
+impl Whole {
+    fn values(&self) -> Vec<f64> {
+        let mut values = vec![None; self.elements];
+        for &(element, value) in self.parts.values().flatten() {
+            let slot = &mut values[element];
+            *slot = Some(match (*slot, self.reduce) {
+                (Some(there), Some(reduce)) => combined(reduce, there, value),
+                _ => value,
+            });
+        }
+        values.into_iter().map(|value| value.unwrap_or(f64::NAN)).collect()
+    }
 }
 
 impl Observed {
@@ -37,18 +54,15 @@ impl Observed {
         let Some(node) = self.node(written.stage, written.buffer) else { return };
         let ty = written.ty;
         let apart = |axis: &AxisId| !ty.sharding.dims.iter().flatten().any(|a| a == axis) && !ty.sharding.is_pending(*axis);
-        let axes = (0..self.mesh.axes.len()).map(|axis| AxisId(axis as u8));
-        let key: Vec<u32> = axes.filter(apart).map(|axis| written.at.get(axis)).collect();
-        let whole = || Whole { rank: written.rank, values: vec![None; ty.elements() as usize] };
-        let whole = self.wholes.entry(node).or_default().entry(key).or_insert_with(whole);
+        let axes = || (0..self.mesh.axes.len()).map(|axis| AxisId(axis as u8));
+        let key: Vec<u32> = axes().filter(apart).map(|axis| written.at.get(axis)).collect();
+        let at = axes().map(|axis| written.at.get(axis)).collect();
         let reduce = ty.sharding.pending.first().map(|&(_, reduce)| reduce);
-        written.each(|element, value| {
-            let slot = &mut whole.values[element];
-            *slot = Some(match (*slot, reduce) {
-                (Some(there), Some(reduce)) => combined(reduce, there, value),
-                _ => value,
-            });
-        });
+        let whole = || Whole { rank: written.rank, elements: ty.elements() as usize, reduce, parts: BTreeMap::new() };
+        let whole = self.wholes.entry(node).or_default().entry(key).or_insert_with(whole);
+        let part: &mut Vec<(usize, f64)> = whole.parts.entry(at).or_default();
+        part.clear();
+        written.each(|element, value| part.push((element, value)));
     }
 
     /// All nodes that were seen, in the order of the graph.
@@ -58,7 +72,7 @@ impl Observed {
 
     /// The tensors that ranks have of a node, and the first rank that has a part of each. What nobody wrote is no number.
     pub fn of(&self, node: NodeId) -> impl Iterator<Item = (u32, Vec<f64>)> + '_ {
-        let values = |whole: &Whole| (whole.rank, whole.values.iter().map(|value| value.unwrap_or(f64::NAN)).collect());
+        let values = |whole: &Whole| (whole.rank, whole.values());
         self.wholes.get(&node).into_iter().flat_map(|wholes| wholes.values()).map(values)
     }
 }
