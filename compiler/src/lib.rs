@@ -2,6 +2,7 @@
 
 pub mod annotations;
 pub mod autodiff;
+pub mod chunk;
 pub mod cli;
 pub mod compile;
 pub mod cost;

@@ -10,6 +10,7 @@
 mod observe;
 mod scale;
 
+use crate::chunk::{self, Limits};
 use crate::compile::{Compiled, vocabularies};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};
@@ -58,10 +59,23 @@ pub struct Instance {
 impl Instance {
     /// What was compiled, its dims and its mesh made smaller, and lowered again. Errors: those of placing and lowering.
     pub fn of(compiled: &Compiled) -> Result<Instance> {
+        Instance::new(compiled, chunk::is_parted(&compiled.placed))
+    }
+
+    /// The same with the classifier's product in chunks where it can be, though it is small.
+    pub fn in_chunks(compiled: &Compiled) -> Result<Instance> {
+        Instance::new(compiled, true)
+    }
+
+    fn new(compiled: &Compiled, in_chunks: bool) -> Result<Instance> {
         let Compiled { training, plan, order, .. } = compiled;
         let keeps_order = plan.schedule == Schedule::Auto;
         let Scaled { graph, plan, changes } = scale::down(&training.graph, plan, keeps_order)?;
-        let placed = recompute::apply(place::place(&graph, &plan)?, &plan)?;
+        let mut placed = place::place(&graph, &plan)?;
+        if in_chunks {
+            placed = chunk::apply(placed, &plan, Limits::NONE);
+        }
+        let placed = recompute::apply(placed, &plan)?;
         let order = if keeps_order { order.clone() } else { schedule::order(&plan) };
         let programs = lower::traced(&placed, &plan, "numeric", Mode::Train, &schedule::turns(&plan, &order))?;
         let below = vocabularies(&graph, &training.classes);
@@ -71,6 +85,11 @@ impl Instance {
     /// What the ranks run; a test may change it.
     pub fn programs(&mut self) -> &mut [Traced] {
         &mut self.programs
+    }
+
+    /// Whether a product is in chunks.
+    pub fn is_parted(&self) -> bool {
+        chunk::is_parted(&self.placed)
     }
 
     /// Runs a step. Errors: the first tensor, in the order of the graph, that is not what the unpartitioned graph has.

@@ -3,10 +3,16 @@
 
 use crate::command::{Folder, dcc};
 use crate::compile::compiled;
+use crate::onnx_model::{external, model, node, size, value, with_tensor};
+use dcc::compile::{Options, compile};
+use dcc::import::Model;
+use dcc::loss::{LossKind, LossOptions};
 use dcc::numeric::Instance;
-use dcc::plan::{Parallel, Schedule, Zero};
+use dcc::plan::{Parallel, Schedule, Zero, batch};
 use dcc::recompute::{Recompute, Repeats};
-use dcc_program::program::{Action, BufferId, Instr, Program, Transfer};
+use dcc::train::TrainingOptions;
+use dcc_program::program::{Action, BufferId, Instr, Library, Program, StoreMode, Transfer};
+use prost::Message;
 
 #[track_caller]
 fn instance(model: &str, parallel: Parallel, microbatches: u32) -> Instance {
@@ -55,6 +61,89 @@ fn a_large_model_is_made_smaller() {
     assert!(to % 2 == 1 && to < 5000, "{vocabulary}");
 }
 
+/// Logits of so many classes at 16 positions of each sample, by two products.
+fn classifier((samples, classes): (u64, i64), parallel: Parallel, microbatches: u32) -> dcc::Compiled {
+    let nodes = [
+        node("MatMul", &["x", "w"], &["inner"]),
+        node("Tanh", &["inner"], &["hidden"]),
+        node("MatMul", &["hidden", "v"], &["products"]),
+        node("Add", &["products", "b"], &["y"]),
+    ];
+    let weights = [("w", &[8, 8][..]), ("v", &[8, classes]), ("b", &[classes])];
+    let mut proto =
+        weights.iter().fold(model(&nodes), |proto, (name, dims)| with_tensor(proto, external(name, dims, "weights")));
+    proto.graph.as_mut().expect("a graph").input = vec![value("x", &[size(samples as i64), size(16), size(8)])];
+    let proto = Model::decode(proto.encode_to_vec().into()).expect("a model");
+    let batch = batch::Given { global: Some(samples), accumulate: Some(microbatches), ..Default::default() };
+    let loss = LossOptions { kind: LossKind::CrossEntropy, class_dim: Some(2), ..Default::default() };
+    let training = TrainingOptions { loss, ..Default::default() };
+    let options = Options { batch, parallel, training, name: "classifier.onnx".to_owned(), ..Default::default() };
+    compile(&proto, &options).unwrap_or_else(|error| panic!("{error}"))
+}
+
+const FEW: (u64, i64) = (8, 65);
+
+/// 16 MiB of logits.
+const MANY: (u64, i64) = (64, 4096);
+
+/// The classifier's products and the loss, some positions after the others.
+#[test]
+fn a_classifier_computes_in_chunks_what_it_does_at_once() {
+    let in_chunks = |parallel: Parallel, microbatches: u32| {
+        let text = format!("{parallel:?}");
+        let compiled = classifier(FEW, parallel, microbatches);
+        let instance = Instance::in_chunks(&compiled).unwrap_or_else(|error| panic!("{text}: {error}"));
+        let found = instance.check().unwrap_or_else(|error| panic!("{text}: {error}"));
+        println!("{text}: {} tensors, largest difference {:.1e}", found.tensors, found.difference);
+        instance.is_parted()
+    };
+    let fixed = |repeats| Parallel { recompute: Recompute::Fixed(repeats), ..Parallel::default() };
+    let zero = |zero| Parallel { dp: 2, zero, ..Parallel::default() };
+    let alone = [Parallel::default(), fixed(Repeats::SELECTIVE), fixed(Repeats::FULL)];
+    for parallel in alone.into_iter().chain([zero(Zero::Nothing), zero(Zero::Parameters)]) {
+        let parted = [1, 2].map(|microbatches| in_chunks(parallel.clone(), microbatches));
+        assert_eq!(parted, [true; 2], "{parallel:?}: the classifier is whole");
+    }
+}
+
+/// What is compiled in chunks is checked in chunks.
+#[test]
+fn much_is_in_chunks_as_it_is() {
+    let few = Instance::of(&classifier(FEW, Parallel::default(), 1)).expect("it is placed");
+    assert!(!few.is_parted(), "so few logits in chunks");
+    let many = Instance::of(&classifier(MANY, Parallel::default(), 1)).expect("it is placed");
+    assert!(many.is_parted(), "so many logits at once");
+    let found = many.check().unwrap_or_else(|error| panic!("{error}"));
+    assert!(found.scaled.iter().any(|change| change.starts_with("4096 ")), "{found:?}");
+}
+
+#[test]
+fn faults_in_chunks_are_named() {
+    let told = |change: fn(&mut [dcc::lower::Traced])| {
+        let instance = Instance::in_chunks(&classifier(FEW, Parallel::default(), 1));
+        told_of(instance.unwrap_or_else(|error| panic!("{error}")), change)
+    };
+    // The second chunk of the weight's gradient takes the place of the first.
+    let sum = told(|programs| {
+        let mut terms = instructions(programs).filter_map(|instr| match &mut instr.action {
+            Action::Library(Library::Dot { mode, .. }) if *mode == StoreMode::Accumulate => Some(mode),
+            _ => None,
+        });
+        *terms.next().expect("a sum in place") = StoreMode::Assign;
+    });
+    assert!(sum.contains("grad_sum") && sum.contains("section backward") && sum.contains("node 2 "), "{sum}");
+    // Logits of one chunk twice.
+    let logits = told(|programs| {
+        let types: Vec<_> = programs[0].program.buffers.iter().map(|buffer| buffer.ty.clone()).collect();
+        let is_chunk = |buffer: &BufferId| types[buffer.0 as usize].shape.last() == Some(&(FEW.1 as u64));
+        let mut products = instructions(programs)
+            .filter(|instr| matches!(instr.action, Action::Library(Library::Dot { .. })) && instr.results.iter().all(is_chunk));
+        let first = products.next().expect("a product").operands.clone();
+        products.find(|instr| instr.operands[1..] == first[1..]).expect("another chunk").operands[0] = first[0];
+    });
+    assert!(logits.contains(" dot_general ") && logits.contains("section backward") && logits.contains("node 2 "), "{logits}");
+}
+
 /// 96 layers of 12288 in 16 stages: of all the sizes some are left, and the positions that loss and logits differ by.
 #[test]
 fn a_model_that_no_machine_here_holds_is_checked() {
@@ -74,7 +163,11 @@ fn instructions(programs: &mut [dcc::lower::Traced]) -> impl Iterator<Item = &mu
 /// What checking an instance says after `change`.
 #[track_caller]
 fn told(parallel: Parallel, change: impl FnOnce(&mut [dcc::lower::Traced])) -> String {
-    let mut instance = instance("gpt2_tiny.onnx", parallel, 2);
+    told_of(instance("gpt2_tiny.onnx", parallel, 2), change)
+}
+
+#[track_caller]
+fn told_of(mut instance: Instance, change: impl FnOnce(&mut [dcc::lower::Traced])) -> String {
     instance.check().unwrap_or_else(|error| panic!("{error}"));
     change(instance.programs());
     match instance.check() {

@@ -1,6 +1,7 @@
 //! The training programs within a limit of memory: as little computed again, and gathered again, as that allows.
 
 use super::{Options, order, programs};
+use crate::chunk::{self, Limits};
 use crate::cost::{Machine, sections};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
@@ -123,7 +124,7 @@ impl Search<'_> {
     /// A plan, placed, with as much computed again as a rung says.
     fn attempt(&self, placed: &Graph, plan: &Plan, rung: usize) -> Result<Fitting> {
         let mut plan = Plan { repeats: self.ladder(plan)[rung], ..plan.clone() };
-        let placed = recompute::apply(placed.clone(), &plan)?;
+        let placed = recompute::apply(chunk::apply(placed.clone(), &plan, Limits::USUAL), &plan)?;
         let order = order(&placed, &plan, self.options)?;
         let lowered = |plan: &Plan| -> Result<(u64, Vec<Program>)> {
             let programs = programs(&placed, plan, &order, self.options, Mode::Train, &[])?;

@@ -63,10 +63,11 @@ impl Fuser<'_> {
     }
 
     pub(super) fn assign_pointwise(&mut self, id: NodeId) -> ClusterId {
-        let mut candidates: Vec<ClusterId> = self.clusters_read(id);
+        let (mut candidates, plainly) = self.clusters_read(id);
         candidates.sort_by_key(|c| std::cmp::Reverse(self.fusion.clusters[c.0 as usize].last));
         for (i, &cluster) in candidates.iter().enumerate() {
-            for &other in &candidates[i + 1..] {
+            // What is read in pieces would stay a buffer.
+            for &other in candidates[i + 1..].iter().filter(|other| plainly.contains(&cluster) && plainly.contains(other)) {
                 self.merge(cluster, other);
                 self.merge(other, cluster);
             }
@@ -218,15 +219,17 @@ impl Fuser<'_> {
         spans[..spans.partition_point(|&start| start <= target.first)].last().copied().unwrap_or(target.first)
     }
 
-    /// Clusters that `node` reads through inline nodes.
-    fn clusters_read(&self, node: NodeId) -> Vec<ClusterId> {
-        let mut found = BTreeSet::new();
-        refs::visit(self.graph, &self.fusion, node, &[], &mut |operand, _| {
+    /// Clusters that `node` reads through inline nodes, and those of them that it reads at its own loop dims.
+    fn clusters_read(&self, node: NodeId) -> (Vec<ClusterId>, BTreeSet<ClusterId>) {
+        let (mut found, mut plainly) = (BTreeSet::new(), BTreeSet::new());
+        let own: Vec<Index> = (0..self.graph.ty(node).rank() as u8).map(|d| Index::Dim(DimId(d))).collect();
+        refs::visit(self.graph, &self.fusion, node, &own, &mut |operand, at| {
             if let Unit::Cluster(cluster) = self.unit(operand) {
                 found.insert(cluster);
+                plainly.extend(at.map(|_| cluster));
             }
         });
-        found.into_iter().collect()
+        (found.into_iter().collect(), plainly)
     }
 
     /// Whether computing `unit` needs `target` first.
