@@ -26,6 +26,7 @@ from cases import CASES
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+LIMITS = ROOT / "benches/limits.md"  # written by hand, about the figures that are kept
 
 # Program: its environment and what its turn is told. Those in bf16 run on the GPTs alone.
 PEERS = {
@@ -277,7 +278,7 @@ def emit(o, results):
     short = [reason for result in results for reason in report.unfit(result)]
     if short:
         raise SystemExit("error: not a result, so not written:\n  " + "\n  ".join(short))
-    o.out.write_text(text)
+    o.out.write_text(f"{text}\n{LIMITS.read_text()}")
 
 
 if __name__ == "__main__":
