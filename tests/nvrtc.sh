@@ -22,7 +22,7 @@ while read -r model flags; do
         exit 1
     }
     for arch in sm_80 sm_90a sm_100a; do
-        found=$(LD_LIBRARY_PATH=$(dirname "$library") "$1" verify "$scratch/art.dcc" --kernels "$arch" | grep kernels) || {
+        found=$(LD_LIBRARY_PATH=$(dirname "$library") "$1" verify "$scratch/art.dcc" --kernels "$arch" | grep ' kernels compile for ') || {
             echo "$model: not compiled for $arch" >&2
             exit 1
         }

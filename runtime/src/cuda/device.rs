@@ -52,6 +52,8 @@ pub struct Cuda {
 pub struct Texts {
     known: HashMap<Key, usize>,
     sources: Vec<Source>,
+    /// Of sources: the first instruction's that each was made for. Empty where nobody gave it.
+    origins: Vec<String>,
 }
 
 /// What a text is made for: a loop nest, or a library operation's description.
@@ -275,6 +277,17 @@ impl Texts {
     /// Those of kernels that were prepared so far.
     pub fn sources(&self) -> &[Source] {
         &self.sources
+    }
+
+    /// What each of `sources` was made for.
+    pub fn origins(&self) -> impl Iterator<Item = &str> {
+        let rest = std::iter::repeat_n("", self.sources.len() - self.origins.len());
+        self.origins.iter().map(String::as_str).chain(rest)
+    }
+
+    /// Says what the texts that were made since the last such call are for.
+    pub fn give_origin(&mut self, origin: &str) {
+        self.origins.resize(self.sources.len(), origin.to_owned());
     }
 
     /// As `Device::kernel`.

@@ -77,6 +77,7 @@ pub fn texts(world: &World, program: &Program, rank: u32) -> Result<Texts> {
             program::Action::Library(library) => drop(texts.library(&site, library, instr)?),
             program::Action::Start { .. } | program::Action::Wait(_) => {}
         }
+        texts.give_origin(&instr.origin);
     }
     Ok(texts)
 }

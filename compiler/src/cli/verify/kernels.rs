@@ -15,7 +15,7 @@ use dcc_runtime::error::Error;
 use dcc_runtime::exec::{World, texts};
 use half::{bf16, f16};
 use serde_json::{Value, json};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::str::FromStr;
 use std::time::Instant;
 
@@ -62,11 +62,25 @@ pub enum Found {
         registers: u32,
         /// Of all.
         spilled_bytes: u32,
+        /// Those that spill, the most first.
+        spills: Vec<Spill>,
         seconds: f64,
         /// The same from the files of an earlier run.
         kept_seconds: f64,
     },
 }
+
+/// A kernel that has too few registers.
+pub struct Spill {
+    /// Its entry.
+    name: String,
+    bytes: u32,
+    /// What it is a part of.
+    origin: String,
+}
+
+/// Kernels that spill, of which a text names the worst.
+const NAMED: usize = 5;
 
 /// A kernel with the extents that a rank gives it.
 struct Case<'a> {
@@ -105,6 +119,7 @@ pub fn check(artifact: &Artifact, device: Device) -> Outcome<Found> {
 fn compiled(artifact: &Artifact, arch: Arch) -> Outcome<Found> {
     let world = World::new(&[&artifact.train, &artifact.eval])?;
     let (mut seen, mut usage, mut kernels, mut seconds) = (HashSet::new(), cuda::Usage::default(), 0, [0.0; 2]);
+    let mut spills = Vec::new();
     let folder = std::env::temp_dir().join(format!("dcc-kernels-{}", std::process::id()));
     for rank in 0..world.ranks() {
         for set in [&artifact.train, &artifact.eval] {
@@ -119,14 +134,34 @@ fn compiled(artifact: &Artifact, arch: Arch) -> Outcome<Found> {
                 *seconds += began.elapsed().as_secs_f64();
                 images = made.inspect_err(|_| drop(std::fs::remove_dir_all(&folder)))?;
             }
-            usage = images.iter().fold(usage, |usage, (image, _)| usage.and(image.usage()));
+            let entries: Vec<(&str, cuda::Usage)> = images.iter().flat_map(|(image, _)| image.entries()).collect();
+            usage = entries.iter().fold(usage, |usage, (_, own)| usage.and(*own));
+            spills.extend(spilling(&texts, &entries));
             kernels += texts.sources().len();
         }
     }
     // A folder that could not be written costs time only.
     let _ = std::fs::remove_dir_all(&folder);
     let (cuda::Usage { registers, spilled_bytes }, [seconds, kept_seconds]) = (usage, seconds);
-    Ok(Found::Compiled { arch, kernels, registers, spilled_bytes, seconds, kept_seconds })
+    spills.sort_by_key(|spill| std::cmp::Reverse(spill.bytes));
+    Ok(Found::Compiled { arch, kernels, registers, spilled_bytes, spills, seconds, kept_seconds })
+}
+
+/// Those of `entries` that spill, with what they are parts of.
+fn spilling(texts: &cuda::Texts, entries: &[(&str, cuda::Usage)]) -> Vec<Spill> {
+    let launches = texts
+        .sources()
+        .iter()
+        .zip(texts.origins())
+        .flat_map(|(source, origin)| source.launches.iter().map(move |launch| (launch.entry.as_str(), origin)));
+    let origins: HashMap<&str, &str> = launches.collect();
+    let spills = entries.iter().filter(|(_, usage)| usage.spilled_bytes > 0);
+    let named = |(name, usage): &(&str, cuda::Usage)| Spill {
+        name: (*name).to_owned(),
+        bytes: usage.spilled_bytes,
+        origin: origins.get(name).copied().unwrap_or_default().to_owned(),
+    };
+    spills.map(named).collect()
 }
 
 fn sources(cases: &[Case<'_>]) -> Outcome<Vec<Source>> {
@@ -140,11 +175,18 @@ pub fn text(found: &Found) -> String {
             let large = if *too_large == 0 { String::new() } else { format!(", {too_large} are too large for float64") };
             format!("{kernels} kernels by themselves on {on} are within {worst:.2} of what is allowed{large}\n")
         }
-        Found::Compiled { arch, kernels, registers, spilled_bytes, seconds, kept_seconds } => format!(
-            "{kernels} kernels compile for {} in {seconds:.1} s, once kept in {kept_seconds:.2} s: at most {registers} registers, \
-             {spilled_bytes} bytes spilled\n",
-            arch.name()
-        ),
+        Found::Compiled { arch, kernels, registers, spilled_bytes, spills, seconds, kept_seconds } => {
+            let named =
+                spills.iter().take(NAMED).map(|Spill { name, bytes, origin }| format!("  {bytes} bytes: {name}, {origin}\n"));
+            let more = spills.len().saturating_sub(NAMED);
+            let more = if more > 0 { format!("  and {more} more\n") } else { String::new() };
+            format!(
+                "{kernels} kernels compile for {} in {seconds:.1} s, once kept in {kept_seconds:.2} s: at most {registers} registers, \
+                 {spilled_bytes} bytes spilled\n{}{more}",
+                arch.name(),
+                named.collect::<String>()
+            )
+        }
     }
 }
 
@@ -153,9 +195,11 @@ pub fn json(found: &Found) -> Value {
         Found::Ran { on, kernels, too_large, worst } => {
             json!({"device": on, "kernels": kernels, "too_large": too_large, "worst": worst})
         }
-        Found::Compiled { arch, kernels, registers, spilled_bytes, seconds, kept_seconds } => json!({
+        Found::Compiled { arch, kernels, registers, spilled_bytes, spills, seconds, kept_seconds } => json!({
             "arch": arch.name(), "kernels": kernels, "registers": registers, "spilled_bytes": spilled_bytes, "seconds": seconds,
-            "kept_seconds": kept_seconds,
+            "kept_seconds": kept_seconds, "spills": spills.iter().map(|Spill { name, bytes, origin }| {
+                json!({"kernel": name, "bytes": bytes, "origin": origin})
+            }).collect::<Vec<_>>(),
         }),
     }
 }
