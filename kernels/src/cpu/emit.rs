@@ -264,7 +264,7 @@ impl Emitter<'_, '_> {
         }
         let like = |j: usize| over_of(&body[j]) == over_of(&body[i]) && self.plan.statements[j] == self.plan.statements[i];
         let joins = |j: usize| if column { is_sum(j) == is_sum(i) } else { !is_sum(j) || self.repeats(j) };
-        pass_of(&self.nest.kernel, i, &|j| like(j) && joins(j))
+        pass_of(&self.nest.kernel, i, &|j| like(j) && joins(j), &|_| false)
     }
 
     /// Whether a statement, without a column, passes over its points in several steps, none of which leaves its values for others.

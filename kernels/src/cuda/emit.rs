@@ -3,14 +3,16 @@
 //! A value gets a name in the outermost scope where all that it depends on is known. Within a statement's loop a thread walks in steps of
 //! `vector` elements: packs are loaded before the elements' own scope and stored behind it.
 
+mod kept;
 mod tiles;
 mod value;
 
-use super::mapping::{Loops, MOVED, Mapping, moved};
+use super::mapping::{Loops, Mapping};
 use crate::library::vector::Ty;
-use crate::tile::{Access, Nest, Typing, bit, dims_of, over_of, pass_of, reachable, value_of};
-use dcc_program::kernel::{DimId, Expr, ExprId, Index, Outside, Stmt, StoreMode, VarId};
+use crate::tile::{Access, Nest, Typing, bit, defines, over_of, pass_of, reachable, value_of};
+use dcc_program::kernel::{DimId, Expr, ExprId, Index, Kernel, Outside, Stmt, StoreMode, VarId};
 use dcc_program::types::{DType, Reduce};
+use kept::Kept;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
@@ -41,12 +43,6 @@ struct Vector {
     length: usize,
 }
 
-/// A value that a later loop over the same points reads again: its array, and whether it is filled.
-struct Kept {
-    name: String,
-    filled: bool,
-}
-
 pub(super) struct Emitter<'a> {
     nest: &'a Nest,
     typing: &'a Typing,
@@ -63,6 +59,13 @@ pub(super) struct Emitter<'a> {
     /// Where in shared memory loads are.
     tiles: BTreeMap<ExprId, String>,
     kept: BTreeMap<ExprId, Kept>,
+    /// The statements by loops, and the loop that is at hand.
+    passes: Vec<Vec<usize>>,
+    pass: usize,
+    /// Passes that keep nothing and read nothing that was kept.
+    apart: BTreeSet<usize>,
+    /// Whether there were more values to keep than registers.
+    scarce: bool,
     /// The index of a step's first element in `kept`.
     keeping: Option<String>,
     /// Parameters in use.
@@ -88,6 +91,10 @@ pub(super) fn emit(nest: &Nest, typing: &Typing, mapping: &Mapping, entry: Entry
         packs: BTreeMap::new(),
         tiles: BTreeMap::new(),
         kept: BTreeMap::new(),
+        passes: Vec::new(),
+        pass: 0,
+        apart: BTreeSet::new(),
+        scarce: false,
         keeping: None,
         parameters: BTreeSet::new(),
         names: 0,
@@ -182,35 +189,49 @@ impl Emitter<'_> {
     }
 
     fn statements(&mut self) {
+        self.passes = self.in_passes();
+        for n in 0..self.passes.len() {
+            self.pass = n;
+            let pass = self.passes[n].clone();
+            let is_sum = |j: &usize| matches!(self.nest.kernel.body[*j], Stmt::Reduce { .. });
+            match (over_of(&self.nest.kernel.body[pass[0]]).is_empty(), self.entry) {
+                (true, _) => self.single(pass[0]),
+                (false, Entry::Finish) if pass.iter().any(is_sum) => {
+                    let (reductions, stores): (Vec<usize>, _) = pass.into_iter().partition(is_sum);
+                    reductions.iter().for_each(|j| self.gathered(*j));
+                    self.looped(&stores);
+                }
+                (false, Entry::Parts) => self.looped(&pass.into_iter().filter(is_sum).collect::<Vec<_>>()),
+                (false, _) => self.looped(&pass),
+            }
+        }
+    }
+
+    /// The entry's statements in their order, those of one loop together: what needs no loop comes as early as it can, so that loops that do
+    /// not need each other are one.
+    fn in_passes(&self) -> Vec<Vec<usize>> {
         let kernel = &self.nest.kernel;
-        let mut done = vec![false; kernel.body.len()];
-        for i in 0..done.len() {
+        let (mut done, mut passes) = (vec![false; kernel.body.len()], Vec::new());
+        for i in 0..kernel.body.len() {
             if done[i] || self.entry == Entry::Parts && !self.counts_for_parts(i) {
                 continue;
             }
             let over = over_of(&kernel.body[i]);
             let pass = match over.is_empty() {
                 true => vec![i],
-                false => pass_of(kernel, i, &|j| over_of(&kernel.body[j]) == over),
+                false => pass_of(kernel, i, &|j| over_of(&kernel.body[j]) == over, &|j| done[j]),
             };
-            let pass: Vec<usize> = pass.into_iter().filter(|j| !done[*j]).collect();
             pass.iter().for_each(|j| done[*j] = true);
-            match (over.is_empty(), self.entry) {
-                (true, _) => self.single(i),
-                (false, Entry::Finish) if pass.iter().any(|j| matches!(kernel.body[*j], Stmt::Reduce { .. })) => {
-                    let (reductions, stores): (Vec<usize>, _) =
-                        pass.into_iter().partition(|j| matches!(kernel.body[*j], Stmt::Reduce { .. }));
-                    reductions.iter().for_each(|j| self.gathered(*j));
-                    self.looped(&stores);
+            passes.push(pass);
+            for j in i + 1..kernel.body.len() {
+                let is_let = matches!(kernel.body[j], Stmt::Let { .. });
+                if is_let && !done[j] && self.entry != Entry::Parts && needs_only(kernel, j, &done) {
+                    done[j] = true;
+                    passes.push(vec![j]);
                 }
-                (false, Entry::Parts) => {
-                    let reductions: Vec<usize> =
-                        pass.into_iter().filter(|j| matches!(kernel.body[*j], Stmt::Reduce { .. })).collect();
-                    self.looped(&reductions);
-                }
-                (false, _) => self.looped(&pass),
             }
         }
+        passes
     }
 
     /// Of the statements that the parts run: reductions over dims of their own, and what these read.
@@ -251,6 +272,7 @@ impl Emitter<'_> {
         let Some(first) = pass.first() else { return };
         let kernel = &self.nest.kernel;
         let loops = self.mapping.loops(self.nest, self.typing, over_of(&kernel.body[*first]));
+        self.leave_kept(&loops);
         let roots: Vec<ExprId> = pass.iter().map(|j| value_of(&kernel.body[*j])).collect();
         self.prepare(&roots, self.known());
         let long = self.mapping.trips(loops.count / self.mapping.parts) > STRETCH;
@@ -302,8 +324,8 @@ impl Emitter<'_> {
         let lane = if group == 1 { "0".to_owned() } else { format!("lane{}", times(vector)) };
         if keeps {
             let trips = self.mapping.trips(count);
-            self.declare_kept(pass, *loops.dims.last().expect("a loop has dims"), trips);
-            let unrolled = self.keeps_any(pass) || self.moved(pass, &loops.dims) * vector * trips <= MOVED;
+            self.declare_kept(loops);
+            let unrolled = self.keeps_any() || self.is_short(loops);
             self.line(if unrolled { "#pragma unroll" } else { "#pragma unroll 1" });
             self.open(format!("for (int trip = 0; trip < {trips}; ++trip)"));
             self.line(format!("const {i} t = {lane} + trip * {step};"));
@@ -327,18 +349,6 @@ impl Emitter<'_> {
         self.keeping = None;
         self.close();
         loops.dims.iter().for_each(|dim| self.index[usize::from(dim.0)] = None);
-    }
-
-    /// Whether a pass has values in arrays, whose indices must be known.
-    fn keeps_any(&self, pass: &[usize]) -> bool {
-        let kernel = &self.nest.kernel;
-        let roots: Vec<ExprId> = pass.iter().map(|j| value_of(&kernel.body[*j])).collect();
-        reachable(kernel, &roots).iter().any(|id| self.kept.contains_key(id))
-    }
-
-    fn moved(&self, pass: &[usize], dims: &[DimId]) -> usize {
-        let stmts: Vec<&Stmt> = pass.iter().map(|j| &self.nest.kernel.body[*j]).collect();
-        moved(self.nest, self.typing, &stmts, dims)
     }
 
     fn join(&mut self, join: Option<String>, step: &str) {
@@ -475,35 +485,6 @@ impl Emitter<'_> {
         packs
     }
 
-    /// Arrays for the values of a pass that a later loop over the same dims reads again.
-    fn declare_kept(&mut self, pass: &[usize], last: DimId, trips: usize) {
-        let kernel = &self.nest.kernel;
-        let over = over_of(&kernel.body[pass[0]]);
-        let own = if self.mapping.vector > 1 { bit(last) } else { dims_of(over) };
-        let now: BTreeSet<ExprId> =
-            reachable(kernel, &pass.iter().map(|j| value_of(&kernel.body[*j])).collect::<Vec<_>>()).into_iter().collect();
-        let later = kernel.body.iter().enumerate().skip(pass[0] + 1);
-        let later = later.filter(|(j, stmt)| !pass.contains(j) && over_of(stmt) == over);
-        // The first values on the way from the later statements that this pass has too.
-        let mut stack: Vec<ExprId> = later.map(|(_, stmt)| value_of(stmt)).collect();
-        let mut seen = BTreeSet::new();
-        while let Some(id) = stack.pop() {
-            if !seen.insert(id) || self.typing.depends(id) & own == 0 {
-                continue;
-            }
-            let trivial = matches!(kernel.get(id), Expr::Position(_) | Expr::Const { .. } | Expr::Var(_));
-            if now.contains(&id) && !trivial {
-                if !self.kept.contains_key(&id) {
-                    let (name, ty) = (self.name("kept"), computed(self.typing.ty(id)));
-                    self.line(format!("{ty} {name}[{}];", trips * self.mapping.vector));
-                    self.kept.insert(id, Kept { name, filled: false });
-                }
-                continue;
-            }
-            stack.extend(crate::tile::children(kernel.get(id)));
-        }
-    }
-
     /// Writes one part of reduction `j`.
     fn store_part(&mut self, j: usize, ty: Ty, total: &str) {
         let place = self.part_place(j, "blockIdx.y");
@@ -537,6 +518,14 @@ impl Emitter<'_> {
         }
         self.define(*var, total);
     }
+}
+
+/// Whether statement `i` needs no variable but those of statements that are `done`.
+fn needs_only(kernel: &Kernel, i: usize, done: &[bool]) -> bool {
+    let is_there = |var: &VarId| kernel.body.iter().zip(done).any(|(stmt, done)| *done && defines(stmt) == Some(*var));
+    reachable(kernel, &[value_of(&kernel.body[i])])
+        .into_iter()
+        .all(|id| if let Expr::Var(var) = kernel.get(id) { is_there(var) } else { true })
 }
 
 fn times(n: usize) -> String {

@@ -1,8 +1,9 @@
 //! How the points and loops of a nest are spread over threads: functions of shapes only, so that sums keep their order on every GPU.
 
-use crate::tile::{Access, Nest, Typing, dims_of, over_of, reachable, value_of};
-use dcc_program::kernel::{DimId, Expr, Index, Outside, Stmt};
+use crate::tile::{Access, Nest, Typing, children, dims_of, over_of, reachable, value_of};
+use dcc_program::kernel::{DimId, Expr, ExprId, Index, Outside, Stmt};
 use dcc_program::types::DType;
+use std::collections::BTreeSet;
 
 /// Threads of a block of single points, and of a block of warps that each have a point; a point has two such blocks at most, whose threads
 /// can have 128 registers.
@@ -126,11 +127,16 @@ impl Mapping {
     }
 }
 
-/// Bytes that statements load and store at each point of `dims`.
-pub(super) fn moved(nest: &Nest, typing: &Typing, stmts: &[&Stmt], dims: &[DimId]) -> usize {
+/// Bytes that statements load and store at each point of `dims`, where the values `known` are there.
+pub(super) fn moved(nest: &Nest, typing: &Typing, stmts: &[&Stmt], dims: &[DimId], known: &BTreeSet<ExprId>) -> usize {
     let bytes = |dtype: DType| dtype.bytes() as usize;
-    let roots: Vec<_> = stmts.iter().map(|stmt| value_of(stmt)).collect();
-    let loaded = reachable(&nest.kernel, &roots).into_iter().filter_map(|id| match nest.kernel.get(id) {
+    let (mut needed, mut stack) = (BTreeSet::new(), stmts.iter().map(|stmt| value_of(stmt)).collect::<Vec<_>>());
+    while let Some(id) = stack.pop() {
+        if !known.contains(&id) && needed.insert(id) {
+            stack.extend(children(nest.kernel.get(id)));
+        }
+    }
+    let loaded = needed.into_iter().filter_map(|id| match nest.kernel.get(id) {
         Expr::Load { input, .. } if typing.depends(id) & dims_of(dims) != 0 => {
             Some(bytes(nest.inputs[usize::from(*input)].dtype))
         }
@@ -148,7 +154,7 @@ fn narrowed(nest: &Nest, typing: &Typing, vector: usize, last: Option<DimId>) ->
     let own = |dims: &[DimId]| last.map_or(dims.to_vec(), |last| vec![last]);
     let steps = nest.kernel.body.iter().filter(|stmt| last.is_some() || !over_of(stmt).is_empty()).map(|stmt| {
         let together: Vec<&Stmt> = nest.kernel.body.iter().filter(|other| over_of(other) == over_of(stmt)).collect();
-        moved(nest, typing, &together, &own(over_of(stmt)))
+        moved(nest, typing, &together, &own(over_of(stmt)), &BTreeSet::new())
     });
     let most = steps.max().unwrap_or(0);
     let mut vector = vector;

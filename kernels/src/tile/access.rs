@@ -202,6 +202,14 @@ pub fn value_of(stmt: &Stmt) -> ExprId {
     }
 }
 
+/// The variable that a statement gives a value.
+pub fn defines(stmt: &Stmt) -> Option<VarId> {
+    match stmt {
+        Stmt::Let { var, .. } | Stmt::Reduce { var, .. } => Some(*var),
+        Stmt::Store { .. } => None,
+    }
+}
+
 /// The statement's own dims.
 pub fn over_of(stmt: &Stmt) -> &[DimId] {
     match stmt {
@@ -212,17 +220,13 @@ pub fn over_of(stmt: &Stmt) -> &[DimId] {
 
 /// Statement `i` and those behind it that one pass over the same points can do: reductions and stores that need no result of a statement
 /// from `i` on and that `joins` lets in by their loops. A store stays behind all loads that it stood behind, as it may write where they
-/// read.
-pub fn pass_of(kernel: &Kernel, i: usize, joins: &dyn Fn(usize) -> bool) -> Vec<usize> {
+/// read. Those that are `done` are in nobody's way.
+pub fn pass_of(kernel: &Kernel, i: usize, joins: &dyn Fn(usize) -> bool, done: &dyn Fn(usize) -> bool) -> Vec<usize> {
     let of = |stmt: &Stmt| reachable(kernel, &[value_of(stmt)]);
-    let defines = |stmt: &Stmt| match stmt {
-        Stmt::Let { var, .. } | Stmt::Reduce { var, .. } => Some(*var),
-        Stmt::Store { .. } => None,
-    };
     let mut pass = vec![i];
     let mut late: BTreeSet<VarId> = defines(&kernel.body[i]).into_iter().collect();
     let (mut loads, mut written) = (false, BTreeSet::new());
-    for (j, stmt) in kernel.body.iter().enumerate().skip(i + 1) {
+    for (j, stmt) in kernel.body.iter().enumerate().skip(i + 1).filter(|(j, _)| !done(*j)) {
         let waits = of(stmt).iter().any(|id| matches!(kernel.get(*id), Expr::Var(var) if late.contains(var)));
         let may = match stmt {
             Stmt::Let { .. } => false,

@@ -83,6 +83,78 @@ const DROPOUT: Case = Case {
     sizes: &[&[3000], &[], &[3000]],
 };
 
+/// Norms of a stream that each layer adds to, all results at the end: more values of a row than a thread can hold.
+const STREAM: Case = Case {
+    what: "norms of a stream",
+    kernel: "(x0: f32[_, _], x1: bf16[_, _], x2: f32[_, _], x3: bf16[_, _], x4: f32[_, _], x5: f32[_]) \
+         -> (y0: f32[_], y1: f32[_, _], y2: f32[_, _], y3: bf16[_, _], y4: f32[_, _], y5: f32[_, _]) dims(i, j) outer(i)
+  e0 = x0[i, j] + f32(x1[i, j])
+  e1 = e0 + x2[i, j]
+  e2 = tanh(e1 + f32(x3[i, j]))
+  e3 = e2 * x4[i, j]
+  e4 = e3 + x5[j]
+  v0 = sum j: e0
+  v1 = v0 * 0.00012207031:f32
+  e5 = e0 - v1
+  v2 = sum j: e5 * e5
+  y0[i] = v2
+  v3 = sum j: e1
+  v4 = v3 * 0.00012207031:f32
+  e6 = e1 - v4
+  v5 = sum j: e6 * e6
+  v6 = max j: e2
+  v7 = sum j: e3
+  v8 = v7 * 0.00012207031:f32
+  e7 = e3 - v8
+  v9 = sum j: e7 * e7
+  v10 = sum j: exp(e4 - v6)
+  for j: y1[i, j] = e5 * v2
+  for j: y2[i, j] = e6 * rsqrt(v5)
+  for j: y3[i, j] = bf16(e2 - v6)
+  for j: y4[i, j] = e7 * rsqrt(v9)
+  for j: y5[i, j] = exp(e4 - v6) / v10",
+    sizes: &[
+        &[2, 8192],
+        &[2, 8192],
+        &[2, 8192],
+        &[2, 8192],
+        &[2, 8192],
+        &[8192],
+        &[2],
+        &[2, 8192],
+        &[2, 8192],
+        &[2, 8192],
+        &[2, 8192],
+        &[2, 8192],
+    ],
+};
+
+const ROWS: &[u64] = &[2, 8192];
+
+/// As many values, of more operands than a thread can have under way.
+const LONG: Case = Case {
+    what: "sums of many operands",
+    kernel: "(x0: f32[_, _], x1: f32[_, _], x2: f32[_, _], x3: f32[_, _], x4: f32[_, _], x5: f32[_, _], x6: f32[_, _]) \
+         -> (y0: f32[_, _], y1: f32[_, _], y2: f32[_, _], y3: f32[_, _], y4: f32[_, _]) dims(i, j) outer(i)
+  e0 = x0[i, j] + x1[i, j]
+  e1 = e0 + x2[i, j]
+  e2 = e1 * x3[i, j]
+  e3 = e2 + x4[i, j]
+  e4 = e3 - x5[i, j]
+  e5 = e4 + x6[i, j]
+  v0 = max j: e0
+  v1 = min j: e2
+  v2 = max j: e3
+  v3 = min j: e4
+  v4 = max j: e5
+  for j: y0[i, j] = e0 - v0
+  for j: y1[i, j] = e2 - v1
+  for j: y2[i, j] = e3 - v2
+  for j: y3[i, j] = e4 - v3
+  for j: y4[i, j] = e5 - v4",
+    sizes: &[ROWS; 12],
+};
+
 impl Case {
     fn job(&self, name: &str) -> Job {
         let program = format!(
@@ -124,7 +196,7 @@ impl Case {
     }
 }
 
-const ALL: [(&str, Case); 7] = [
+const ALL: [(&str, Case); 9] = [
     ("elementwise", ELEMENTWISE),
     ("transposed", TRANSPOSED),
     ("layer_norm", LAYER_NORM),
@@ -132,6 +204,8 @@ const ALL: [(&str, Case); 7] = [
     ("columns", COLUMNS),
     ("norm", NORM),
     ("dropout", DROPOUT),
+    ("stream", STREAM),
+    ("many_operands", LONG),
 ];
 
 fn jobs() -> Vec<Job> {
@@ -142,10 +216,43 @@ fn jobs() -> Vec<Job> {
 fn generated_kernels() {
     let jobs = jobs();
     let launches: Vec<usize> = jobs.iter().map(|job| job.source.launches.len()).collect();
-    assert_eq!(launches, [1, 1, 1, 1, 2, 2, 1], "some in parts, some not");
+    assert_eq!(launches, [1, 1, 1, 1, 2, 2, 1, 1, 1], "some in parts, some not");
     let tiles: Vec<usize> = jobs.iter().map(|job| job.source.text.matches("DCC_SHARED_ARRAY").count()).collect();
-    assert_eq!(tiles, [0, 1, 0, 0, 0, 0, 0], "one operand lies across its result");
+    assert_eq!(tiles, [0, 1, 0, 0, 0, 0, 0, 0, 0], "one operand lies across its result");
     check("generated_kernels", &jobs);
+}
+
+/// Between the loops of a text, the 32-bit registers of arrays that are filled before and read behind.
+fn held(text: &str) -> Vec<usize> {
+    let loops: Vec<&str> = text.split("for (int trip").collect();
+    let mut held = vec![0; loops.len()];
+    for declared in text.lines().filter(|line| line.trim_end().ends_with("];")) {
+        let words: Vec<&str> = declared.trim().split([' ', '[', ']']).collect();
+        let [ty, name, count, ..] = words[..] else { continue };
+        if !name.starts_with("kept") {
+            continue;
+        }
+        let used = |text: &&str| text.contains(&format!("{name}[trip"));
+        let (first, last) = (loops.iter().position(used), loops.iter().rposition(used));
+        let (Some(first), Some(last)) = (first, last) else { panic!("{name} is not used") };
+        let each = if matches!(ty, "double" | "long long") { 2 } else { 1 };
+        held[first..last].iter_mut().for_each(|all| *all += each * count.parse::<usize>().expect("a count"));
+    }
+    held
+}
+
+#[test]
+fn no_more_is_held_than_there_are_registers() {
+    let loops = |text: &str| text.matches("for (int trip").count();
+    let text = STREAM.job("stream").source.text;
+    assert_eq!(loops(&text), 3, "sums, then sums that need them, then results");
+    let most = held(&text).into_iter().max();
+    assert_eq!(most, Some(64), "four values of 16 elements each, of six that are read again\n{text}");
+    let long = LONG.job("many_operands").source.text;
+    assert!(!long.contains("kept") && long.matches("#pragma unroll 1").count() == 2, "{long}");
+    // What fits is read from memory once.
+    let norm = LAYER_NORM.job("norm").source.text;
+    assert!(held(&norm).into_iter().max() > Some(0) && norm.matches("x0 +").count() == 1, "{norm}");
 }
 
 pub fn planted() -> Vec<Planted> {
@@ -161,6 +268,7 @@ pub fn planted() -> Vec<Planted> {
         (Bug::Tail, COLUMNS, "? first +", "? 1 + first +"),
         (Bug::NoBarrier, TRANSPOSED, "\n    __syncthreads();\n", "\n"),
         (Bug::Index, TRANSPOSED, "[column][r]", "[r][column]"),
+        (Bug::Index, STREAM, "kept6[trip * 4 + v] * e22", "kept18[trip * 4 + v] * e22"),
         (Bug::Index, DROPOUT, "(unsigned)element % 4", "(unsigned)element / 4 % 4"),
     ];
     let one = |(n, (kind, case, from, to)): (usize, (Bug, Case, &'static str, &'static str))| Planted {
