@@ -251,14 +251,14 @@ impl Emitter<'_> {
             }
             Stmt::Store { output, index, value, mode, .. } => {
                 let value = self.eval(*value);
-                let first = self.mapping.group > 1;
-                if first {
-                    self.open("if (lane == 0)");
+                if self.mapping.group == 1 {
+                    return self.store(*output, index, &value, *mode);
                 }
+                // It may lie where others of the point are still reading.
+                self.line(if self.mapping.group > 32 { "__syncthreads();" } else { "__syncwarp();" });
+                self.open("if (lane == 0)");
                 self.store(*output, index, &value, *mode);
-                if first {
-                    self.close();
-                }
+                self.close();
             }
         }
     }

@@ -129,6 +129,16 @@ const STREAM: Case = Case {
     ],
 };
 
+/// A statistic that replaces the one that the row is scaled by.
+const RUNNING: Case = Case {
+    what: "a running statistic",
+    kernel: "(x0: f32[_, _], x1: f32[_]) -> (y0: f32[_, _], y1: f32[_]) dims(i, j) outer(i)
+  v0 = max j: x0[i, j]
+  for j: y0[i, j] = (x0[i, j] - v0) * x1[i]
+  y1[i] = x1[i] + v0",
+    sizes: &[&[3, 5003], &[3], &[3, 5003], &[3]],
+};
+
 const ROWS: &[u64] = &[2, 8192];
 
 /// As many values, of more operands than a thread can have under way.
@@ -196,6 +206,15 @@ impl Case {
     }
 }
 
+/// `RUNNING` with its second result where its second operand is.
+fn running(name: &str) -> Job {
+    let mut job = RUNNING.job(name);
+    let (before, body) = job.source.text.split_once("{\n").expect("a kernel has a body");
+    job.source.text = format!("{before}{{\n    y1 = (float*)x1;\n{body}");
+    job.expected[1].operand = 1;
+    job
+}
+
 const ALL: [(&str, Case); 9] = [
     ("elementwise", ELEMENTWISE),
     ("transposed", TRANSPOSED),
@@ -209,16 +228,16 @@ const ALL: [(&str, Case); 9] = [
 ];
 
 fn jobs() -> Vec<Job> {
-    ALL.iter().map(|(name, case)| case.job(name)).collect()
+    ALL.iter().map(|(name, case)| case.job(name)).chain([running("running")]).collect()
 }
 
 #[test]
 fn generated_kernels() {
     let jobs = jobs();
     let launches: Vec<usize> = jobs.iter().map(|job| job.source.launches.len()).collect();
-    assert_eq!(launches, [1, 1, 1, 1, 2, 2, 1, 1, 1], "some in parts, some not");
+    assert_eq!(launches, [1, 1, 1, 1, 2, 2, 1, 1, 1, 1], "some in parts, some not");
     let tiles: Vec<usize> = jobs.iter().map(|job| job.source.text.matches("DCC_SHARED_ARRAY").count()).collect();
-    assert_eq!(tiles, [0, 1, 0, 0, 0, 0, 0, 0, 0], "one operand lies across its result");
+    assert_eq!(tiles, [0, 1, 0, 0, 0, 0, 0, 0, 0, 0], "one operand lies across its result");
     check("generated_kernels", &jobs);
 }
 
@@ -277,7 +296,9 @@ pub fn planted() -> Vec<Planted> {
         from,
         to,
     };
-    bugs.into_iter().enumerate().map(one).collect()
+    let late = ("    __syncthreads();\n    if (lane == 0) {", "    if (lane == 0) {");
+    let early = Planted { kind: Bug::NoBarrier, job: running("planted_running"), from: late.0, to: late.1 };
+    bugs.into_iter().enumerate().map(one).chain([early]).collect()
 }
 
 #[test]
