@@ -107,6 +107,8 @@ impl Region {
 pub struct Token {
     pub(crate) channel: u32,
     pub(crate) sequence: u64,
+    /// Whether peers need nothing more of it than what this rank posted.
+    pub(crate) eager: bool,
 }
 
 /// A tensor of a transfer, from `source` to `target`. The two are the same region (all_reduce only) or do not overlap.

@@ -1,7 +1,8 @@
 //! What a rank does for the head of a channel's queue, one piece at a time.
 //!
-//! Posting lets peers read the source. A large all_reduce reduces its own chunk, then copies the others' chunks; a small one
-//! reduces everything and, since the target may be the source, writes once all have read; all others read peer by peer.
+//! Posting lets peers read the source, or, where it is small, gives it to them: then nobody waits for its readers. A large all_reduce
+//! reduces its own chunk, then copies the others' chunks; a small one reduces everything and, since the target may be the source,
+//! writes once all have read; all others read peer by peer.
 
 use super::mover::{Copy, Origin, Pieces, SMALL_BYTES, Sources, Stage, Sum, Target};
 use super::peer::{Advance, Need, Peer, Pending, Phase};
@@ -9,7 +10,8 @@ use super::pull::{self, Member, chunk};
 use super::segment::{RING, Slot};
 use super::{DType, Op, Reduce, Transfer};
 use crate::error::{Error, Result};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use rustc_hash::FxHasher;
+use std::hash::{Hash, Hasher};
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -55,6 +57,7 @@ impl Peer {
                 waiting => Ok(waiting),
             },
             (Transfer::AllReduce { reduce, dtype, .. }, Phase::Read(_)) => match self.all_posted(channel, &head)? {
+                Advance::Moved if head.eager => self.reduce_carried(channel, &head, (reduce, dtype)),
                 Advance::Moved if head.bytes <= SMALL_BYTES => self.reduce_small(channel, &head, (reduce, dtype)),
                 Advance::Moved => self.reduce_chunk(channel, &head, (reduce, dtype)),
                 waiting => Ok(waiting),
@@ -69,32 +72,45 @@ impl Peer {
         let state = &mut self.channels[channel as usize];
         let before = state.posted;
         while state.posted < state.started {
-            let oldest = (state.posted + 1).saturating_sub(RING);
-            if state.readers.clone().any(|member| self.segment.slot(channel, member).done().load(Acquire) < oldest) {
-                break;
+            // What peers are done with is looked up when the room that was last seen is used up.
+            if state.posted >= state.room {
+                let done = |member| self.segment.slot(channel, member).done().load(Acquire);
+                state.room = RING + state.readers.clone().map(done).min().unwrap_or(state.posted);
+                if state.posted >= state.room {
+                    break;
+                }
             }
             let pending = &state.queue[(state.posted - state.finished) as usize];
             let tensors = state.tensors.range(state.posted_tensors..state.posted_tensors + pending.tensors);
-            let ends = tensors.map(|op| (op.source.offset, op.target.offset));
             let slot = self.segment.slot(channel, state.index);
-            slot.set_entry(state.posted, pending.signature, &pending.place.label, ends);
+            slot.describe(state.posted, pending.signature, &pending.place.label);
+            match pending.eager {
+                true => slot.carry(state.posted, tensors.map(|op| self.segment.arena(self.rank).slice(op.source))),
+                false => slot.place(state.posted, tensors.map(|op| (op.source.offset, op.target.offset))),
+            }
             state.posted_tensors += pending.tensors;
             state.posted += 1;
         }
-        if state.posted == before {
+        let posted = before..state.posted;
+        if posted.is_empty() {
             return Ok(());
         }
-        let posted = state.posted;
-        self.publish(channel, posted, Stage::Posted, |slot| slot.posted())
+        self.publish(channel, Stage::Posted, |slot| posted.clone().for_each(|sequence| slot.stamp(sequence)))
     }
 
-    /// Advances one of the own counters and tells the other members.
-    fn publish(&mut self, channel: u32, value: u64, stage: Stage, counter: impl Fn(Slot<'_>) -> &AtomicU64) -> Result<()> {
+    /// Lets the other members know of what `store` stores in the own slot.
+    fn publish(&mut self, channel: u32, stage: Stage, store: impl Fn(Slot<'_>)) -> Result<()> {
         self.mover.mark(channel, stage)?;
         let state = &self.channels[channel as usize];
-        counter(self.segment.slot(channel, state.index)).store(value, Release);
-        state.members.iter().filter(|&&member| member != self.rank).for_each(|&member| self.segment.ring(member));
+        store(self.segment.slot(channel, state.index));
+        self.segment.ring(state.members.iter().copied().filter(|&member| member != self.rank));
         Ok(())
+    }
+
+    /// Advances one of the own counters to the head.
+    fn count(&mut self, channel: u32, stage: Stage, counter: impl Fn(Slot<'_>) -> &AtomicU64) -> Result<()> {
+        let value = self.channels[channel as usize].finished + 1;
+        self.publish(channel, stage, |slot| counter(slot).store(value, Release))
     }
 
     /// What is moved from here on comes behind `stage` of all `members`.
@@ -113,7 +129,7 @@ impl Peer {
 
     /// `done`, and off the queue: the rest is the peers' work.
     fn done(&mut self, channel: u32) -> Result<Advance> {
-        self.publish(channel, self.channels[channel as usize].finished + 1, Stage::Done, |slot| slot.done())?;
+        self.count(channel, Stage::Done, |slot| slot.done())?;
         Ok(self.finish_head(channel))
     }
 
@@ -126,7 +142,7 @@ impl Peer {
     fn has_posted(&self, channel: u32, head: &Pending, member: usize) -> Result<bool> {
         let state = &self.channels[channel as usize];
         let slot = self.segment.slot(channel, member);
-        if slot.posted().load(Acquire) <= state.finished {
+        if !slot.is_posted(state.finished) {
             return Ok(false);
         }
         if slot.signature(state.finished) == head.signature {
@@ -165,10 +181,9 @@ impl Peer {
             return Ok(self.needs(channel, head, 0, NOT_STARTED));
         }
         self.follow(channel, 0..2, Stage::Posted)?;
-        let state = &self.channels[channel as usize];
-        let target = state.tensors[0].target;
-        let source = self.segment.slot(channel, 0).source(state.finished, 0);
-        self.mover.copy(channel, Origin::Arena(state.members[0]), &Copy::piece(source, target.offset, target.bytes))?;
+        let target = self.tensor(channel, 0).target;
+        let (origin, source) = self.origin(channel, head, 0, (0, 0));
+        self.mover.copy(channel, origin, &Copy::piece(source, target.offset, target.bytes))?;
         self.received += target.bytes as u64;
         self.done(channel)
     }
@@ -184,22 +199,30 @@ impl Peer {
             return Ok(self.needs(channel, head, index, NOT_STARTED));
         }
         self.follow(channel, index..index + 1, Stage::Posted)?;
-        let Peer { channels, segment, mover, .. } = self;
-        let state = &channels[channel as usize];
-        let (slot, from) = (segment.slot(channel, index), Member { index, members });
-        let mut bytes = 0;
-        for (tensor, op) in state.tensors.range(..head.tensors).enumerate() {
-            let (source, target) = (slot.source(state.finished, tensor), op.target.offset);
+        let from = Member { index, members };
+        let (mut bytes, mut before) = (0, 0);
+        for tensor in 0..head.tensors {
+            let op = self.tensor(channel, tensor);
+            let (origin, source) = self.origin(channel, head, index, (tensor, before));
             let copy = match op.transfer {
-                Transfer::AllGather { rows, .. } => pull::gather(source, from, rows, target),
-                Transfer::AllToAll { exchange, .. } => pull::exchange(source, from, own, exchange, target),
+                Transfer::AllGather { rows, .. } => pull::gather(source, from, rows, op.target.offset),
+                Transfer::AllToAll { exchange, .. } => pull::exchange(source, from, own, exchange, op.target.offset),
                 _ => unreachable!("only these two are collected"),
             };
-            mover.copy(channel, Origin::Arena(state.members[index]), &copy)?;
-            bytes += copy.total();
+            self.mover.copy(channel, origin, &copy)?;
+            (bytes, before) = (bytes + copy.total(), before + op.source.bytes);
         }
         self.received += if served == 0 { 0 } else { bytes as u64 };
         Ok(self.set_phase(channel, Phase::Read(served + 1)))
+    }
+
+    /// Where the source of a member's tensor is, which lies so many bytes behind the first of its transfer.
+    fn origin(&self, channel: u32, head: &Pending, member: usize, (tensor, before): (usize, usize)) -> (Origin, usize) {
+        let (state, slot) = (&self.channels[channel as usize], self.segment.slot(channel, member));
+        match head.eager {
+            true => (Origin::Entry, slot.eager(state.finished) + before),
+            false => (Origin::Arena(state.members[member]), slot.source(state.finished, tensor)),
+        }
     }
 
     fn tensor(&self, channel: u32, tensor: usize) -> Op {
@@ -215,7 +238,9 @@ impl Peer {
     fn reduce(&mut self, channel: u32, tensor: usize, kind: (Reduce, DType), pieces: Pieces, to: Target) -> Result<()> {
         let Peer { channels, segment, mover, .. } = self;
         let state = &channels[channel as usize];
-        let sources = Sources { segment, channel, sequence: state.finished, tensor, members: &state.members };
+        let before = || state.tensors.range(..tensor).map(|op| op.source.bytes).sum();
+        let eager = state.queue[0].eager.then(before);
+        let sources = Sources { segment, channel, sequence: state.finished, tensor, members: &state.members, eager };
         let (reduce, dtype) = kind;
         mover.reduce(channel, &Sum { sources, reduce, dtype, pieces }, to)?;
         self.received += (pieces.outer * pieces.bytes * (state.members.len() - 1)) as u64;
@@ -248,7 +273,7 @@ impl Peer {
             let to = Target::Arena(op.target.offset + own.start);
             self.reduce(channel, tensor, kind, Pieces::one(own.start, own.len()), to)?;
         }
-        self.publish(channel, self.channels[channel as usize].finished + 1, Stage::Reduced, |slot| slot.reduced())?;
+        self.count(channel, Stage::Reduced, |slot| slot.reduced())?;
         Ok(self.set_phase(channel, Phase::Gather(1)))
     }
 
@@ -275,6 +300,15 @@ impl Peer {
         Ok(self.set_phase(channel, Phase::Gather(served + 1)))
     }
 
+    /// Everything, at once to the target: no source lies there.
+    fn reduce_carried(&mut self, channel: u32, head: &Pending, kind: (Reduce, DType)) -> Result<Advance> {
+        for tensor in 0..head.tensors {
+            let op = self.tensor(channel, tensor);
+            self.reduce(channel, tensor, kind, Pieces::one(0, op.source.bytes), Target::Arena(op.target.offset))?;
+        }
+        self.done(channel)
+    }
+
     fn reduce_small(&mut self, channel: u32, head: &Pending, kind: (Reduce, DType)) -> Result<Advance> {
         let mut at = 0;
         for tensor in 0..head.tensors {
@@ -282,7 +316,7 @@ impl Peer {
             self.reduce(channel, tensor, kind, Pieces::one(0, bytes), Target::Held(at))?;
             at += bytes;
         }
-        self.publish(channel, self.channels[channel as usize].finished + 1, Stage::Done, |slot| slot.done())?;
+        self.count(channel, Stage::Done, |slot| slot.done())?;
         Ok(self.set_phase(channel, Phase::WriteHeld))
     }
 
@@ -326,7 +360,7 @@ fn read(op: &Op, me: Member) -> u64 {
 
 /// Equal on both sides of a transfer iff they mean the same; not stable between builds.
 pub(super) fn signature(ops: &[Op]) -> u64 {
-    let mut hasher = DefaultHasher::new();
+    let mut hasher = FxHasher::default();
     for op in ops {
         match op.transfer {
             Transfer::Send { .. } => op.source.bytes.hash(&mut hasher),

@@ -3,7 +3,7 @@
 
 use super::pull::Member;
 use super::segment::Segment;
-use super::{DType, Op, Reduce};
+use super::{DType, Op, Reduce, Region};
 use crate::error::Result;
 use std::ops::Range;
 
@@ -37,6 +37,11 @@ pub trait Mover: Send {
     /// Reduces element by element, member 0 first.
     fn reduce(&mut self, channel: u32, sum: &Sum<'_>, to: Target) -> Result<()>;
 
+    /// Whether small sources may travel in the entries of their transfers: it moves bytes of the host's memory, at once.
+    fn is_eager(&self) -> bool {
+        false
+    }
+
     /// Whether it does whole transfers by `transfer`, and is never asked for their parts.
     fn is_whole(&self) -> bool {
         false
@@ -56,6 +61,8 @@ pub trait Mover: Send {
 pub enum Origin {
     /// The arena of a rank.
     Arena(u32),
+    /// The entries of transfers.
+    Entry,
     /// What the mover holds for the channel.
     Held,
 }
@@ -114,10 +121,22 @@ pub struct Sources<'a> {
     pub sequence: u64,
     pub tensor: usize,
     pub members: &'a [u32],
+    /// Bytes before the tensor in the entries that carry the sources.
+    pub eager: Option<usize>,
 }
 
 impl Sources<'_> {
-    /// A member's rank, and where its source lies in its arena.
+    /// A part of a member's source.
+    pub fn bytes(&self, member: usize, part: Region) -> &[u8] {
+        if let Some(before) = self.eager {
+            let at = self.segment.slot(self.channel, member).eager(self.sequence) + before;
+            return self.segment.eager(Region { offset: at + part.offset, ..part });
+        }
+        let (rank, at) = self.get(member);
+        self.segment.arena(rank).slice(Region { offset: at + part.offset, ..part })
+    }
+
+    /// A member's rank, and where its source lies in its arena; entries carry none.
     pub fn get(&self, member: usize) -> (u32, usize) {
         let offset = self.segment.slot(self.channel, member).source(self.sequence, self.tensor);
         (self.members[member], offset)

@@ -2,13 +2,14 @@
 //!
 //! Started transfers queue per channel; only the head of a queue moves. A transfer is *posted* (peers may read its source), for
 //! a large all_reduce *reduced* (peers may read the own chunk of its target), and *done* (this member reads no peer any more);
-//! it is complete once all members are done. Work happens inside waits and between computations: each wait serves every
-//! queue, then sleeps on the rank's doorbell, which peers ring after each counter that they advance; `progress` serves them if it rang.
+//! it is complete once all members are done, or, if its source went with what it posted (*eager*), once this one is. Work happens inside
+//! waits and between computations: each wait serves every queue, again and again, and after a while sleeps on the rank's doorbell, which
+//! peers ring where they find it asleep.
 
 use super::advance::{NOT_READ, signature};
 use super::mover::Mover;
 use super::pull::Pull;
-use super::segment::{Segment, WAKE};
+use super::segment::{EAGER_BYTES, Segment, WAKE};
 use super::shm::{self, Arena};
 use super::{Comm, Hello, Op, Patience, Place, Stop, Token, Transfer};
 use crate::error::{Error, Result};
@@ -18,10 +19,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::time::{Duration, Instant};
 
-/// Looks at the doorbell where each rank has a core of its own, about 3 µs.
+/// Looks in a row where each rank has a core of its own, a few µs.
 const SPINS: u32 = 64;
-/// Looks before sleeping, between which others may run on the core.
-const YIELDS: u32 = 16;
+/// How long a rank goes on looking while others may run on its core, before it sleeps: a sleeping virtual processor takes about as long to
+/// wake as a MiB to move.
+const AWAKE: Duration = Duration::from_micros(200);
 
 pub struct Peer {
     pub(super) segment: Arc<Segment>,
@@ -35,8 +37,6 @@ pub struct Peer {
     /// Channels with started transfers that still need work of this rank.
     active: Vec<u32>,
     pub(super) mover: Box<dyn Mover>,
-    /// The doorbell when queues were last served without waiting; `None` if something was started since.
-    heard: Option<u32>,
     barriers: u64,
     /// Bytes read from other ranks' memory.
     pub(super) received: u64,
@@ -63,6 +63,8 @@ pub(super) struct Channel {
     pub posted_tensors: usize,
     pub started: u64,
     pub posted: u64,
+    /// Transfers that may be posted: a bound that was true once.
+    pub room: u64,
     /// Transfers whose work on this rank is over: the sequence number of the queue's head.
     pub finished: u64,
     /// What kept the head from moving when it was last looked at.
@@ -75,6 +77,8 @@ pub(super) struct Pending {
     pub tensors: usize,
     /// Of all sources.
     pub bytes: usize,
+    /// Whether its sources go with what is posted.
+    pub eager: bool,
     pub signature: u64,
     pub place: Place,
     pub phase: Phase,
@@ -120,7 +124,6 @@ impl Peer {
             channels,
             active: Vec::with_capacity(64),
             mover: Box::new(Pull::new(segment.clone(), rank)),
-            heard: None,
             barriers: 0,
             received: 0,
             state: State::Running,
@@ -189,16 +192,23 @@ impl Peer {
 
     /// Serves queues and sleeps until `need` has no answer left.
     fn block(&mut self, need: impl Fn(&Peer) -> Option<Need>) -> Result<()> {
-        let (mut since, mut sign) = (Instant::now(), None);
+        let mut rest = Rest::new(self);
+        let result = self.serve_until(need, &mut rest);
+        rest.end(self);
+        result
+    }
+
+    fn serve_until(&mut self, need: impl Fn(&Peer) -> Option<Need>, rest: &mut Rest) -> Result<()> {
+        let (mut since, mut sign) = (None, None);
         let mut finished = None;
         loop {
-            let bell = self.segment.bell(self.rank).load(SeqCst);
             if let Some(dead) = self.segment.dead() {
                 return Err(self.peer_failed(dead));
             }
             let moved = self.serve()?;
             let Some(need) = need(self) else { return Ok(()) };
             if let Advance::Moved = moved {
+                rest.end(self);
                 continue;
             }
             // A finished peer has posted all that it ever will: what is still missing after one more look never comes.
@@ -208,38 +218,22 @@ impl Peer {
                     _ => continue,
                 }
             }
-            if self.rings(bell) {
-                continue;
-            }
+            let Some(bell) = rest.begin(self) else { continue };
             // A peer that goes on, if slowly, is not silent: it may be saving a checkpoint.
             let culprit = self.segment.culprit(self.rank, need.peer);
             let seen = (culprit, self.segment.beats(culprit));
             if sign != Some(seen) {
-                (sign, since) = (Some(seen), Instant::now());
+                (sign, since) = (Some(seen), Some(Instant::now()));
             }
-            let waited = since.elapsed();
+            let waited = since.map_or(Duration::ZERO, |since| since.elapsed());
             if waited >= self.patience.timeout {
                 return Err(self.silent(&need, culprit, waited));
             }
             self.segment.set_waiting_on(self.rank, Some(need.peer));
-            self.segment.sleeping(self.rank).store(1, SeqCst);
             shm::sleep(self.segment.bell(self.rank), bell, WAKE.min(self.patience.timeout - waited));
-            self.segment.sleeping(self.rank).store(0, SeqCst);
             self.segment.set_waiting_on(self.rank, None);
+            rest.end(self);
         }
-    }
-
-    /// Whether the doorbell rings soon after it was `bell`.
-    fn rings(&self, bell: u32) -> bool {
-        let spins = if self.alone { SPINS } else { 0 };
-        (0..spins + YIELDS).any(|look| {
-            if look < spins {
-                std::hint::spin_loop()
-            } else {
-                std::thread::yield_now()
-            }
-            self.segment.bell(self.rank).load(SeqCst) != bell
-        })
     }
 
     fn peer_failed(&self, dead: u32) -> Error {
@@ -274,7 +268,7 @@ impl Peer {
         if state.finished <= token.sequence {
             return Some(state.need.expect("an unfinished head that cannot move needs somebody"));
         }
-        let member = self.undone(token.channel, token.sequence)?;
+        let member = (!token.eager).then(|| self.undone(token.channel, token.sequence))??;
         Some(Need { peer: state.members[member], place: self.place, what: NOT_READ })
     }
 
@@ -310,13 +304,17 @@ impl Comm for Peer {
         let state = &mut self.channels[channel as usize];
         let arena_bytes = self.segment.arena(rank).bytes();
         ops.iter().try_for_each(|op| check_sizes(op, state.members.len(), arena_bytes).map_err(wrong))?;
-        let token = Token { channel, sequence: state.started };
         let bytes = ops.iter().map(|op| op.source.bytes).sum();
+        let sent: usize = match transfer {
+            Transfer::Recv { .. } => ops.iter().map(|op| op.target.bytes).sum(),
+            _ => bytes,
+        };
+        let eager = self.mover.is_eager() && sent <= EAGER_BYTES;
+        let token = Token { channel, sequence: state.started, eager };
         let signature = signature(ops);
         state.tensors.extend(ops);
-        state.queue.push_back(Pending { transfer, tensors: ops.len(), bytes, signature, place, phase: Phase::Read(0) });
+        state.queue.push_back(Pending { transfer, tensors: ops.len(), bytes, eager, signature, place, phase: Phase::Read(0) });
         state.started += 1;
-        self.heard = None;
         if state.queue.len() == 1 {
             self.active.push(channel);
         }
@@ -325,14 +323,7 @@ impl Comm for Peer {
     }
 
     fn progress(&mut self) -> Result<()> {
-        if self.active.is_empty() {
-            return Ok(());
-        }
-        let bell = self.segment.bell(self.rank).load(SeqCst);
-        if self.heard.replace(bell) != Some(bell) {
-            self.serve()?;
-        }
-        Ok(())
+        self.serve().map(drop)
     }
 
     fn wait(&mut self, token: Token) -> Result<()> {
@@ -390,6 +381,47 @@ impl Comm for Peer {
     }
 }
 
+/// What a wait does while there is nothing to do: it looks in a row, then lets others run between looks, then sleeps.
+struct Rest {
+    spins: u32,
+    since: Option<Instant>,
+    /// The doorbell when this rank said that it is about to sleep.
+    armed: Option<u32>,
+}
+
+impl Rest {
+    fn new(peer: &Peer) -> Rest {
+        Rest { spins: if peer.alone { SPINS } else { 0 }, since: None, armed: None }
+    }
+
+    /// What the doorbell must still be for the rank to sleep; `None`: look once more.
+    fn begin(&mut self, peer: &Peer) -> Option<u32> {
+        if self.spins > 0 {
+            self.spins -= 1;
+            std::hint::spin_loop();
+            return None;
+        }
+        if self.since.get_or_insert_with(Instant::now).elapsed() < AWAKE {
+            std::thread::yield_now();
+            return None;
+        }
+        if self.armed.is_none() {
+            peer.segment.sleeping(peer.rank).store(1, SeqCst);
+            self.armed = Some(peer.segment.bell(peer.rank).load(SeqCst));
+            return None;
+        }
+        self.armed
+    }
+
+    /// The rank is awake, and will look as long as at first before it sleeps.
+    fn end(&mut self, peer: &Peer) {
+        if self.armed.is_some() {
+            peer.segment.sleeping(peer.rank).store(0, SeqCst);
+        }
+        *self = Rest::new(peer);
+    }
+}
+
 impl Drop for Peer {
     /// A rank that ends early, by an error or a panic, ends its peers' waits.
     fn drop(&mut self) {
@@ -404,7 +436,19 @@ impl Channel {
         let index = members.iter().position(|&member| member == rank).unwrap_or(0);
         let queue = VecDeque::new();
         let tensors = VecDeque::new();
-        Channel { members, index, readers, queue, tensors, posted_tensors: 0, started: 0, posted: 0, finished: 0, need: None }
+        Channel {
+            members,
+            index,
+            readers,
+            queue,
+            tensors,
+            posted_tensors: 0,
+            started: 0,
+            posted: 0,
+            room: 0,
+            finished: 0,
+            need: None,
+        }
     }
 }
 

@@ -53,6 +53,7 @@ impl Mover for Pull {
                 let (source, to) = (Region { offset: place(&copy.from), bytes: copy.bytes }, place(&copy.to));
                 match from {
                     Origin::Arena(rank) => target.write(to, self.segment.arena(rank).slice(source)),
+                    Origin::Entry => target.write(to, self.segment.eager(source)),
                     Origin::Held => target.write(to, &self.held[channel as usize][source.range()]),
                 }
             }
@@ -69,10 +70,7 @@ impl Mover for Pull {
             for block in (0..all).step_by(BLOCK) {
                 let bytes = BLOCK.min(all - block);
                 let part = &mut scratch[..bytes];
-                let source = |member: usize| {
-                    let (rank, offset) = sum.sources.get(member);
-                    segment.arena(rank).slice(Region { offset: offset + first + block, bytes })
-                };
+                let source = |member: usize| sum.sources.bytes(member, Region { offset: first + block, bytes });
                 part.copy_from_slice(source(0));
                 (1..sum.sources.members.len()).for_each(|member| accumulate(sum.reduce, sum.dtype, part, source(member)));
                 let at = outer * to_stride + block;
@@ -87,6 +85,10 @@ impl Mover for Pull {
             }
         }
         Ok(())
+    }
+
+    fn is_eager(&self) -> bool {
+        true
     }
 
     fn is_on_device(&self) -> bool {

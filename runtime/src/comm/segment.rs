@@ -1,16 +1,17 @@
 //! What the ranks of one machine share: a control block of counters, and one arena per rank.
 //!
 //! Control block: a header, a block per rank (doorbell, barrier, handshake, where it is), and per channel and member a slot:
-//! three counters of transfers and a ring of descriptions. Counters only grow; each word has one writer, except for doorbells.
-//! An arena is written by its own rank alone; peers read the regions that it posted.
+//! two counters of transfers and a ring of entries, each of which is stamped with its transfer's number when it may be read. Counters only
+//! grow; each word has one writer, except for doorbells. An arena is written by its own rank alone; peers read the regions that it posted.
+//! A source of up to 48 bytes lies in the entry itself: one cache line, once moved, has the news and what they are.
 
 use super::shm::Mapping;
-use super::{Group, Label, Place};
+use super::{Group, Label, Place, Region};
 use crate::error::{Error, Result};
 use dcc_program::program::MOST_TENSORS;
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, fence};
 use std::time::Duration;
 
 pub const PAGE: usize = 4096;
@@ -20,8 +21,14 @@ const MAGIC: u64 = u64::from_le_bytes(*b"dcc run1");
 
 /// Transfers of one channel that may be posted before the oldest is complete; later starts are posted as room comes.
 pub const RING: u64 = 16;
-/// Of an entry: signature and label, then source and target of each tensor.
-const ENTRY_WORDS: usize = 9;
+/// Sources of up to so many bytes together travel in the entry of their transfer: what is left of its first cache line. Larger ones are
+/// as fast where they lie.
+pub const EAGER_BYTES: usize = LINE - 8 * BODY;
+const LINE: usize = 64;
+/// Words of an entry: stamp, signature, then source and target of each tensor, or the sources themselves; the label ends it.
+const STAMP: usize = 0;
+const SIGNATURE: usize = 1;
+const BODY: usize = 2;
 const RANK_BYTES: usize = 512;
 
 /// A sleeping wait looks up this often, which shows that its process runs.
@@ -50,8 +57,8 @@ impl Layout {
     pub fn with_lanes(groups: Vec<Group>, arena_bytes: Vec<usize>, lanes: u32) -> Layout {
         let world = arena_bytes.len();
         let mut slot_bytes = 0;
-        let sizes = groups.iter().map(|group| group.0.len() * Slot::bytes(MOST_TENSORS));
-        let sizes = sizes.chain((0..world * world * lanes as usize).map(|_| 2 * Slot::bytes(1)));
+        let sizes = groups.iter().map(|group| group.0.len() * SLOT_BYTES);
+        let sizes = sizes.chain((0..world * world * lanes as usize).map(|_| 2 * SLOT_BYTES));
         let first = |bytes| {
             slot_bytes += bytes;
             slot_bytes - bytes
@@ -154,8 +161,11 @@ const STOP: usize = 20;
 pub struct Slot<'a> {
     control: &'a Mapping,
     base: usize,
-    tensors: usize,
 }
+
+const BODY_BYTES: usize = 16 * MOST_TENSORS;
+const ENTRY_BYTES: usize = (8 * BODY + BODY_BYTES + size_of::<Label>()).next_multiple_of(LINE);
+const SLOT_BYTES: usize = LINE + RING as usize * ENTRY_BYTES;
 
 impl Segment {
     pub fn new(layout: Layout, control: Mapping, arenas: Vec<Mapping>) -> Segment {
@@ -189,9 +199,12 @@ impl Segment {
 
     pub fn slot(&self, channel: u32, member: usize) -> Slot<'_> {
         let ranks = PAGE + self.layout.arena_bytes.len() * RANK_BYTES;
-        let tensors = self.layout.tensors(channel);
-        let base = ranks + self.layout.channels[channel as usize] + member * Slot::bytes(tensors);
-        Slot { control: &self.control, base, tensors }
+        Slot { control: &self.control, base: ranks + self.layout.channels[channel as usize] + member * SLOT_BYTES }
+    }
+
+    /// Of an entry's sources.
+    pub fn eager(&self, region: Region) -> &[u8] {
+        self.control.slice(region)
     }
 
     fn rank32(&self, rank: u32, word: RankWord) -> &AtomicU32 {
@@ -211,16 +224,18 @@ impl Segment {
         self.rank32(rank, RankWord::Sleeping)
     }
 
-    /// Tells `rank` that something changed; a system call only if it sleeps.
-    pub fn ring(&self, rank: u32) {
-        self.bell(rank).fetch_add(1, SeqCst);
-        if self.sleeping(rank).load(SeqCst) != 0 {
+    /// Tells those of `ranks` that sleep of what was stored before. Who is about to sleep says so, then looks once more: one of the two
+    /// sees the other.
+    pub fn ring(&self, ranks: impl Iterator<Item = u32>) {
+        fence(SeqCst);
+        for rank in ranks.filter(|&rank| self.sleeping(rank).load(SeqCst) != 0) {
+            self.bell(rank).fetch_add(1, SeqCst);
             super::shm::wake(self.bell(rank));
         }
     }
 
     pub fn ring_all(&self) {
-        (0..self.layout.world()).for_each(|rank| self.ring(rank));
+        self.ring(0..self.layout.world());
     }
 
     /// The rank that failed first, if any did.
@@ -325,11 +340,6 @@ fn milliseconds() -> u64 {
 }
 
 impl<'a> Slot<'a> {
-    /// Transfers whose entry can be read and whose source is ready.
-    pub fn posted(self) -> &'a AtomicU64 {
-        self.control.word64(self.base)
-    }
-
     /// all_reduces whose own chunk is reduced in the target.
     pub fn reduced(self) -> &'a AtomicU64 {
         self.control.word64(self.base + 8)
@@ -340,45 +350,70 @@ impl<'a> Slot<'a> {
         self.control.word64(self.base + 16)
     }
 
-    /// With entries of so many tensors.
-    fn bytes(tensors: usize) -> usize {
-        64 + RING as usize * Slot::entry_bytes(tensors)
+    fn entry(self, sequence: u64) -> usize {
+        self.base + LINE + (sequence % RING) as usize * ENTRY_BYTES
     }
 
-    fn entry_bytes(tensors: usize) -> usize {
-        (8 * (ENTRY_WORDS + 2 * tensors)).next_multiple_of(32)
+    fn word(self, sequence: u64, index: usize) -> &'a AtomicU64 {
+        self.control.word64(self.entry(sequence) + 8 * index)
     }
 
-    fn entry_word(self, sequence: u64, index: usize) -> &'a AtomicU64 {
-        let entry = (sequence % RING) as usize * Slot::entry_bytes(self.tensors);
-        self.control.word64(self.base + 64 + entry + 8 * index)
+    fn label_word(self, sequence: u64, index: usize) -> &'a AtomicU64 {
+        self.word(sequence, BODY + BODY_BYTES / 8 + index)
     }
 
-    /// What a member posts of a transfer: its signature, equal on all members iff they do the same, and where its tensors are.
-    pub fn set_entry(self, sequence: u64, signature: u64, label: &Label, tensors: impl Iterator<Item = (usize, usize)>) {
-        self.entry_word(sequence, 0).store(signature, Relaxed);
-        label.0.iter().enumerate().for_each(|(i, &word)| self.entry_word(sequence, 1 + i).store(word, Relaxed));
+    /// What a member says of a transfer: its signature, equal on all members iff they do the same, and where it is.
+    pub fn describe(self, sequence: u64, signature: u64, label: &Label) {
+        self.word(sequence, SIGNATURE).store(signature, Relaxed);
+        label.0.iter().enumerate().for_each(|(i, &word)| self.label_word(sequence, i).store(word, Relaxed));
+    }
+
+    /// Where its tensors are.
+    pub fn place(self, sequence: u64, tensors: impl Iterator<Item = (usize, usize)>) {
         for (n, (source, target)) in tensors.enumerate() {
-            self.entry_word(sequence, ENTRY_WORDS + 2 * n).store(source as u64, Relaxed);
-            self.entry_word(sequence, ENTRY_WORDS + 2 * n + 1).store(target as u64, Relaxed);
+            self.word(sequence, BODY + 2 * n).store(source as u64, Relaxed);
+            self.word(sequence, BODY + 2 * n + 1).store(target as u64, Relaxed);
         }
     }
 
-    /// This and the following are valid once `posted` is beyond `sequence`, until all members are done with it.
+    /// Its sources themselves, at most `EAGER_BYTES`.
+    pub fn carry<'b>(self, sequence: u64, sources: impl Iterator<Item = &'b [u8]>) {
+        let mut at = self.eager(sequence);
+        for source in sources {
+            self.control.write(at, source);
+            at += source.len();
+        }
+    }
+
+    /// From here on the entry of `sequence` may be read, and its sources.
+    pub fn stamp(self, sequence: u64) {
+        self.word(sequence, STAMP).store(sequence + 1, Release);
+    }
+
+    /// Whether the entry of `sequence` may be read. It stays until all members are done with it, and so does what the following read.
+    pub fn is_posted(self, sequence: u64) -> bool {
+        self.word(sequence, STAMP).load(Acquire) == sequence + 1
+    }
+
     pub fn signature(self, sequence: u64) -> u64 {
-        self.entry_word(sequence, 0).load(Relaxed)
+        self.word(sequence, SIGNATURE).load(Relaxed)
     }
 
     pub fn label(self, sequence: u64) -> Label {
-        Label(std::array::from_fn(|i| self.entry_word(sequence, 1 + i).load(Relaxed)))
+        Label(std::array::from_fn(|i| self.label_word(sequence, i).load(Relaxed)))
     }
 
     /// Offset of a tensor in the member's arena.
     pub fn source(self, sequence: u64, tensor: usize) -> usize {
-        self.entry_word(sequence, ENTRY_WORDS + 2 * tensor).load(Relaxed) as usize
+        self.word(sequence, BODY + 2 * tensor).load(Relaxed) as usize
     }
 
     pub fn target(self, sequence: u64, tensor: usize) -> usize {
-        self.entry_word(sequence, ENTRY_WORDS + 2 * tensor + 1).load(Relaxed) as usize
+        self.word(sequence, BODY + 2 * tensor + 1).load(Relaxed) as usize
+    }
+
+    /// Where the sources lie that the entry carries, one behind the other.
+    pub fn eager(self, sequence: u64) -> usize {
+        self.entry(sequence) + 8 * BODY
     }
 }

@@ -17,6 +17,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
+/// Copies of so many bytes leave nothing in caches that would be there when it is needed.
+const AROUND: usize = 4 << 20;
+
 /// Bytes that several threads or processes see. Unmapped when dropped.
 #[derive(Debug)]
 pub struct Mapping {
@@ -111,8 +114,46 @@ impl Mapping {
         self.check(offset, from.len(), 1);
         assert!(self.access == Access::Write, "a peer's arena is read-only");
         // SAFETY: in bounds and writable; `copy` allows that `from` lies in this mapping too.
-        unsafe { std::ptr::copy(from.as_ptr(), self.base.as_ptr().add(offset), from.len()) }
+        unsafe {
+            let to = self.base.as_ptr().add(offset);
+            if from.len() >= AROUND && from.as_ptr().addr().abs_diff(to.addr()) >= from.len() {
+                copy_around(from, to);
+            } else {
+                std::ptr::copy(from.as_ptr(), to, from.len());
+            }
+        }
     }
+}
+
+/// Copies by stores that go around the caches: a line is not read before it is written.
+///
+/// # Safety
+/// As many bytes as `from` has are writable at `to`, apart from these.
+#[cfg(target_arch = "x86_64")]
+unsafe fn copy_around(from: &[u8], to: *mut u8) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+    // SAFETY: the caller's; lines begin at multiples of 64.
+    unsafe {
+        let (head, rest) = from.split_at(to.align_offset(64).min(from.len()));
+        std::ptr::copy_nonoverlapping(head.as_ptr(), to, head.len());
+        let to = to.add(head.len());
+        let (lines, tail) = rest.as_chunks::<64>();
+        for (i, line) in lines.iter().enumerate() {
+            let (from, to) = (line.as_ptr().cast::<__m128i>(), to.add(64 * i).cast::<__m128i>());
+            (0..4).for_each(|part| _mm_stream_si128(to.add(part), _mm_loadu_si128(from.add(part))));
+        }
+        // Who is told of the copy must find it.
+        _mm_sfence();
+        std::ptr::copy_nonoverlapping(tail.as_ptr(), to.add(64 * lines.len()), tail.len());
+    }
+}
+
+/// # Safety
+/// As many bytes as `from` has are writable at `to`, apart from these.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn copy_around(from: &[u8], to: *mut u8) {
+    // SAFETY: the caller's.
+    unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
 }
 
 impl Drop for Mapping {

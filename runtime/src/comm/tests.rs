@@ -1,6 +1,7 @@
 //! Every transfer on both transports against a direct computation, and every way in which a wait can fail.
 
 use super::reduce::accumulate;
+use super::segment::EAGER_BYTES;
 use super::shm::Arena;
 use super::*;
 use std::time::Instant;
@@ -245,6 +246,68 @@ fn every_transfer_matches_a_direct_computation() {
             }
         }
     }
+}
+
+/// Rank 0 sends `count` regions, one behind the other, from where it writes the next; rank 1 receives them later, to where they are compared.
+fn sent(transport: Transport, count: usize, bytes: usize) {
+    let layout = Layout::new(vec![], vec![bytes + 3, count * bytes + 3]);
+    let value = |i: usize| (0..bytes).map(|at| (i * 31 + at / 7 + at) as u8).collect::<Vec<u8>>();
+    ranks(world(transport, &layout, PATIENCE), |mut peer| {
+        let arena = peer.arena();
+        if peer.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        for i in 0..count {
+            let (transfer, offset) = match peer.rank() {
+                0 => (Transfer::Send { to: 1, lane: 0 }, 3),
+                _ => (Transfer::Recv { from: 0, lane: 0 }, 3 + i * bytes),
+            };
+            let region = Region { offset, bytes };
+            if peer.rank() == 0 {
+                arena.write(offset, &value(i));
+            }
+            let token = peer.start(&[Op { transfer, source: region, target: region }]).unwrap();
+            peer.wait(token).unwrap();
+            if peer.rank() == 1 {
+                let mut found = vec![0; bytes];
+                arena.read(offset, &mut found);
+                assert!(found == value(i), "message {i} of {bytes} bytes");
+            }
+        }
+        peer.finish();
+    });
+}
+
+#[test]
+fn a_source_may_change_once_its_transfer_is_waited_for() {
+    for transport in [Transport::Local, Transport::Shm] {
+        for bytes in [0, 1, EAGER_BYTES, EAGER_BYTES + 1, 3000] {
+            sent(transport, 5 * segment::RING as usize, bytes);
+        }
+    }
+}
+
+/// Beyond what is copied through the caches, at odd addresses.
+#[test]
+fn large_messages_arrive_whole() {
+    sent(Transport::Shm, 2, (9 << 20) + 5);
+}
+
+#[test]
+fn small_messages_need_no_receiver_yet() {
+    let layout = Layout::new(vec![], vec![64; 2]);
+    let mut peers = local::world(&layout, PATIENCE).unwrap();
+    let region = Region { offset: 0, bytes: EAGER_BYTES };
+    let op = |transfer| Op { transfer, source: region, target: region };
+    peers[0].arena().write(0, &[7; EAGER_BYTES]);
+    let token = peers[0].start(&[op(Transfer::Send { to: 1, lane: 0 })]).unwrap();
+    peers[0].wait(token).unwrap();
+    let token = peers[1].start(&[op(Transfer::Recv { from: 0, lane: 0 })]).unwrap();
+    peers[1].wait(token).unwrap();
+    let mut found = [0; EAGER_BYTES];
+    peers[1].arena().read(0, &mut found);
+    assert_eq!(found, [7; EAGER_BYTES]);
+    peers.iter_mut().for_each(|peer| peer.finish());
 }
 
 fn all_reduce(offset: usize, bytes: usize) -> Op {
