@@ -191,13 +191,19 @@ impl Peer {
     /// all_gather and all_to_all: one peer after the other, own block first.
     fn collect(&mut self, channel: u32, head: &Pending, served: usize) -> Result<Advance> {
         let Member { index: own, members } = self.me(channel);
-        if served == members {
-            return self.done(channel);
+        for served in served..members {
+            let index = (own + served) % members;
+            if !self.has_posted(channel, head, index)? {
+                self.set_phase(channel, Phase::Read(served));
+                return Ok(self.needs(channel, head, index, NOT_STARTED));
+            }
+            self.collect_from(channel, head, index)?;
         }
-        let index = (own + served) % members;
-        if !self.has_posted(channel, head, index)? {
-            return Ok(self.needs(channel, head, index, NOT_STARTED));
-        }
+        self.done(channel)
+    }
+
+    fn collect_from(&mut self, channel: u32, head: &Pending, index: usize) -> Result<()> {
+        let Member { index: own, members } = self.me(channel);
         self.follow(channel, index..index + 1, Stage::Posted)?;
         let from = Member { index, members };
         let (mut bytes, mut before) = (0, 0);
@@ -212,8 +218,8 @@ impl Peer {
             self.mover.copy(channel, origin, &copy)?;
             (bytes, before) = (bytes + copy.total(), before + op.source.bytes);
         }
-        self.received += if served == 0 { 0 } else { bytes as u64 };
-        Ok(self.set_phase(channel, Phase::Read(served + 1)))
+        self.received += if index == own { 0 } else { bytes as u64 };
+        Ok(())
     }
 
     /// Where the source of a member's tensor is, which lies so many bytes behind the first of its transfer.

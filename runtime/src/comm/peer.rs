@@ -21,6 +21,10 @@ use std::time::{Duration, Instant};
 
 /// Looks in a row where each rank has a core of its own, a few µs.
 const SPINS: u32 = 64;
+/// Of them, those without a pause between, a fraction of a µs.
+const EAGER_SPINS: u32 = 32;
+/// How long a rank that is about to sleep goes on looking, at least: much longer than a store takes to be seen.
+const DOZE: Duration = Duration::from_micros(5);
 /// How long a rank goes on looking while others may run on its core, before it sleeps: a sleeping virtual processor takes about as long to
 /// wake as a MiB to move.
 const AWAKE: Duration = Duration::from_micros(200);
@@ -385,8 +389,8 @@ impl Comm for Peer {
 struct Rest {
     spins: u32,
     since: Option<Instant>,
-    /// The doorbell when this rank said that it is about to sleep.
-    armed: Option<u32>,
+    /// The doorbell when this rank said that it is about to sleep, and when that was.
+    armed: Option<(u32, Instant)>,
 }
 
 impl Rest {
@@ -398,19 +402,21 @@ impl Rest {
     fn begin(&mut self, peer: &Peer) -> Option<u32> {
         if self.spins > 0 {
             self.spins -= 1;
-            std::hint::spin_loop();
+            if self.spins < SPINS - EAGER_SPINS {
+                std::hint::spin_loop();
+            }
             return None;
         }
         if self.since.get_or_insert_with(Instant::now).elapsed() < AWAKE {
             std::thread::yield_now();
             return None;
         }
-        if self.armed.is_none() {
+        let Some((bell, since)) = self.armed else {
             peer.segment.sleeping(peer.rank).store(1, SeqCst);
-            self.armed = Some(peer.segment.bell(peer.rank).load(SeqCst));
+            self.armed = Some((peer.segment.bell(peer.rank).load(SeqCst), Instant::now()));
             return None;
-        }
-        self.armed
+        };
+        (since.elapsed() >= DOZE).then_some(bell)
     }
 
     /// The rank is awake, and will look as long as at first before it sleeps.

@@ -224,10 +224,10 @@ impl Segment {
         self.rank32(rank, RankWord::Sleeping)
     }
 
-    /// Tells those of `ranks` that sleep of what was stored before. Who is about to sleep says so, then looks once more: one of the two
-    /// sees the other.
+    /// Tells those of `ranks` that sleep of what was stored before. Who is about to sleep says so, then looks for a while longer than a
+    /// store takes to be seen: one of the two sees the other. (A fence would be sure of that, and make the rank wait for its stores each
+    /// time; who should miss a ring looks up after `WAKE`.)
     pub fn ring(&self, ranks: impl Iterator<Item = u32>) {
-        fence(SeqCst);
         for rank in ranks.filter(|&rank| self.sleeping(rank).load(SeqCst) != 0) {
             self.bell(rank).fetch_add(1, SeqCst);
             super::shm::wake(self.bell(rank));
@@ -235,6 +235,7 @@ impl Segment {
     }
 
     pub fn ring_all(&self) {
+        fence(SeqCst);
         self.ring(0..self.layout.world());
     }
 

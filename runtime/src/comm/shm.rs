@@ -5,7 +5,7 @@
 //! program's own accesses.
 
 use super::peer::Peer;
-use super::segment::{Layout, Segment};
+use super::segment::{Layout, PAGE, Segment};
 use super::{Patience, Region};
 use crate::error::{Error, Result};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -125,27 +125,66 @@ impl Mapping {
     }
 }
 
-/// Copies by stores that go around the caches: a line is not read before it is written.
+/// Copies by stores that go around the caches: a line is not read before it is written. Four pages at a time: each is a stream that the
+/// processor fetches ahead.
 ///
 /// # Safety
 /// As many bytes as `from` has are writable at `to`, apart from these.
 #[cfg(target_arch = "x86_64")]
 unsafe fn copy_around(from: &[u8], to: *mut u8) {
-    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
-    // SAFETY: the caller's; lines begin at multiples of 64.
+    // SAFETY: the caller's; lines begin at multiples of 64, and the machine has the instructions.
     unsafe {
         let (head, rest) = from.split_at(to.align_offset(64).min(from.len()));
         std::ptr::copy_nonoverlapping(head.as_ptr(), to, head.len());
         let to = to.add(head.len());
-        let (lines, tail) = rest.as_chunks::<64>();
-        for (i, line) in lines.iter().enumerate() {
-            let (from, to) = (line.as_ptr().cast::<__m128i>(), to.add(64 * i).cast::<__m128i>());
-            (0..4).for_each(|part| _mm_stream_si128(to.add(part), _mm_loadu_si128(from.add(part))));
+        let (blocks, tail) = rest.as_chunks();
+        if std::arch::is_x86_feature_detected!("avx512f") {
+            streams_512(blocks, to)
+        } else {
+            streams_128(blocks, to)
         }
         // Who is told of the copy must find it.
-        _mm_sfence();
-        std::ptr::copy_nonoverlapping(tail.as_ptr(), to.add(64 * lines.len()), tail.len());
+        std::arch::x86_64::_mm_sfence();
+        std::ptr::copy_nonoverlapping(tail.as_ptr(), to.add(rest.len() - tail.len()), tail.len());
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+type Block = [u8; 4 * PAGE];
+
+/// `line` copies 64 bytes.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn streams(blocks: &[Block], to: *mut u8, line: impl Fn(*const u8, *mut u8)) {
+    for (i, block) in blocks.iter().enumerate() {
+        for at in (0..PAGE).step_by(64) {
+            for at in (at..block.len()).step_by(PAGE) {
+                line(block.as_ptr().wrapping_add(at), to.wrapping_add(i * block.len() + at));
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `to` is aligned to 64 bytes, and all that is copied is writable there; the machine has AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn streams_512(blocks: &[Block], to: *mut u8) {
+    use std::arch::x86_64::{_mm512_loadu_si512, _mm512_stream_si512};
+    // SAFETY: the caller's.
+    streams(blocks, to, |from, to| unsafe { _mm512_stream_si512(to.cast(), _mm512_loadu_si512(from.cast())) });
+}
+
+/// # Safety
+/// `to` is aligned to 64 bytes, and all that is copied is writable there.
+#[cfg(target_arch = "x86_64")]
+unsafe fn streams_128(blocks: &[Block], to: *mut u8) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
+    streams(blocks, to, |from, to| {
+        let (from, to) = (from.cast::<__m128i>(), to.cast::<__m128i>());
+        // SAFETY: the caller's.
+        unsafe { (0..4).for_each(|part| _mm_stream_si128(to.add(part), _mm_loadu_si128(from.add(part)))) }
+    });
 }
 
 /// # Safety
