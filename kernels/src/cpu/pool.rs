@@ -5,6 +5,7 @@
 //! number of threads. After: a parallel-for allocates nothing. A worker spins briefly, then parks, so that more ranks than cores work.
 //! The pool also owns the packing buffers that matrix products need, one per thread.
 
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -283,15 +284,15 @@ fn spawn(index: usize, shared: Arc<Shared>) -> JoinHandle<()> {
 }
 
 /// Bytes with 64-byte alignment.
-struct Buffer(Box<[Line]>);
+/// Pages that nothing was written to are no memory.
+struct Buffer(Box<[MaybeUninit<Line>]>);
 
-#[derive(Clone)]
 #[repr(align(64))]
 struct Line(#[allow(dead_code)] [u8; 64]);
 
 impl Buffer {
     fn new(bytes: usize) -> Buffer {
-        Buffer(vec![Line([0; 64]); bytes / 64].into())
+        Buffer(Box::new_uninit_slice(bytes / 64))
     }
 
     fn pointer(&mut self) -> *mut u8 {

@@ -309,12 +309,14 @@ mod x86 {
                 for i in (0..size.width).step_by(LANES) {
                     let at = from.wrapping_add(panel * size.width + i);
                     let next = at.wrapping_offset(source.step);
-                    // SAFETY: the caller's; a width is whole vectors. The hints read nothing.
+                    let lanes = (size.width - i).min(LANES);
+                    // SAFETY: the caller's. The hints read nothing.
                     unsafe {
                         _mm_prefetch::<_MM_HINT_T0>(at.wrapping_offset(AHEAD * source.step).cast());
                         _mm_prefetch::<_MM_HINT_T0>(next.wrapping_offset(AHEAD * source.step).cast());
-                        let words = H::along(at, (q + 1 < size.steps).then_some(next), LANES);
-                        _mm512_storeu_ps(to.wrapping_add(panel * apart + q / H::STEPS * size.width + i), words);
+                        let words = H::along(at, (q + 1 < size.steps).then_some(next), lanes);
+                        let to = to.wrapping_add(panel * apart + q / H::STEPS * size.width + i);
+                        _mm512_mask_storeu_ps(to, first16(lanes), words);
                     }
                 }
             }

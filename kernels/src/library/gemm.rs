@@ -13,12 +13,15 @@ use crate::cpu::pool::{Pool, WORKER_BYTES, Worker};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// Most words (steps, or pairs of them) of the contracted dim that one pass over C takes.
-pub(super) const PIECE: usize = 256;
-/// Row panels packed at once: with `PIECE` steps they fill a third of a typical second-level cache.
-const ROW_PANELS: usize = 16;
-/// Bytes of a worker's scratch that hold packed A; the rest holds packed B.
-const A_BYTES: usize = WORKER_BYTES / 3;
+/// Most words (steps, or pairs of them) of the contracted dim that one pass over C takes, where the rows of A are read as they lie. Panels
+/// of so many stream from the second-level cache as fast as they are multiplied, and C, which lies farther away, is read and written seldom.
+pub(super) const PIECE: usize = 768;
+/// The same where A is packed: more columns of B fit beside it, for each group of which A would be packed again.
+pub(super) const PACKED_PIECE: usize = 256;
+/// Bytes of A, and of B where A is not packed, that are worked on at once: both stay in a second-level cache of a MiB.
+const A_BYTES: usize = 288 << 10;
+const B_BYTES: usize = 576 << 10;
+const _: () = assert!(A_BYTES + B_BYTES <= WORKER_BYTES);
 /// Multiply-adds that are worth a chunk of their own.
 const CHUNK: usize = 1 << 19;
 
@@ -97,6 +100,8 @@ pub(super) struct Gemm<E, S = E> {
     pub columns: Side,
     /// Runs of each piece.
     pub pieces: Vec<Vec<Run>>,
+    /// Words of the longest piece, at least one.
+    pub longest: usize,
     pub strides: Strides,
     pub pack_a: bool,
     pub pack_b: bool,
@@ -147,13 +152,16 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
         multiply_adds / (8 * self.kernels.lanes)
     }
 
-    fn panel_elements(&self) -> usize {
-        self.kernels.columns * PIECE
+    /// Elements of a packed row panel, and of a packed column panel.
+    fn panel_elements(&self) -> [usize; 2] {
+        [self.kernels.rows * self.longest, self.kernels.columns * self.longest]
     }
 
-    /// Column panels that are packed at once.
-    fn width(&self) -> usize {
-        (WORKER_BYTES - A_BYTES) / size_of::<E>() / self.panel_elements()
+    /// Row panels, and column panels, that are worked on at once.
+    fn together(&self) -> [usize; 2] {
+        let [row, column] = self.panel_elements();
+        let b_bytes = if self.pack_a { WORKER_BYTES - A_BYTES } else { B_BYTES };
+        [A_BYTES / size_of::<E>() / row, b_bytes / size_of::<E>() / column]
     }
 
     /// Products of a chunk, and the blocks that each is cut into, down and across: what takes the least time, half a chunk's waiting at the
@@ -169,7 +177,8 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
         let cost = |&[down, across]: &[usize; 2]| {
             let (height, width) = (rows.div_ceil(down), columns.div_ceil(across));
             let product = (height * width) as f64 * depth * 125.0 / self.kernels.lanes as f64;
-            let per_row = depth / self.kernels.columns as f64 * 60.0 * height as f64 * width.div_ceil(self.width()) as f64;
+            let per_row =
+                depth / self.kernels.columns as f64 * 60.0 * height as f64 * width.div_ceil(self.together()[1]) as f64;
             let per_column = depth / self.kernels.rows as f64 * 100.0 * width as f64;
             let packing = if self.pack_a { per_row } else { 0.0 } + if self.pack_b { per_column } else { 0.0 };
             let rounds = (self.batch.len() * down * across).div_ceil(threads);
@@ -188,7 +197,8 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
     /// As `run`.
     unsafe fn block(&self, operands: Operands<E, S>, rows: Range<usize>, columns: Range<usize>, worker: &mut Worker) {
         let scratch = worker.scratch();
-        let width = columns.len().div_ceil(columns.len().div_ceil(self.width()).max(1)).max(1);
+        let [height, most] = self.together();
+        let width = columns.len().div_ceil(columns.len().div_ceil(most).max(1)).max(1);
         for first in columns.clone().step_by(width) {
             let columns = first..columns.end.min(first + width);
             for piece in 0..self.pieces.len() {
@@ -198,8 +208,8 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
                     if self.pack_b {
                         self.pack_columns(operands.b, &self.columns.panels[columns.clone()], piece, packed_b);
                     }
-                    for first in rows.clone().step_by(ROW_PANELS) {
-                        let rows = first..rows.end.min(first + ROW_PANELS);
+                    for first in rows.clone().step_by(height) {
+                        let rows = first..rows.end.min(first + height);
                         let task = Task { rows, columns: columns.clone(), piece };
                         self.compute(&operands, &task, scratch.cast(), packed_b);
                     }
@@ -244,17 +254,18 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
         let (i, rows) = row;
         let (j, columns) = column;
         let (s, steps) = (&self.strides, self.packing.steps as isize);
-        // SAFETY: the caller's; packed panels lie PIECE steps apart.
+        let [row_elements, column_elements] = self.panel_elements();
+        // SAFETY: the caller's; packed panels are as long as the longest piece.
         unsafe {
             let (a, a_row, a_step) = if self.pack_a {
-                (packed_a.add(i * self.kernels.rows * PIECE), 1, rows.size as isize)
+                (packed_a.add(i * row_elements), 1, rows.size as isize)
             } else {
                 // Words as they lie: of pairs, all strides but that of a step are even.
                 let a = operands.a.offset(self.rows.source(&rows) + runs[0].a);
                 (a.cast::<E>(), s.a_row / steps, s.a_step)
             };
             let (b, b_step) = if self.pack_b {
-                (packed_b.add(j * self.panel_elements()), self.kernels.columns as isize)
+                (packed_b.add(j * column_elements), self.kernels.columns as isize)
             } else {
                 (operands.b.offset(self.columns.source(&columns) + runs[0].b).cast::<E>(), s.b_step)
             };
@@ -352,20 +363,47 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
     /// # Safety
     /// As `compute`.
     unsafe fn pack_rows(&self, a: *const S, rows: &[Panel], piece: usize, packed: *mut E) {
-        for (i, panel) in rows.iter().enumerate() {
+        let elements = self.panel_elements()[0];
+        let mut first = 0;
+        while first < rows.len() {
+            let panel = &rows[first];
+            let count = self.side_by_side(&self.rows, &rows[first..], self.strides.a_row, piece);
+            let to = packed.wrapping_add(first * elements);
             for run in &self.pieces[piece] {
-                let to = i * self.kernels.rows * PIECE;
-                for part in self.rows.parts(panel) {
-                    // SAFETY: the caller's.
-                    unsafe {
-                        let from = a.offset(part.source + run.a);
-                        let source = Source { from, stride: self.strides.a_row, step: self.strides.a_step };
+                let source = |at: isize| {
+                    let from = a.wrapping_offset(at + run.a);
+                    Source { from, stride: self.strides.a_row, step: self.strides.a_step }
+                };
+                // SAFETY: the caller's.
+                unsafe {
+                    if count > 1 {
+                        let width = panel.size;
+                        let size = Size { rows: width, width, apart: width, steps: run.size };
+                        let to = to.wrapping_add(run.position / self.packing.steps * width);
+                        (self.packing.pack_side)(source(self.rows.source(panel)), to, size, count, elements);
+                        continue;
+                    }
+                    for part in self.rows.parts(panel) {
                         let size = Size { rows: part.size, width: part.size, apart: panel.size, steps: run.size };
-                        self.pack_run(source, packed.add(to + part.position), run.position, size);
+                        self.pack_run(source(part.source), to.wrapping_add(part.position), run.position, size);
                     }
                 }
             }
+            first += count.max(1);
         }
+    }
+
+    /// How many of the panels, from the first on, are equally large and lie side by side in the source: they are packed together, step by
+    /// step. None where steps of the piece do not begin words.
+    fn side_by_side(&self, side: &Side, panels: &[Panel], stride: isize, piece: usize) -> usize {
+        if stride != 1 || !self.pieces[piece].iter().all(|run| run.position.is_multiple_of(self.packing.steps)) {
+            return 0;
+        }
+        let (at, width) = (side.source(&panels[0]), panels[0].size);
+        let follows = |(j, panel): &(usize, &Panel)| {
+            panel.count == 1 && panel.size == width && side.source(panel) == at + (j * width) as isize
+        };
+        panels.iter().enumerate().take_while(follows).count()
     }
 
     /// Packs column panels as [word][column], as wide as the microkernel, zeros at the end.
@@ -374,25 +412,20 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
     /// As `run`; `packed` holds `columns.len()` panels.
     unsafe fn pack_columns(&self, b: *const S, columns: &[Panel], piece: usize, packed: *mut E) {
         let (width, s, steps) = (self.kernels.columns, &self.strides, self.packing.steps);
-        let whole = self.pieces[piece].iter().all(|run| run.position.is_multiple_of(steps));
         let mut first = 0;
         while first < columns.len() {
-            // Whole panels that follow one another in a row of B go together.
             let at = self.columns.source(&columns[first]);
-            let follows = |j: &usize| {
-                let panel = &columns[*j];
-                panel.count == 1 && panel.size == width && self.columns.source(panel) == at + ((*j - first) * width) as isize
-            };
-            let count = if s.b_column == 1 && whole { (first..columns.len()).take_while(follows).count() } else { 0 };
+            let whole = columns[first].size == width;
+            let count = if whole { self.side_by_side(&self.columns, &columns[first..], s.b_column, piece) } else { 0 };
             for run in &self.pieces[piece] {
-                let to = packed.wrapping_add(first * self.panel_elements());
+                let to = packed.wrapping_add(first * self.panel_elements()[1]);
                 let source = |at: isize| Source { from: b.wrapping_offset(at + run.b), stride: s.b_column, step: s.b_step };
                 // SAFETY: the caller's.
                 unsafe {
                     if count > 0 {
                         let size = Size { rows: width, width, apart: width, steps: run.size };
                         let to = to.wrapping_add(run.position / steps * width);
-                        (self.packing.pack_side)(source(at), to, size, count, self.panel_elements());
+                        (self.packing.pack_side)(source(at), to, size, count, self.panel_elements()[1]);
                         continue;
                     }
                     let parts = self.columns.parts(&columns[first]);

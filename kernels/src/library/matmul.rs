@@ -4,7 +4,7 @@
 //! left operand) and columns (of the right one). Neighbouring dims that are one dim in memory are merged; what remains becomes panels.
 
 use super::factors::{self, Packing};
-use super::gemm::{Gemm, Operands, PIECE, Panel, Part, Run, Side, Strides};
+use super::gemm::{Gemm, Operands, PACKED_PIECE, PIECE, Panel, Part, Run, Side, Strides};
 use super::microkernel::{Kernels, Stretch};
 use super::simd::Element;
 use crate::cpu::isa::Isa;
@@ -35,6 +35,9 @@ pub struct DotGeneral<E, S = E> {
 
 /// Elements from one step to the next with which a panel is as dense as its copy would be, nearly.
 const NEAR: isize = 64;
+
+/// Words of a run that is worth a piece of its own.
+const LONG: usize = 128;
 
 /// A dim of one group: its length and its strides in A, B and C.
 type Dim = (usize, [isize; 3]);
@@ -107,6 +110,7 @@ impl<E: Element, S: Copy + Send + Sync> DotGeneral<E, S> {
         merge(&mut k, 0);
         let count = |dims: &[Dim]| dims.iter().map(|dim| dim.0).product::<usize>();
         let swapped = swap_costs_less(&kernels, packing.steps, &m, &n, &k);
+        let most = most_steps(&k) * packing.steps;
         if swapped {
             std::mem::swap(&mut m, &mut n);
             [&mut batch, &mut m, &mut n, &mut k].into_iter().for_each(|dims| dims.iter_mut().for_each(|dim| dim.1.swap(0, 1)));
@@ -122,7 +126,7 @@ impl<E: Element, S: Copy + Send + Sync> DotGeneral<E, S> {
         };
         let rows = panels(&m, 0, kernels.rows, true);
         let columns = panels(&n, 1, kernels.columns, false);
-        let pieces = pieces(&k, packing.steps);
+        let pieces = pieces(&k, packing.steps, most);
         // A is read where it lies as words of one step, or if its rows have whole pairs.
         let whole = |run: &Run| run.size.is_multiple_of(packing.steps);
         let paired = strides.a_step == 1 && strides.a_row % packing.steps as isize == 0 && pieces.iter().flatten().all(whole);
@@ -149,6 +153,7 @@ impl<E: Element, S: Copy + Send + Sync> DotGeneral<E, S> {
                 || (rows.panels.len() > 2 && strides.b_step > NEAR),
             rows,
             columns,
+            longest: pieces.iter().map(|runs| words_of(runs, packing.steps)).max().unwrap_or(1).max(1),
             pieces,
             strides,
             work,
@@ -222,7 +227,7 @@ fn inner(dims: &[Dim]) -> Dim {
 fn swap_costs_less<E>(kernels: &Kernels<E>, steps: usize, m: &[Dim], n: &[Dim], k: &[Dim]) -> bool {
     let count = |dims: &[Dim]| dims.iter().map(|dim| dim.0).product::<usize>() as f64;
     let (depth, inner_k) = (count(k), inner(k));
-    let pieces = (depth / (PIECE * steps) as f64).ceil();
+    let pieces = (depth / (most_steps(k) * steps) as f64).ceil();
     let cost = |rows: &[Dim], columns: &[Dim], a: usize, b: usize| {
         let (row, column) = (inner(rows), inner(columns));
         let [height, width] = [rows, columns].map(|dims| dims[joint(dims)..].iter().map(|dim| dim.0).product::<usize>());
@@ -323,9 +328,20 @@ fn is_short(dims: &[Dim], most: usize) -> bool {
     2 * dims[joint(dims)..].iter().map(|dim| dim.0).product::<usize>() < most
 }
 
-/// Cuts the contracted dims into pieces of equal length, a function of these dims only, and these into runs along the inner dim. Words
-/// have so many steps; pieces end with whole ones where they can.
-fn pieces(dims: &[Dim], steps: usize) -> Vec<Vec<Run>> {
+/// Words of a piece, at most: a function of layouts alone, as instruction sets must agree.
+fn most_steps(k: &[Dim]) -> usize {
+    let strides = inner(k).1;
+    if strides[0] == 1 || strides[1] == 1 { PIECE } else { PACKED_PIECE }
+}
+
+/// Words of a piece.
+fn words_of(runs: &[Run], steps: usize) -> usize {
+    runs.last().map_or(0, |last| (last.position + last.size).div_ceil(steps))
+}
+
+/// Cuts the contracted dims into pieces of equal length, at most so many steps, a function of these dims only, and these into runs along the
+/// inner dim. Words have so many steps; pieces end with whole ones where they can.
+fn pieces(dims: &[Dim], steps: usize, most: usize) -> Vec<Vec<Run>> {
     let (size, strides) = inner(dims);
     let outer = offsets(&dims[..dims.len().saturating_sub(1)]);
     let total = outer.len() * size;
@@ -333,8 +349,7 @@ fn pieces(dims: &[Dim], steps: usize) -> Vec<Vec<Run>> {
         return vec![vec![Run { a: 0, b: 0, position: 0, size: 0 }]];
     }
     // Long runs are cut by themselves: a piece of one run needs no copy.
-    let most = PIECE * steps;
-    let whole = if 2 * size >= most { size } else { total };
+    let whole = if size >= LONG * steps { size } else { total };
     let length = whole.div_ceil(whole.div_ceil(most)).next_multiple_of(steps);
     let mut pieces = vec![];
     let firsts = (0..total).step_by(whole).flat_map(|begin| (begin..begin + whole).step_by(length));
@@ -439,7 +454,8 @@ mod tests {
     #[test]
     fn all_layouts_of_a_matrix_product() {
         for spec in ["mk kn mn", "mk nk mn", "km kn mn", "km nk mn", "mk kn nm", "mk nk nm", "km kn nm", "km nk nm"] {
-            check(spec, &[('m', 37), ('n', 45), ('k', 300)]);
+            check(spec, &[('m', 37), ('n', 45), ('k', 1700)]);
+            check(spec, &[('m', 130), ('n', 230), ('k', 40)]);
             check(spec, &[('m', 3), ('n', 129), ('k', 17)]);
             check(spec, &[('m', 210), ('n', 1), ('k', 5)]);
             check(spec, &[('m', 1), ('n', 1), ('k', 1)]);
@@ -456,7 +472,7 @@ mod tests {
         check("mbk nbk bmn", &[('b', 3), ('m', 13), ('n', 18), ('k', 21)]);
         check("btm btn mn", &[('b', 30), ('t', 20), ('m', 18), ('n', 21)]);
         check("m n mn", &[('m', 20), ('n', 40)]);
-        check("k k ", &[('k', 700)]);
+        check("k k ", &[('k', 1700)]);
     }
 
     #[test]
@@ -469,7 +485,7 @@ mod tests {
     /// Random reals: instruction sets, threads and batching must agree in every bit.
     #[test]
     fn same_bits_for_all_threads_and_instruction_sets() {
-        let sizes = [('m', 300), ('n', 530), ('k', 700)];
+        let sizes = [('m', 300), ('n', 530), ('k', 1700)];
         for spec in ["mk kn mn", "mk nk mn", "km kn mn"] {
             let factors = factors(spec, &sizes);
             let real = |count: usize| (0..count).map(|i| ((i as f32) * 0.37).sin()).collect::<Vec<f32>>();

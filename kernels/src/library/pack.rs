@@ -33,7 +33,7 @@ pub type Pack<E, W = E> = unsafe fn(Source<E>, *mut W, Size);
 /// `count` panels, `size.width` wide and side by side in the source; `apart` elements apart in the copy.
 ///
 /// # Safety
-/// As `Pack`, for each of them; the source's stride is 1 and `size.rows` is `size.width`.
+/// As `Pack`, for each of them; the source's stride is 1, and `size.rows` is `size.width` is `size.apart`.
 pub type PackSide<E, W = E> = unsafe fn(Source<E>, *mut W, Size, usize, usize);
 
 /// to[offsets[j] + i] = from[i * stride + j * step] for i < rows and all offsets.
@@ -168,11 +168,14 @@ pub(super) unsafe fn pack_side<V: Vector>(source: Source<V::E>, to: *mut V::E, s
         let ahead = from.wrapping_offset(AHEAD * source.step);
         for panel in 0..count {
             for i in (0..size.width).step_by(V::LANES) {
-                let at = panel * size.width + i;
-                // SAFETY: the caller's; a width is whole vectors.
+                let (at, to) = (panel * size.width + i, to.wrapping_add(panel * apart + q * size.width + i));
+                // SAFETY: the caller's.
                 unsafe {
                     V::prefetch(ahead.wrapping_add(at));
-                    V::load(from.add(at)).store(to.add(panel * apart + q * size.width + i));
+                    match size.width - i {
+                        lanes if lanes < V::LANES => V::load_first(from.add(at), lanes).store_first(to, lanes),
+                        _ => V::load(from.add(at)).store(to),
+                    }
                 }
             }
         }
