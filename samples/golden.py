@@ -101,7 +101,8 @@ CASES = {
     "cnn_legacy": f"{CNN.replace('cnn.onnx', 'cnn_legacy.onnx')} --optimizer sgd --lr 0.05 --momentum 0.9 --grad-clip 1",
     "resnet": f"{IMAGES.replace('NAME', 'resnet')} --optimizer sgd --lr 0.005 --momentum 0.9",
     "resnet_legacy": f"{IMAGES.replace('NAME', 'resnet_legacy')} --optimizer sgd --lr 0.005 --momentum 0.9 --grad-clip 1",
-    "mobilenet": f"{IMAGES.replace('NAME', 'mobilenet')} {ADAMW}",
+    # A smaller eps magnifies the rounding of gradients that are exactly zero: running means further on hold it.
+    "mobilenet": f"{IMAGES.replace('NAME', 'mobilenet')} {ADAMW.replace('1e-6', '1e-4')}",
     "mobilenet_legacy": f"{IMAGES.replace('NAME', 'mobilenet_legacy')} {SGD}",
     "efficientnet_legacy": f"{IMAGES.replace('NAME', 'efficientnet_legacy')} --init-rule *squeeze*=std:0.5 {ADAMW}",
     "convnext_legacy": f"{IMAGES.replace('NAME', 'convnext_legacy')} --init-rule *.scale=std:0.5 {SGD}",
