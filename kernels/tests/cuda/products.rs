@@ -202,15 +202,15 @@ pub fn planted() -> Vec<Planted> {
         (Bug::Tail, 1, "first = blockIdx.y * each", "first = blockIdx.y * (each - step)"),
         (Bug::NoWait, 2, "tensor::wait<STAGES - 2>();", "tensor::wait<STAGES - 1>();"),
         (Bug::NoBarrier, 2, "tensor::wait<STAGES - 2>();\n        __syncthreads();", "tensor::wait<STAGES - 2>();"),
-        (Bug::WrongTile, 2, "start(ahead, next);", "start(ahead, now);"),
+        (Bug::WrongTile, 2, "start(ahead, next, slice);", "start(ahead, now, slice);"),
         (
             Bug::Uninitialised,
             2,
-            "finish(tile.first + stage * STEP, stage);",
-            "if (stage > 0) finish(tile.first + stage * STEP, stage);",
+            "finish(tile.first + stage * STEP, stage, slice);",
+            "if (slice > 0) finish(tile.first + stage * STEP, stage, slice);",
         ),
         (Bug::Lane, 2, "i + lane / 16 * 8", "i + lane / 8 % 2 * 8"),
-        (Bug::Index, 2, "row + i * 16 + lane / 4 + half * 8", "row + i * 16 + lane / 4"),
+        (Bug::Index, 2, "first_m + i * 16 + half * 8", "first_m + i * 16"),
         (Bug::Tail, 2, "i < (LHS ? V::M : V::N) && k < tile.end", "k < tile.end"),
     ];
     let one = |(number, (kind, which, from, to)): (usize, (Bug, usize, &'static str, &'static str))| {

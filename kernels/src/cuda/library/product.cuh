@@ -5,7 +5,7 @@
 //   static bool rhs(Index b, Index k, Index n, Index& at);
 //   static Index out(Index b, Index m, Index n);
 // Fragments of tensor cores are those of tensor.cuh. Blocks along x are tiles, of all batches; along y parts of K, whose sums go to the
-// workspace where there are several.
+// workspace, which is null where there is one.
 
 #ifndef DCC_PRODUCT
 #define DCC_PRODUCT
@@ -29,7 +29,7 @@ struct Tile {
 
 template <class V, class C, class S, bool ADD>
 __device__ inline void put(C* c, S* workspace, typename V::Index b, typename V::Index m, typename V::Index n, S sum) {
-    if (gridDim.y > 1) {
+    if (workspace) {
         workspace[(((long long)blockIdx.y * V::BATCH + b) * V::M + m) * V::N + n] = sum;
         return;
     }
@@ -93,14 +93,15 @@ __device__ inline void product(const A* a, const B* b, C* c, S* workspace) {
 // Of half floats on tensor cores: TILE x TILE elements of a block of 8 warps, 64 x 32 of a warp. Of STAGES tiles of each operand in shared
 // memory one is used while the others come.
 namespace halves {
-constexpr int TILE = 128, STEP = 32, THREADS = 256, STAGES = 3;
+constexpr int TILE = 128, STEP = 32, THREADS = 256, STAGES = 3, SLICES = STEP / 16;
 
 // An operand's tiles: a row for each m or n with k along it, or (not ALONG_K) one for each k. PACK elements lie side by side in memory
-// wherever one of them is read: 8 are copied past the registers, single ones pass through them.
+// wherever one of them is read: 8 are copied past the registers, single ones pass through them, a slice of a step's at a time.
 template <class V, class H, bool LHS, bool ALONG_K, int PACK>
 struct Tiles {
     typedef typename V::Index I;
-    static constexpr int ROWS = ALONG_K ? TILE : STEP, WIDTH = ALONG_K ? STEP : TILE, PACKS = WIDTH / PACK, EACH = ROWS * PACKS / THREADS;
+    static constexpr int ROWS = ALONG_K ? TILE : STEP, WIDTH = ALONG_K ? STEP : TILE, PACKS = WIDTH / PACK,
+                         EACH = ROWS * PACKS / THREADS / SLICES;
     // An odd number of 16 bytes: eight rows lie in different banks.
     static constexpr int APART = WIDTH + 8, SIZE = ROWS * APART;
     H* tiles;
@@ -109,24 +110,27 @@ struct Tiles {
     __device__ static int row(int at) { return (at * THREADS + (int)threadIdx.x) / PACKS; }
     __device__ static int column(int at) { return (at * THREADS + (int)threadIdx.x) % PACKS * PACK; }
 
-    // Starts to fetch the step from k0 on.
-    __device__ void start(const H* from, const Tile<V, TILE, TILE>& tile, I k0, int stage) {
+    // Starts to fetch a slice of the step from k0 on.
+    __device__ void start(const H* from, const Tile<V, TILE, TILE>& tile, I k0, int stage, int slice) {
 #pragma unroll
-        for (int at = 0; at < EACH; ++at) {
+        for (int at = slice * EACH; at < (slice + 1) * EACH; ++at) {
             const I i = (LHS ? tile.m : tile.n) + (ALONG_K ? row(at) : column(at)), k = k0 + (ALONG_K ? column(at) : row(at));
             I place = 0;
             const bool there = i < (LHS ? V::M : V::N) && k < tile.end &&
                                (LHS ? V::lhs(tile.batch, i, k, place) : V::rhs(tile.batch, k, i, place));
             if constexpr (PACK == 8) tensor::copy(tiles + stage * SIZE + row(at) * APART + column(at), there ? from + place : from, there);
-            else held[at] = there ? from[place] : H{0};
+            else held[at - slice * EACH] = there ? from[place] : H{0};
         }
     }
 
     // Puts into its tile what did not go there by itself.
-    __device__ void finish(int stage) {
+    __device__ void finish(int stage, int slice) {
         if constexpr (PACK != 8) {
 #pragma unroll
-            for (int at = 0; at < EACH; ++at) tiles[stage * SIZE + row(at) * APART + column(at)] = held[at];
+            for (int at = 0; at < EACH; ++at) {
+                const int to = slice * EACH + at;
+                tiles[stage * SIZE + row(to) * APART + column(to)] = held[at];
+            }
         }
     }
 
@@ -149,7 +153,7 @@ struct Tiles {
 template <class V, class C, bool PAIRS, bool ADD>
 __device__ inline void put_both(C* c, float* workspace, typename V::Index b, typename V::Index m, typename V::Index n, float x, float y) {
     if (m >= V::M || n >= V::N) return;
-    if (!PAIRS || gridDim.y > 1) {
+    if (!PAIRS || workspace) {
         put<V, C, float, ADD>(c, workspace, b, m, n, x);
         if (n + 1 < V::N) put<V, C, float, ADD>(c, workspace, b, m, n + 1, y);
         return;
@@ -171,30 +175,34 @@ __device__ inline void product(const H* a, const H* b, C* c, float* workspace) {
     lhs.tiles = shared;
     rhs.tiles = shared + STAGES * lhs.SIZE;
     const Tile<V, TILE, TILE> tile(STEP);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = warp / 4 * 64, column = warp % 4 * 32;
+    const int warp = threadIdx.x / 32, row = warp / 4 * 64, column = warp % 4 * 32;
     float sums[4][4][4];
 #pragma unroll
     for (int i = 0; i < 64; ++i) sums[i / 16][i / 4 % 4][i % 4] = 0.0f;
-    const auto start = [&](I k0, int stage) {
-        if (k0 < tile.end) lhs.start(a, tile, k0, stage), rhs.start(b, tile, k0, stage);
-        tensor::commit();
+    const auto start = [&](I k0, int stage, int slice) {
+        if (k0 < tile.end) lhs.start(a, tile, k0, stage, slice), rhs.start(b, tile, k0, stage, slice);
+        if (slice == SLICES - 1) tensor::commit();
     };
-    const auto finish = [&](I k0, int stage) {
-        if (k0 < tile.end) lhs.finish(stage), rhs.finish(stage);
+    const auto finish = [&](I k0, int stage, int slice) {
+        if (k0 < tile.end) lhs.finish(stage, slice), rhs.finish(stage, slice);
     };
 #pragma unroll
     for (int stage = 0; stage < STAGES - 1; ++stage) {
-        start(tile.first + stage * STEP, stage);
-        finish(tile.first + stage * STEP, stage);
+#pragma unroll
+        for (int slice = 0; slice < SLICES; ++slice) {
+            start(tile.first + stage * STEP, stage, slice);
+            finish(tile.first + stage * STEP, stage, slice);
+        }
     }
     int now = 0, next = STAGES - 1;
     for (I k0 = tile.first; k0 < tile.end; k0 += STEP) {
         tensor::wait<STAGES - 2>();
         __syncthreads();
         const I ahead = k0 + (STAGES - 1) * STEP;
-        start(ahead, next);
 #pragma unroll
-        for (int k = 0; k < STEP; k += 16) {
+        for (int slice = 0; slice < SLICES; ++slice) {
+            const int k = slice * 16;
+            start(ahead, next, slice);
             unsigned p[4][4], q[2][4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) lhs.left(p[i], now, row + i * 16, k);
@@ -204,19 +212,22 @@ __device__ inline void product(const H* a, const H* b, C* c, float* workspace) {
             for (int i = 0; i < 4; ++i)
 #pragma unroll
                 for (int j = 0; j < 4; ++j) tensor::multiply(sums[i][j], p[i], q[j / 2][j % 2 * 2], q[j / 2][j % 2 * 2 + 1], H{0});
+            finish(ahead, next, slice);
         }
-        finish(ahead, next);
         now = now + 1 == STAGES ? 0 : now + 1;
         next = next + 1 == STAGES ? 0 : next + 1;
     }
     tensor::wait<0>();
+    // As `row` and `column`.
+    const int thread = tensor::thread_again(), lane = thread % 32;
+    const I first_m = tile.m + thread / 128 * 64 + lane / 4, first_n = tile.n + thread / 32 % 4 * 32 + lane % 4 * 2;
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
         for (int j = 0; j < 4; ++j)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const I m = tile.m + row + i * 16 + lane / 4 + half * 8, n = tile.n + column + j * 8 + lane % 4 * 2;
+                const I m = first_m + i * 16 + half * 8, n = first_n + j * 8;
                 put_both<V, C, PAIRS, ADD>(c, workspace, tile.batch, m, n, sums[i][j][2 * half], sums[i][j][2 * half + 1]);
             }
 }

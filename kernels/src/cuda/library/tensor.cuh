@@ -38,6 +38,13 @@ __device__ inline void commit() { asm volatile("cp.async.commit_group;" ::: "mem
 template <int N>
 __device__ inline void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
+// threadIdx.x, read anew: what follows from it need not stay in registers through a loop.
+__device__ inline int thread_again() {
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+
 // Two numbers in one register, the first in its low half.
 __device__ inline unsigned both(float low, float high, f16) {
     unsigned x;
@@ -65,6 +72,7 @@ __device__ inline void copy(void* to, const void* from, bool there) { emulated::
 __device__ inline void commit() { emulated::commit(); }
 template <int N>
 __device__ inline void wait() { emulated::wait(N); }
+__device__ inline int thread_again() { return threadIdx.x; }
 template <class T>
 __device__ inline unsigned both(float low, float high, T) { return narrow<T>(low).bits | (unsigned)narrow<T>(high).bits << 16; }
 __device__ inline float exp2(float x) { return ::exp2f(x); }
