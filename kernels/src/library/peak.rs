@@ -121,7 +121,8 @@ unsafe fn chains<V: Vector<E = f32>>(turns: usize) -> f32 {
         let (a, b) = (V::splat(0.999), V::splat(0.001));
         let mut x = [V::zero(); CHAINS];
         for i in 0..CHAINS {
-            x[i] = V::splat(i as f32);
+            // Unknown to the compiler: it would leave out a chain that begins at a fixed point, 1.
+            x[i] = V::splat(std::hint::black_box(i as f32));
         }
         for _ in 0..turns {
             for i in 0..CHAINS {
