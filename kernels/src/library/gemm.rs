@@ -5,17 +5,23 @@
 //! length alone; a thread owns whole elements of C. Hence the same bits for every number of threads. Threads pack for themselves what
 //! their blocks need, some of it more than once: a copy in a core's own cache costs less than waiting for each other's.
 
+mod panels;
+
+pub(super) use panels::LINE;
+
 use super::factors::{Packing, Place};
 use super::microkernel::{Block, Kernels, MAX_COLUMNS, MAX_ROWS, Stretch};
-use super::pack::{Size, Source};
 use super::simd::Element;
 use crate::cpu::pool::{Pool, WORKER_BYTES, Worker};
+use panels::Stripes;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
 /// Most words (steps, or pairs of them) of the contracted dim that one pass over C takes, where the rows of A are read as they lie. Panels
 /// of so many stream from the second-level cache as fast as they are multiplied, and C, which lies farther away, is read and written seldom.
 pub(super) const PIECE: usize = 768;
+/// A contracted dim of so many words is still one piece: C is written once.
+pub(super) const WHOLE: usize = 1024;
 /// The same where A is packed: more columns of B fit beside it, for each group of which A would be packed again.
 pub(super) const PACKED_PIECE: usize = 256;
 /// Bytes of A, and of B where A is not packed, that are worked on at once: both stay in a second-level cache of a MiB.
@@ -90,6 +96,17 @@ pub(super) struct Strides {
     pub c_column: isize,
 }
 
+/// How the microkernel reads the rows of A.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rows {
+    /// Where they lie.
+    InPlace,
+    /// From copies of them that lie in different sets of the first-level cache; in A they fall into the same.
+    Copied,
+    /// From panels, [word][row].
+    Packed,
+}
+
 /// A batched product with everything that follows from its shape decided: sums of `E`, operands of `S`.
 pub(super) struct Gemm<E, S = E> {
     pub kernels: Kernels<E>,
@@ -103,7 +120,7 @@ pub(super) struct Gemm<E, S = E> {
     /// Words of the longest piece, at least one.
     pub longest: usize,
     pub strides: Strides,
-    pub pack_a: bool,
+    pub read_a: Rows,
     pub pack_b: bool,
     /// Multiply-adds of one product.
     pub work: usize,
@@ -152,15 +169,10 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
         multiply_adds / (8 * self.kernels.lanes)
     }
 
-    /// Elements of a packed row panel, and of a packed column panel.
-    fn panel_elements(&self) -> [usize; 2] {
-        [self.kernels.rows * self.longest, self.kernels.columns * self.longest]
-    }
-
     /// Row panels, and column panels, that are worked on at once.
     fn together(&self) -> [usize; 2] {
         let [row, column] = self.panel_elements();
-        let b_bytes = if self.pack_a { WORKER_BYTES - A_BYTES } else { B_BYTES };
+        let b_bytes = if self.read_a == Rows::InPlace { B_BYTES } else { WORKER_BYTES - A_BYTES };
         [A_BYTES / size_of::<E>() / row, b_bytes / size_of::<E>() / column]
     }
 
@@ -180,7 +192,7 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
             let per_row =
                 depth / self.kernels.columns as f64 * 60.0 * height as f64 * width.div_ceil(self.together()[1]) as f64;
             let per_column = depth / self.kernels.rows as f64 * 100.0 * width as f64;
-            let packing = if self.pack_a { per_row } else { 0.0 } + if self.pack_b { per_column } else { 0.0 };
+            let packing = if self.read_a == Rows::Packed { per_row } else { 0.0 } + if self.pack_b { per_column } else { 0.0 };
             let rounds = (self.batch.len() * down * across).div_ceil(threads);
             (rounds as f64 + 0.5) * (product + packing)
         };
@@ -202,37 +214,77 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
         for first in columns.clone().step_by(width) {
             let columns = first..columns.end.min(first + width);
             for piece in 0..self.pieces.len() {
-                // SAFETY: the caller's; the scratch holds A_BYTES for A and `width` panels for B.
-                unsafe {
-                    let packed_b = scratch.add(A_BYTES).cast();
-                    if self.pack_b {
-                        self.pack_columns(operands.b, &self.columns.panels[columns.clone()], piece, packed_b);
-                    }
-                    for first in rows.clone().step_by(height) {
-                        let rows = first..rows.end.min(first + height);
-                        let task = Task { rows, columns: columns.clone(), piece };
-                        self.compute(&operands, &task, scratch.cast(), packed_b);
+                for first in rows.clone().step_by(height) {
+                    let group = |first: usize| first..rows.end.min(first + height);
+                    let next = match first + height < rows.end {
+                        true => (group(first + height), piece),
+                        false => (group(rows.start), piece + 1),
+                    };
+                    let task = Task { rows: group(first), columns: columns.clone(), piece, next };
+                    // SAFETY: the caller's; the scratch holds A_BYTES for A and `width` panels for B, which the first rows pack.
+                    unsafe {
+                        self.compute(&operands, &task, scratch.cast(), scratch.add(A_BYTES).cast(), first == rows.start);
                     }
                 }
             }
         }
     }
 
+    /// Columns are packed where these rows are the first that read them: a panel at a time, while the memory of the next is on its way, if
+    /// the steps of a column lie side by side; else all together, since their columns do.
+    ///
     /// # Safety
-    /// As `run`; `packed_b` holds the task's columns if B is packed, `packed_a` has A_BYTES.
-    unsafe fn compute(&self, operands: &Operands<E, S>, task: &Task, packed_a: *mut E, packed_b: *const E) {
+    /// As `run`; `packed_b` has room for the task's columns, and holds them unless these are the first rows; `packed_a` has A_BYTES.
+    unsafe fn compute(&self, operands: &Operands<E, S>, task: &Task, packed_a: *mut E, packed_b: *mut E, first: bool) {
         let rows = &self.rows.panels[task.rows.clone()];
         let columns = &self.columns.panels[task.columns.clone()];
+        let packs = self.pack_b && first;
         // SAFETY: the caller's.
         unsafe {
-            if self.pack_a {
-                self.pack_rows(operands.a, rows, task.piece, packed_a);
+            match self.read_a {
+                Rows::InPlace => {}
+                Rows::Copied => self.copy_rows(operands.a, rows, task.piece, packed_a),
+                Rows::Packed => self.pack_rows(operands.a, rows, task.piece, packed_a),
             }
-            let cell = |i: usize, j: usize| self.cell(operands, task.piece, (i, rows[i]), (j, columns[j]), packed_a, packed_b);
-            if columns.len() <= 4 && rows.len() > columns.len() {
+            // While these are multiplied, the memory of what comes next is on its way: of the following rows, and where they are those of
+            // another piece, of its columns.
+            let none = Stripes::none();
+            let (mut next_rows, mut next_columns) = (none, none);
+            if let Some(runs) = self.pieces.get(task.next.1) {
+                next_rows = self.source_of_rows(operands.a, &self.rows.panels[task.next.0.clone()], runs);
+                if task.next.1 != task.piece {
+                    next_columns = self.source_of_columns(operands.b, columns, runs);
+                }
+            }
+            let (mut done, count) = (0, rows.len() * columns.len());
+            let mut cell = |i: usize, j: usize| {
+                next_rows.fetch(done, count);
+                next_columns.fetch(done, count);
+                done += 1;
+                self.cell(operands, task.piece, (i, rows[i]), (j, columns[j]), packed_a, packed_b);
+            };
+            let row_by_row = columns.len() <= 4 && rows.len() > columns.len();
+            let one_by_one = packs && !row_by_row && self.strides.b_step == 1;
+            if packs && !one_by_one {
+                self.pack_columns(operands.b, columns, task.piece, packed_b);
+            }
+            if row_by_row {
                 (0..rows.len()).for_each(|i| (0..columns.len()).for_each(|j| cell(i, j)));
-            } else {
-                (0..columns.len()).for_each(|j| (0..rows.len()).for_each(|i| cell(i, j)));
+                return;
+            }
+            let elements = self.panel_elements()[1];
+            for j in 0..columns.len() {
+                if one_by_one {
+                    self.pack_columns(operands.b, &columns[j..=j], task.piece, packed_b.add(j * elements));
+                }
+                let next = match columns.get(j + 1..j + 2) {
+                    Some(next) if one_by_one => self.source_of_columns(operands.b, next, &self.pieces[task.piece]),
+                    _ => none,
+                };
+                for i in 0..rows.len() {
+                    next.fetch(i, rows.len());
+                    cell(i, j);
+                }
             }
         }
     }
@@ -257,12 +309,13 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
         let [row_elements, column_elements] = self.panel_elements();
         // SAFETY: the caller's; packed panels are as long as the longest piece.
         unsafe {
-            let (a, a_row, a_step) = if self.pack_a {
-                (packed_a.add(i * row_elements), 1, rows.size as isize)
-            } else {
+            let (a, a_row, a_step) = match self.read_a {
                 // Words as they lie: of pairs, all strides but that of a step are even.
-                let a = operands.a.offset(self.rows.source(&rows) + runs[0].a);
-                (a.cast::<E>(), s.a_row / steps, s.a_step)
+                Rows::InPlace => {
+                    (operands.a.offset(self.rows.source(&rows) + runs[0].a).cast::<E>(), s.a_row / steps, s.a_step)
+                }
+                Rows::Copied => (packed_a.add(i * row_elements), self.copied_row() as isize, 1),
+                Rows::Packed => (packed_a.add(i * row_elements), 1, rows.size as isize),
             };
             let (b, b_step) = if self.pack_b {
                 (packed_b.add(j * column_elements), self.kernels.columns as isize)
@@ -276,6 +329,7 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
                 a_step,
                 b,
                 b_step,
+                b_padded: self.pack_b,
                 c: operands.c.wrapping_offset(rows.c + columns.c),
                 c_row: s.c_row,
                 c_column: s.c_column,
@@ -340,106 +394,6 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
             }
         }
     }
-
-    /// Packs steps of a panel that begin at `position` of their piece; of pairs, one that is the second of a pair by itself.
-    ///
-    /// # Safety
-    /// As `Pack`, with `to` where the panel's copy begins.
-    unsafe fn pack_run(&self, mut source: Source<S>, to: *mut E, mut position: usize, mut size: Size) {
-        let steps = self.packing.steps;
-        // SAFETY: the caller's; the word was written with the step before.
-        unsafe {
-            if !position.is_multiple_of(steps) && size.steps > 0 {
-                (self.packing.second)(source, to.add(position / steps * size.apart), size);
-                source.from = source.from.wrapping_offset(source.step);
-                (position, size.steps) = (position + 1, size.steps - 1);
-            }
-            (self.packing.pack)(source, to.add(position / steps * size.apart), size);
-        }
-    }
-
-    /// Packs row panels as [word][row].
-    ///
-    /// # Safety
-    /// As `compute`.
-    unsafe fn pack_rows(&self, a: *const S, rows: &[Panel], piece: usize, packed: *mut E) {
-        let elements = self.panel_elements()[0];
-        let mut first = 0;
-        while first < rows.len() {
-            let panel = &rows[first];
-            let count = self.side_by_side(&self.rows, &rows[first..], self.strides.a_row, piece);
-            let to = packed.wrapping_add(first * elements);
-            for run in &self.pieces[piece] {
-                let source = |at: isize| {
-                    let from = a.wrapping_offset(at + run.a);
-                    Source { from, stride: self.strides.a_row, step: self.strides.a_step }
-                };
-                // SAFETY: the caller's.
-                unsafe {
-                    if count > 1 {
-                        let width = panel.size;
-                        let size = Size { rows: width, width, apart: width, steps: run.size };
-                        let to = to.wrapping_add(run.position / self.packing.steps * width);
-                        (self.packing.pack_side)(source(self.rows.source(panel)), to, size, count, elements);
-                        continue;
-                    }
-                    for part in self.rows.parts(panel) {
-                        let size = Size { rows: part.size, width: part.size, apart: panel.size, steps: run.size };
-                        self.pack_run(source(part.source), to.wrapping_add(part.position), run.position, size);
-                    }
-                }
-            }
-            first += count.max(1);
-        }
-    }
-
-    /// How many of the panels, from the first on, are equally large and lie side by side in the source: they are packed together, step by
-    /// step. None where steps of the piece do not begin words.
-    fn side_by_side(&self, side: &Side, panels: &[Panel], stride: isize, piece: usize) -> usize {
-        if stride != 1 || !self.pieces[piece].iter().all(|run| run.position.is_multiple_of(self.packing.steps)) {
-            return 0;
-        }
-        let (at, width) = (side.source(&panels[0]), panels[0].size);
-        let follows = |(j, panel): &(usize, &Panel)| {
-            panel.count == 1 && panel.size == width && side.source(panel) == at + (j * width) as isize
-        };
-        panels.iter().enumerate().take_while(follows).count()
-    }
-
-    /// Packs column panels as [word][column], as wide as the microkernel, zeros at the end.
-    ///
-    /// # Safety
-    /// As `run`; `packed` holds `columns.len()` panels.
-    unsafe fn pack_columns(&self, b: *const S, columns: &[Panel], piece: usize, packed: *mut E) {
-        let (width, s, steps) = (self.kernels.columns, &self.strides, self.packing.steps);
-        let mut first = 0;
-        while first < columns.len() {
-            let at = self.columns.source(&columns[first]);
-            let whole = columns[first].size == width;
-            let count = if whole { self.side_by_side(&self.columns, &columns[first..], s.b_column, piece) } else { 0 };
-            for run in &self.pieces[piece] {
-                let to = packed.wrapping_add(first * self.panel_elements()[1]);
-                let source = |at: isize| Source { from: b.wrapping_offset(at + run.b), stride: s.b_column, step: s.b_step };
-                // SAFETY: the caller's.
-                unsafe {
-                    if count > 0 {
-                        let size = Size { rows: width, width, apart: width, steps: run.size };
-                        let to = to.wrapping_add(run.position / steps * width);
-                        (self.packing.pack_side)(source(at), to, size, count, self.panel_elements()[1]);
-                        continue;
-                    }
-                    let parts = self.columns.parts(&columns[first]);
-                    for (n, part) in parts.iter().enumerate() {
-                        // The last one fills the panel.
-                        let lanes = if n + 1 == parts.len() { width - part.position } else { part.size };
-                        let size = Size { rows: part.size, width: lanes, apart: width, steps: run.size };
-                        self.pack_run(source(part.source), to.wrapping_add(part.position), run.position, size);
-                    }
-                }
-            }
-            first += count.max(1);
-        }
-    }
 }
 
 /// Blocks of C that one chunk computes in one piece of the contracted dim.
@@ -447,6 +401,8 @@ struct Task {
     rows: Range<usize>,
     columns: Range<usize>,
     piece: usize,
+    /// The rows and the piece that follow, if there is such a piece.
+    next: (Range<usize>, usize),
 }
 
 fn shift<E: Element, S: Copy>(operands: Operands<E, S>, item: &[isize; 3]) -> Operands<E, S> {

@@ -4,7 +4,7 @@
 //! left operand) and columns (of the right one). Neighbouring dims that are one dim in memory are merged; what remains becomes panels.
 
 use super::factors::{self, Packing};
-use super::gemm::{Gemm, Operands, PACKED_PIECE, PIECE, Panel, Part, Run, Side, Strides};
+use super::gemm::{Gemm, LINE, Operands, PACKED_PIECE, PIECE, Panel, Part, Rows, Run, Side, Strides, WHOLE};
 use super::microkernel::{Kernels, Stretch};
 use super::simd::Element;
 use crate::cpu::isa::Isa;
@@ -110,7 +110,7 @@ impl<E: Element, S: Copy + Send + Sync> DotGeneral<E, S> {
         merge(&mut k, 0);
         let count = |dims: &[Dim]| dims.iter().map(|dim| dim.0).product::<usize>();
         let swapped = swap_costs_less(&kernels, packing.steps, &m, &n, &k);
-        let most = most_steps(&k) * packing.steps;
+        let most = most_words(&k, packing.steps) * packing.steps;
         if swapped {
             std::mem::swap(&mut m, &mut n);
             [&mut batch, &mut m, &mut n, &mut k].into_iter().for_each(|dims| dims.iter_mut().for_each(|dim| dim.1.swap(0, 1)));
@@ -136,16 +136,22 @@ impl<E: Element, S: Copy + Send + Sync> DotGeneral<E, S> {
             let follows = |first: &Run, run: &Run| at(run) == at(first) + run.position as isize * step;
             !pieces.iter().all(|runs| runs.iter().all(|run| follows(&runs[0], run)))
         };
+        let packed_a = !words
+            || (packing.steps > 1 && !paired)
+            || !rows.is_whole()
+            || broken(|run| run.a, strides.a_step)
+            || (strides.a_step != 1 && columns.panels.len() > 1);
+        let one_run = columns.panels.len() > 1 && pieces.iter().all(|runs| runs.len() == 1);
         let work = count(&m) * count(&n) * count(&k);
         let gemm = Gemm {
             kernels,
             packing,
             batch: offsets(&batch),
-            pack_a: !words
-                || (packing.steps > 1 && !paired)
-                || !rows.is_whole()
-                || broken(|run| run.a, strides.a_step)
-                || (strides.a_step != 1 && columns.panels.len() > 1),
+            read_a: match packed_a {
+                true => Rows::Packed,
+                false if strides.a_step == 1 && one_run && collide::<S>(strides.a_row, kernels.rows) => Rows::Copied,
+                false => Rows::InPlace,
+            },
             pack_b: size_of::<E>() != size_of::<S>()
                 || !columns.is_whole()
                 || broken(|run| run.b, strides.b_step)
@@ -227,7 +233,7 @@ fn inner(dims: &[Dim]) -> Dim {
 fn swap_costs_less<E>(kernels: &Kernels<E>, steps: usize, m: &[Dim], n: &[Dim], k: &[Dim]) -> bool {
     let count = |dims: &[Dim]| dims.iter().map(|dim| dim.0).product::<usize>() as f64;
     let (depth, inner_k) = (count(k), inner(k));
-    let pieces = (depth / (most_steps(k) * steps) as f64).ceil();
+    let pieces = (depth / (most_words(k, steps) * steps) as f64).ceil();
     let cost = |rows: &[Dim], columns: &[Dim], a: usize, b: usize| {
         let (row, column) = (inner(rows), inner(columns));
         let [height, width] = [rows, columns].map(|dims| dims[joint(dims)..].iter().map(|dim| dim.0).product::<usize>());
@@ -323,15 +329,26 @@ fn panels(dims: &[Dim], operand: usize, most: usize, even: bool) -> Side {
     side
 }
 
+/// Whether so many rows, this many elements apart, come to lie in few sets of a first-level cache (64 of them), more than half of it.
+fn collide<S>(stride: isize, rows: usize) -> bool {
+    let bytes = stride.unsigned_abs() * size_of::<S>();
+    let sets = 64 >> (bytes / LINE).trailing_zeros().min(6);
+    bytes.is_multiple_of(LINE) && rows.div_ceil(sets) > 4
+}
+
 /// Whether the stretches of C fill less than half of a panel.
 fn is_short(dims: &[Dim], most: usize) -> bool {
     2 * dims[joint(dims)..].iter().map(|dim| dim.0).product::<usize>() < most
 }
 
 /// Words of a piece, at most: a function of layouts alone, as instruction sets must agree.
-fn most_steps(k: &[Dim]) -> usize {
-    let strides = inner(k).1;
-    if strides[0] == 1 || strides[1] == 1 { PIECE } else { PACKED_PIECE }
+fn most_words(k: &[Dim], steps: usize) -> usize {
+    let (strides, total) = (inner(k).1, k.iter().map(|dim| dim.0).product::<usize>());
+    match strides[0] == 1 || strides[1] == 1 {
+        true if total <= WHOLE * steps => WHOLE,
+        true => PIECE,
+        false => PACKED_PIECE,
+    }
 }
 
 /// Words of a piece.

@@ -17,6 +17,8 @@ pub struct Block<E> {
     pub a_step: isize,
     pub b: *const E,
     pub b_step: isize,
+    /// Whether whole vectors of B may be read.
+    pub b_padded: bool,
     pub c: *mut E,
     pub c_row: isize,
     pub c_column: isize,
@@ -83,18 +85,32 @@ unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Block<V:
     // SAFETY: the caller's.
     unsafe {
         let last = t.columns - (VECTORS - 1) * V::LANES;
+        // C is read or written when the sums are there: by then it is on its way, the line that its rows or columns end in too.
         if t.c_column == 1 {
-            // C is read or written when the sums are there: by then it is on its way.
             for i in 0..ROWS {
-                (0..VECTORS).for_each(|j| V::prefetch(t.c.offset(i as isize * t.c_row).add(j * V::LANES)));
+                let row = t.c.wrapping_offset(i as isize * t.c_row);
+                (0..VECTORS).for_each(|j| V::prefetch(row.wrapping_add(j * V::LANES)));
+                V::prefetch(row.wrapping_add(t.columns - 1));
+            }
+        } else if t.c_row == 1 {
+            for j in 0..t.columns {
+                let column = t.c.wrapping_offset(j as isize * t.c_column);
+                V::prefetch(column);
+                V::prefetch(column.wrapping_add(ROWS - 1));
             }
         }
-        let sums =
-            if t.a_row == 1 { sums::<V, ROWS, VECTORS, true>(t, last) } else { sums::<V, ROWS, VECTORS, false>(t, last) };
-        if t.c_column == 1 {
-            write_rows::<V, ROWS, VECTORS>(t, &sums, last);
-        } else {
+        // A constant number of lanes needs no mask, which some processors are slow with, in stores above all.
+        let sums = match last == V::LANES || t.b_padded {
+            true if t.a_row == 1 => sums::<V, ROWS, VECTORS, true>(t, V::LANES),
+            true => sums::<V, ROWS, VECTORS, false>(t, V::LANES),
+            false => sums::<V, ROWS, VECTORS, false>(t, last),
+        };
+        if t.c_column != 1 {
             write_scattered::<V, ROWS, VECTORS>(t, &sums);
+        } else if last == V::LANES {
+            write_rows::<V, ROWS, VECTORS>(t, &sums, V::LANES);
+        } else {
+            write_rows::<V, ROWS, VECTORS>(t, &sums, last);
         }
     }
 }

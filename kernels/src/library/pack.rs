@@ -125,14 +125,17 @@ unsafe fn every_other<V: Vector>(source: Source<V::E>, to: *mut V::E, Size { row
 /// As `Pack`; the step is 1.
 #[inline(always)]
 unsafe fn across<V: Vector>(source: Source<V::E>, to: *mut V::E, Size { rows, width, apart, steps }: Size) {
+    // Lanes beyond the last row are overwritten by the next step. Whole vectors are stored faster than parts of them.
+    let overlaps = apart == width && width < V::LANES;
     for step in (0..steps).step_by(V::LANES) {
+        let beyond = overlaps && step + V::LANES < steps;
         for row in (0..width).step_by(V::LANES) {
             let square = Square {
                 from: source.from.wrapping_offset(row as isize * source.stride).wrapping_add(step),
                 stride: source.stride,
                 rows: rows.saturating_sub(row).min(V::LANES),
                 columns: (steps - step).min(V::LANES),
-                lanes: (width - row).min(V::LANES),
+                lanes: if beyond { V::LANES } else { (width - row).min(V::LANES) },
             };
             let to = to.wrapping_add(step * apart + row);
             // SAFETY: the caller's.
@@ -163,6 +166,43 @@ unsafe fn one_by_one<V: Vector>(source: Source<V::E>, to: *mut V::E, Size { rows
 /// As `PackSide`.
 #[inline(always)]
 pub(super) unsafe fn pack_side<V: Vector>(source: Source<V::E>, to: *mut V::E, size: Size, count: usize, apart: usize) {
+    // SAFETY: the caller's.
+    unsafe {
+        match size.width {
+            12 => side_by_side::<V, 12>(source, to, size.steps, count, apart),
+            width => side_by_side_of::<V>(source, to, Size { width, ..size }, count, apart),
+        }
+    }
+}
+
+/// # Safety
+/// As `PackSide`, for panels of `WIDTH`.
+#[inline(always)]
+unsafe fn side_by_side<V: Vector, const WIDTH: usize>(
+    source: Source<V::E>,
+    to: *mut V::E,
+    steps: usize,
+    count: usize,
+    apart: usize,
+) {
+    for q in 0..steps {
+        let from = source.from.wrapping_offset(q as isize * source.step);
+        let ahead = from.wrapping_offset(AHEAD * source.step);
+        for panel in 0..count {
+            let to = to.wrapping_add(panel * apart + q * WIDTH).cast::<[V::E; WIDTH]>();
+            // SAFETY: the caller's; an array has the alignment of its elements.
+            unsafe {
+                V::prefetch(ahead.wrapping_add(panel * WIDTH));
+                *to = *from.add(panel * WIDTH).cast::<[V::E; WIDTH]>();
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As `PackSide`.
+#[inline(always)]
+unsafe fn side_by_side_of<V: Vector>(source: Source<V::E>, to: *mut V::E, size: Size, count: usize, apart: usize) {
     for q in 0..size.steps {
         let from = source.from.wrapping_offset(q as isize * source.step);
         let ahead = from.wrapping_offset(AHEAD * source.step);

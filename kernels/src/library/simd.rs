@@ -54,6 +54,18 @@ pub(super) trait Vector: Copy {
     }
 }
 
+/// Asks for the cache line of `p`, which need not be memory, in the second-level cache.
+#[inline(always)]
+pub(super) fn prefetch<T>(p: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint of the baseline.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(p.cast())
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
 /// from[i * stride + j] for i < rows, j < columns, and zero for rows <= i < lanes; none is more than `LANES`.
 pub(super) struct Square<E> {
     pub from: *const E,
@@ -164,6 +176,8 @@ pub(super) mod x86 {
         // SAFETY of all blocks: the caller's.
         if t.rows == 16 && t.columns == 16 && t.lanes == 16 {
             unsafe { transpose16_masked(t, [16, 16, 16], to) }
+        } else if t.columns == 16 && t.lanes == 16 {
+            unsafe { transpose16_masked(t, [t.rows, 16, 16], to) }
         } else {
             unsafe { transpose16_masked(t, [t.rows, t.columns, t.lanes], to) }
         }

@@ -199,6 +199,7 @@ impl<E: Real> Attention<E> {
                 a_step,
                 b,
                 b_step: b_step as isize,
+                b_padded: false,
                 c: std::ptr::null_mut(),
                 c_row: 0,
                 c_column: 0,

@@ -1,0 +1,197 @@
+//! The copies of panels that the microkernel reads: where they lie, how they are made, and the memory that is asked for before.
+
+use super::{Gemm, Panel, Rows, Run, Side};
+use crate::library::pack::{Size, Source};
+use crate::library::simd::{Element, prefetch};
+
+/// Bytes between packed panels: several of them are written side by side, in different sets of the first-level cache.
+const APART: usize = 128;
+/// Bytes of a cache line.
+pub(in crate::library) const LINE: usize = 64;
+
+/// Memory that will be read: so many stripes, so many elements apart, each of a length.
+#[derive(Clone, Copy)]
+pub(super) struct Stripes<S> {
+    from: *const S,
+    count: usize,
+    apart: isize,
+    length: usize,
+}
+
+impl<S> Stripes<S> {
+    pub fn none() -> Self {
+        Stripes { from: std::ptr::null(), count: 0, apart: 0, length: 0 }
+    }
+
+    /// Asks for one of so many shares of it.
+    #[inline(always)]
+    pub fn fetch(&self, share: usize, shares: usize) {
+        for n in share * self.count / shares..(share + 1) * self.count / shares {
+            let from = self.from.wrapping_offset(n as isize * self.apart);
+            (0..self.length).step_by(LINE / size_of::<S>()).for_each(|at| prefetch(from.wrapping_add(at)));
+        }
+    }
+}
+
+impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
+    /// Elements from one packed row panel to the next, and from one packed column panel to the next.
+    pub(super) fn panel_elements(&self) -> [usize; 2] {
+        let apart = APART / size_of::<E>();
+        let row = match self.read_a {
+            Rows::Copied => self.kernels.rows * self.copied_row(),
+            Rows::InPlace | Rows::Packed => self.kernels.rows * self.longest + apart,
+        };
+        [row, self.kernels.columns * self.longest + apart]
+    }
+
+    /// Elements from one copied row to the next: an odd number of cache lines.
+    pub(super) fn copied_row(&self) -> usize {
+        let line = LINE / size_of::<E>();
+        (self.longest.div_ceil(line) | 1) * line
+    }
+
+    /// The memory that row panels will be copied or packed from, as far as it is regular.
+    pub(super) fn source_of_rows(&self, a: *const S, panels: &[Panel], runs: &[Run]) -> Stripes<S> {
+        let s = &self.strides;
+        let size: usize = panels.iter().map(|panel| panel.size).sum();
+        let from = a.wrapping_offset(self.rows.source(&panels[0]) + runs[0].a);
+        match self.read_a {
+            Rows::Copied => Stripes { from, count: size, apart: s.a_row, length: runs[0].size },
+            Rows::Packed if s.a_row == 1 => Stripes { from, count: runs[0].size, apart: s.a_step, length: size },
+            Rows::Packed | Rows::InPlace => Stripes::none(),
+        }
+    }
+
+    /// The same of column panels.
+    pub(super) fn source_of_columns(&self, b: *const S, panels: &[Panel], runs: &[Run]) -> Stripes<S> {
+        let s = &self.strides;
+        let size: usize = panels.iter().map(|panel| panel.size).sum();
+        let from = b.wrapping_offset(self.columns.source(&panels[0]) + runs[0].b);
+        match (self.pack_b, s.b_column, s.b_step) {
+            (true, 1, _) => Stripes { from, count: runs[0].size, apart: s.b_step, length: size },
+            (true, _, 1) => Stripes { from, count: size, apart: s.b_column, length: runs[0].size },
+            _ => Stripes::none(),
+        }
+    }
+
+    /// Packs steps of a panel that begin at `position` of their piece; of pairs, one that is the second of a pair by itself.
+    ///
+    /// # Safety
+    /// As `Pack`, with `to` where the panel's copy begins.
+    unsafe fn pack_run(&self, mut source: Source<S>, to: *mut E, mut position: usize, mut size: Size) {
+        let steps = self.packing.steps;
+        // SAFETY: the caller's; the word was written with the step before.
+        unsafe {
+            if !position.is_multiple_of(steps) && size.steps > 0 {
+                (self.packing.second)(source, to.add(position / steps * size.apart), size);
+                source.from = source.from.wrapping_offset(source.step);
+                (position, size.steps) = (position + 1, size.steps - 1);
+            }
+            (self.packing.pack)(source, to.add(position / steps * size.apart), size);
+        }
+    }
+
+    /// Copies the rows of panels, which are one part each and of a piece one run.
+    ///
+    /// # Safety
+    /// As `compute`.
+    pub(super) unsafe fn copy_rows(&self, a: *const S, rows: &[Panel], piece: usize, copied: *mut E) {
+        let (elements, apart) = (self.panel_elements()[0], self.copied_row());
+        let run = &self.pieces[piece][0];
+        for (n, panel) in rows.iter().enumerate() {
+            for i in 0..panel.size {
+                let from = a.wrapping_offset(self.rows.source(panel) + run.a + i as isize * self.strides.a_row);
+                let next = from.wrapping_offset(self.strides.a_row);
+                (0..run.size).step_by(LINE / size_of::<S>()).for_each(|step| prefetch(next.wrapping_add(step)));
+                // SAFETY: the caller's; words are so many steps, and those that A is read as need no conversion.
+                unsafe {
+                    let to = copied.add(n * elements + i * apart).cast::<S>();
+                    std::ptr::copy_nonoverlapping(from, to, run.size);
+                }
+            }
+        }
+    }
+
+    /// Packs row panels as [word][row].
+    ///
+    /// # Safety
+    /// As `compute`.
+    pub(super) unsafe fn pack_rows(&self, a: *const S, rows: &[Panel], piece: usize, packed: *mut E) {
+        let elements = self.panel_elements()[0];
+        let mut first = 0;
+        while first < rows.len() {
+            let panel = &rows[first];
+            let count = self.side_by_side(&self.rows, &rows[first..], self.strides.a_row, piece);
+            let to = packed.wrapping_add(first * elements);
+            for run in &self.pieces[piece] {
+                let source = |at: isize| {
+                    let from = a.wrapping_offset(at + run.a);
+                    Source { from, stride: self.strides.a_row, step: self.strides.a_step }
+                };
+                // SAFETY: the caller's.
+                unsafe {
+                    if count > 1 {
+                        let width = panel.size;
+                        let size = Size { rows: width, width, apart: width, steps: run.size };
+                        let to = to.wrapping_add(run.position / self.packing.steps * width);
+                        (self.packing.pack_side)(source(self.rows.source(panel)), to, size, count, elements);
+                        continue;
+                    }
+                    for part in self.rows.parts(panel) {
+                        let size = Size { rows: part.size, width: part.size, apart: panel.size, steps: run.size };
+                        self.pack_run(source(part.source), to.wrapping_add(part.position), run.position, size);
+                    }
+                }
+            }
+            first += count.max(1);
+        }
+    }
+
+    /// How many of the panels, from the first on, are equally large and lie side by side in the source: they are packed together, step by
+    /// step. None where steps of the piece do not begin words.
+    fn side_by_side(&self, side: &Side, panels: &[Panel], stride: isize, piece: usize) -> usize {
+        if stride != 1 || !self.pieces[piece].iter().all(|run| run.position.is_multiple_of(self.packing.steps)) {
+            return 0;
+        }
+        let (at, width) = (side.source(&panels[0]), panels[0].size);
+        let follows = |(j, panel): &(usize, &Panel)| {
+            panel.count == 1 && panel.size == width && side.source(panel) == at + (j * width) as isize
+        };
+        panels.iter().enumerate().take_while(follows).count()
+    }
+
+    /// Packs column panels as [word][column], as wide as the microkernel, zeros at the end.
+    ///
+    /// # Safety
+    /// As `run`; `packed` holds `columns.len()` panels.
+    pub(super) unsafe fn pack_columns(&self, b: *const S, columns: &[Panel], piece: usize, packed: *mut E) {
+        let (width, s, steps) = (self.kernels.columns, &self.strides, self.packing.steps);
+        let mut first = 0;
+        while first < columns.len() {
+            let at = self.columns.source(&columns[first]);
+            let whole = columns[first].size == width;
+            let count = if whole { self.side_by_side(&self.columns, &columns[first..], s.b_column, piece) } else { 0 };
+            for run in &self.pieces[piece] {
+                let to = packed.wrapping_add(first * self.panel_elements()[1]);
+                let source = |at: isize| Source { from: b.wrapping_offset(at + run.b), stride: s.b_column, step: s.b_step };
+                // SAFETY: the caller's.
+                unsafe {
+                    if count > 0 {
+                        let size = Size { rows: width, width, apart: width, steps: run.size };
+                        let to = to.wrapping_add(run.position / steps * width);
+                        (self.packing.pack_side)(source(at), to, size, count, self.panel_elements()[1]);
+                        continue;
+                    }
+                    let parts = self.columns.parts(&columns[first]);
+                    for (n, part) in parts.iter().enumerate() {
+                        // The last one fills the panel.
+                        let lanes = if n + 1 == parts.len() { width - part.position } else { part.size };
+                        let size = Size { rows: part.size, width: lanes, apart: width, steps: run.size };
+                        self.pack_run(source(part.source), to.wrapping_add(part.position), run.position, size);
+                    }
+                }
+            }
+            first += count.max(1);
+        }
+    }
+}
