@@ -384,6 +384,9 @@ impl Emitter<'_, '_> {
 
     /// total = op(total, value), over the tile where the total is a single element.
     fn fold(&mut self, op: Reduce, value: ExprId, total: Val) {
+        if op == Reduce::Sum && self.fold_products(value, total) {
+            return;
+        }
         let value = self.eval(value);
         match (total.shape, self.tile) {
             (Shape::Single, Some(tile)) if self.plan.column.is_none() => {

@@ -1,7 +1,7 @@
 //! Emission of expressions.
 
 use super::{Emitter, Place, Scope, Val};
-use crate::library::vector::{Shape, Ty, arithmetic, memory as tiles};
+use crate::library::vector::{Shape, Ty, arithmetic, memory as tiles, reduce};
 use crate::tile::{Dims, bit, computed, slope};
 use cranelift_codegen::ir::{InstBuilder, MemFlagsData, Value, types};
 use dcc_program::kernel::{BinaryOp, CompareOp, DimId, Expr, ExprId, UnaryOp, VarId};
@@ -173,6 +173,31 @@ impl Emitter<'_, '_> {
         let primitive = arithmetic::binary(self.isa, op, ty, self.shapes(to, values));
         self.apply(primitive, to, &values);
         self.wrap(expr, to)
+    }
+
+    /// Adds a product over the tile to a single total without storing it, nor what it is cast from; false if that can't be.
+    pub(super) fn fold_products(&mut self, value: ExprId, total: Val) -> bool {
+        let Expr::Binary(BinaryOp::Mul, x, y) = *self.nest.kernel.get(value) else { return false };
+        let single = |e: &Self, expr: ExprId, times: usize| e.uses[expr.0 as usize] == times && !e.known(expr);
+        let over_tile = total.shape == Shape::Single && self.tile.is_some() && self.plan.column.is_none();
+        if !over_tile || !matches!(self.typing.dtype(value), DType::F32 | DType::F64) || !single(self, value, 1) {
+            return false;
+        }
+        let widened = |e: &Self, expr: ExprId| match *e.nest.kernel.get(expr) {
+            Expr::Cast(DType::F64, from) if e.typing.ty(from) == Ty::F32 => Some(from),
+            _ => None,
+        };
+        let (x, y) = match (widened(self, x), widened(self, y)) {
+            (Some(from), Some(_)) if x == y && single(self, x, 2) => (from, from),
+            (Some(from), Some(other)) if x != y && single(self, x, 1) && single(self, y, 1) => (from, other),
+            _ => (x, y),
+        };
+        let Some(primitive) = reduce::sum_of_products(self.isa, self.typing.ty(x), total.ty) else { return false };
+        let values = [self.eval(x), self.eval(y)].map(|value| self.spread(value));
+        let (to, [x, y], zero) = (self.address(total), values.map(|value| self.address(value)), self.integer(0));
+        let count = self.count(Shape::Tile);
+        self.call(primitive, [to, x, y, zero], count);
+        true
     }
 
     /// Arithmetic on single elements without a call; false if the operation has none.

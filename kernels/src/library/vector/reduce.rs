@@ -44,6 +44,77 @@ impl<F: Fold> Body for Into<F> {
     }
 }
 
+/// How a sum takes its addends from operands of `A`.
+trait Addend {
+    type A: Copy;
+    type T: Copy + Default + std::ops::Add<Output = Self::T>;
+    fn addend(x: Self::A, y: Self::A) -> Self::T;
+}
+
+/// Sums of addends that are never stored, in the order of `Into`.
+struct Sum<P>(PhantomData<P>);
+
+impl<P: Addend> Body for Sum<P> {
+    #[inline(always)]
+    unsafe fn run(dst: *mut u8, a: *const u8, b: *const u8, _c: *const u8, n: usize) {
+        // SAFETY: the primitive's contract.
+        unsafe {
+            let mut lanes = [P::T::default(); LANES];
+            let whole = n / LANES * LANES;
+            for i in (0..whole).step_by(LANES) {
+                keep_loop();
+                let (x, y) = (fetch::<P::A, false>(a, i, LANES), fetch::<P::A, false>(b, i, LANES));
+                for l in 0..LANES {
+                    lanes[l] = lanes[l] + P::addend(x[l], y[l]);
+                }
+            }
+            for i in whole..n {
+                let (x, y) = (*a.cast::<P::A>().add(i), *b.cast::<P::A>().add(i));
+                lanes[i - whole] = lanes[i - whole] + P::addend(x, y);
+            }
+            let mut width = LANES / 2;
+            while width > 0 {
+                for l in 0..width {
+                    lanes[l] = lanes[l] + lanes[l + width];
+                }
+                width /= 2;
+            }
+            let dst = dst.cast::<P::T>();
+            *dst = *dst + lanes[0];
+        }
+    }
+}
+
+macro_rules! addends {
+    ($($name:ident, $a:ty => $t:ty, |$x:ident, $y:ident| $body:expr;)*) => {$(
+        struct $name;
+        impl Addend for $name {
+            type A = $a;
+            type T = $t;
+            #[inline(always)]
+            fn addend($x: $a, $y: $a) -> $t {
+                $body
+            }
+        }
+    )*};
+}
+
+addends! {
+    ProductF32, f32 => f32, |x, y| x * y;
+    ProductF64, f64 => f64, |x, y| x * y;
+    WideProduct, f32 => f64, |x, y| f64::from(x) * f64::from(y);
+}
+
+/// dst[0] += Σ a[i] b[i], products and sums of `ty` from operands of `operands`: the bits of `reduce` over what stores the products.
+pub fn sum_of_products(isa: Isa, operands: Ty, ty: Ty) -> Option<Primitive> {
+    match (operands, ty) {
+        (Ty::F32, Ty::F32) => Some(compiled::<Sum<ProductF32>>(isa)),
+        (Ty::F64, Ty::F64) => Some(compiled::<Sum<ProductF64>>(isa)),
+        (Ty::F32, Ty::F64) => Some(compiled::<Sum<WideProduct>>(isa)),
+        _ => None,
+    }
+}
+
 struct Rows<F>(PhantomData<F>);
 
 impl<F: Fold> Body for Rows<F> {
