@@ -10,6 +10,9 @@ use dcc_program::kernel::{BinaryOp, DimId, Expr, ExprId, Index, Outside, Stmt, S
 /// Element offset of elements outside of their operand; stays negative under any addition of real offsets.
 const OUTSIDE: i64 = i64::MIN / 2;
 
+/// Bytes of an operand that no cache near the core keeps.
+const FAR: usize = 256 << 10;
+
 /// How the elements of an access lie along the tile.
 struct Walk {
     /// Element offset of the tile's first element, computed and affine indices along the tile left out.
@@ -48,6 +51,9 @@ impl Emitter<'_, '_> {
                 self.call(tiles::load(self.isa, bytes), [at, pointer, stride, zero], count);
                 to
             } else {
+                if shape == Shape::Tile && walk.inside.is_none() {
+                    self.fetch_next(array, index, pointer);
+                }
                 Val { place: Place::Pointer(pointer), shape, ty, depth: self.scopes.len() }
             }
         };
@@ -60,6 +66,33 @@ impl Emitter<'_, '_> {
             }
             None => raw,
         }
+    }
+
+    /// Asks for the memory behind a tile of an operand that the loops walk through from end to end, since the next tile lies there: it
+    /// arrives while this one is computed. Where there is little to compute, the memory is busy all the time by itself.
+    fn fetch_next(&mut self, array: &Array, index: &[Index], pointer: Value) {
+        let (plan, dims, kernel) = (self.plan, self.nest.extents.len(), &self.nest.kernel);
+        let computes = |expr: &&Expr| matches!(expr, Expr::Unary(..) | Expr::Binary(..) | Expr::Select(..));
+        let operations = kernel.exprs.iter().filter(computes).count();
+        let passes_once = kernel.body.iter().all(|stmt| matches!(stmt, Stmt::Store { .. }));
+        if !passes_once || operations <= kernel.inputs.len() + kernel.outputs.len() {
+            return;
+        }
+        let bytes = array.dtype.bytes() as usize;
+        let in_order = |d: usize, index: &Index| matches!(index, Index::Dim(dim) if usize::from(dim.0) == d);
+        let loops = plan.order.iter().chain(&plan.within);
+        let walks = index.len() == dims
+            && index.iter().enumerate().all(|(d, index)| in_order(d, index))
+            && loops.clone().enumerate().all(|(d, dim)| usize::from(dim.0) == d)
+            && (plan.column.is_none() || loops.count() == dims)
+            && plan.behind.is_none();
+        if !walks || array.block.iter().product::<usize>() * bytes < FAR {
+            return;
+        }
+        let count = self.count(Shape::Tile);
+        let (count, zero) = (self.builder.ins().imul_imm_s(count, bytes as i64), self.integer(0));
+        let next = self.builder.ins().iadd(pointer, count);
+        self.call(tiles::fetch(self.isa), [zero, next, zero, zero], count);
     }
 
     /// Pointer of operand `number`, inputs first.
@@ -196,6 +229,7 @@ impl Emitter<'_, '_> {
             if walk.stride == 1 {
                 let base = self.operand(nest.inputs.len() + usize::from(*output));
                 let pointer = self.at(base, walk.first, array.dtype.bytes() as usize);
+                self.fetch_next(array, index, pointer);
                 let place = Val {
                     place: Place::Pointer(pointer),
                     shape: Shape::Tile,

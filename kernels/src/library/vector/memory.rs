@@ -5,10 +5,20 @@
 use super::{Body, Primitive, compiled};
 use crate::cpu::isa::Isa;
 use crate::library::random::{Stream, fill_uniform, uniform as to_uniform, word};
+use crate::library::simd::prefetch;
 use std::marker::PhantomData;
 
 /// An offset that `gather` takes as "outside": it and all sums with valid offsets are negative.
 const OUTSIDE: i64 = i64::MIN / 2;
+
+struct Fetch;
+
+impl Body for Fetch {
+    #[inline(always)]
+    unsafe fn run(_dst: *mut u8, a: *const u8, _b: *const u8, _c: *const u8, n: usize) {
+        (0..n).step_by(64).for_each(|at| prefetch(a.wrapping_add(at)));
+    }
+}
 
 macro_rules! bodies {
     ($($name:ident<$t:ident>($dst:ident, $a:ident, $b:ident, $c:ident, $n:ident) $body:block)*) => {$(
@@ -145,6 +155,11 @@ pub fn cycle(isa: Isa, bytes: usize) -> Primitive {
 /// dst[i] = a[i].
 pub fn copy(isa: Isa, bytes: usize) -> Primitive {
     by_size!(isa, bytes, Move)
+}
+
+/// Asks for the memory of n bytes at a, which need not be there.
+pub fn fetch(isa: Isa) -> Primitive {
+    compiled::<Fetch>(isa)
 }
 
 /// dst[i] = a[b[i]] with element offsets b, zero where b is negative.
