@@ -5,8 +5,9 @@ use super::{Nest, behind};
 use crate::library::vector::Ty;
 use dcc_program::kernel::{BinaryOp, DimId, Expr, ExprId, Outside, Stmt, UnaryOp};
 
-/// Elements of a tile: the temporaries of a usual kernel stay in the first-level cache.
-const TILE: usize = 1024;
+/// Elements of a tile: operands and temporaries of a usual kernel, a KiB of each, stay in the first-level cache while its primitives pass
+/// over them one after another.
+const TILE: usize = 256;
 /// A statement's own dim of up to so many points is one tile, so that its values serve later statements of the point.
 pub const SINGLE: usize = 4096;
 /// Tile length where an operand is read or written across its memory order: its cache lines are used again by the next points.
