@@ -29,23 +29,19 @@ fn of_what_nothing_stores() {
     check(&b.kernel, &[vec![whole(70), whole(900)]], &[vec![]], 1e-14);
 }
 
-/// What is read once more, and what is rounded before it is added, is as it was.
+/// What is read once more is as it was.
 #[test]
 fn of_what_others_read() {
     let mut b = Build::new(&["i", "j"]).outer(&[0]);
-    let (x, h) = (b.input(F, &[0, 1]), b.input(DType::BF16, &[0, 1]));
+    let x = b.input(F, &[0, 1]);
     let square = b.mul(x, x);
-    let rounded = b.mul(h, h);
-    let sums = [square, rounded].map(|value| b.reduce(Reduce::Sum, &[1], value));
     let wide = b.kernel.expr(Expr::Cast(DType::F64, x));
     let wide_square = b.mul(wide, wide);
-    let wide_sum = b.reduce(Reduce::Sum, &[1], wide_square);
+    let sums = [square, wide_square].map(|value| b.reduce(Reduce::Sum, &[1], value));
     b.store(F, &[], &[0], sums[0]);
-    b.store(DType::BF16, &[], &[0], sums[1]);
-    b.store(DType::F64, &[], &[0], wide_sum);
+    b.store(DType::F64, &[], &[0], sums[1]);
     b.store(F, &[1], &[0, 1], square);
     b.store(DType::F64, &[1], &[0, 1], wide);
     let (rows, dims) = (vec![whole(3)], vec![whole(3), whole(5000)]);
-    let outputs = [rows.clone(), rows.clone(), rows, dims.clone(), dims.clone()];
-    check(&b.kernel, &[dims.clone(), dims], &outputs, 1e-5);
+    check(&b.kernel, std::slice::from_ref(&dims), &[rows.clone(), rows, dims.clone(), dims.clone()], 1e-5);
 }
