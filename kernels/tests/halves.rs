@@ -111,6 +111,7 @@ fn all_layouts_of_a_matrix_product() {
         check(spec, &[('m', 1), ('n', 1), ('k', 1)]);
         check(spec, &[('m', 14), ('n', 35), ('k', 1025)]);
         check(spec, &[('m', 13), ('n', 40), ('k', 1538)]);
+        check(spec, &[('m', 30), ('n', 70), ('k', 2048)]);
     }
 }
 

@@ -479,6 +479,23 @@ mod tests {
         }
     }
 
+    /// Rows that collide in the cache are copied, several groups of them, in pieces and whole; others are not.
+    #[test]
+    fn rows_that_collide() {
+        for (m, n, k) in [(150, 100, 2048), (90, 70, 512), (40, 33, 1024)] {
+            for spec in ["mk kn mn", "mk nk mn", "mk kn nm"] {
+                check(spec, &[('m', m), ('n', n), ('k', k)]);
+            }
+        }
+        let read = |k| DotGeneral::<f32>::new(&factors("mk kn mn", &[('m', 90), ('n', 70), ('k', k)])).gemm.read_a;
+        assert_eq!([read(1024), read(1000), read(768)], [collided(), Rows::InPlace, Rows::InPlace]);
+    }
+
+    /// How rows a multiple of 4 KiB apart are read: copied, if blocks have rows enough.
+    fn collided() -> Rows {
+        if f32::kernels(Isa::detect()).rows > 4 { Rows::Copied } else { Rows::InPlace }
+    }
+
     #[test]
     fn several_dims_in_any_order() {
         check("bmk bkn bmn", &[('b', 9), ('m', 13), ('n', 18), ('k', 21)]);
