@@ -127,34 +127,15 @@ impl<E: Element, S: Copy + Send + Sync> DotGeneral<E, S> {
         let rows = panels(&m, 0, kernels.rows, true);
         let columns = panels(&n, 1, kernels.columns, false);
         let pieces = pieces(&k, packing.steps, most);
-        // A is read where it lies as words of one step, or if its rows have whole pairs.
-        let whole = |run: &Run| run.size.is_multiple_of(packing.steps);
-        let paired = strides.a_step == 1 && strides.a_row % packing.steps as isize == 0 && pieces.iter().flatten().all(whole);
-        let words = size_of::<E>() == size_of::<S>() * packing.steps;
-        // A side whose runs follow one another is read as it is.
-        let broken = |at: fn(&Run) -> isize, step: isize| {
-            let follows = |first: &Run, run: &Run| at(run) == at(first) + run.position as isize * step;
-            !pieces.iter().all(|runs| runs.iter().all(|run| follows(&runs[0], run)))
-        };
-        let packed_a = !words
-            || (packing.steps > 1 && !paired)
-            || !rows.is_whole()
-            || broken(|run| run.a, strides.a_step)
-            || (strides.a_step != 1 && columns.panels.len() > 1);
-        let one_run = columns.panels.len() > 1 && pieces.iter().all(|runs| runs.len() == 1);
         let work = count(&m) * count(&n) * count(&k);
         let gemm = Gemm {
             kernels,
             packing,
             batch: offsets(&batch),
-            read_a: match packed_a {
-                true => Rows::Packed,
-                false if strides.a_step == 1 && one_run && collide::<S>(strides.a_row, kernels.rows) => Rows::Copied,
-                false => Rows::InPlace,
-            },
+            read_a: read_a::<E, S>(&strides, [&rows, &columns], &pieces, (packing.steps, kernels.rows)),
             pack_b: size_of::<E>() != size_of::<S>()
                 || !columns.is_whole()
-                || broken(|run| run.b, strides.b_step)
+                || is_broken(&pieces, |run| run.b, strides.b_step)
                 || strides.b_column != 1
                 || (rows.panels.len() > 2 && strides.b_step > NEAR),
             rows,
@@ -327,6 +308,31 @@ fn panels(dims: &[Dim], operand: usize, most: usize, even: bool) -> Side {
         }
     }
     side
+}
+
+/// How A is read: where it lies as words of one step, or of so many if its rows have whole words. Blocks have up to so many rows.
+fn read_a<E, S>(strides: &Strides, [rows, columns]: [&Side; 2], pieces: &[Vec<Run>], (steps, height): (usize, usize)) -> Rows {
+    let whole = |run: &Run| run.size.is_multiple_of(steps);
+    let paired = strides.a_step == 1 && strides.a_row % steps as isize == 0 && pieces.iter().flatten().all(whole);
+    let words = size_of::<E>() == size_of::<S>() * steps;
+    let several = columns.panels.len() > 1;
+    if !words
+        || (steps > 1 && !paired)
+        || !rows.is_whole()
+        || is_broken(pieces, |run| run.a, strides.a_step)
+        || (strides.a_step != 1 && several)
+    {
+        return Rows::Packed;
+    }
+    let one_run = pieces.iter().all(|runs| runs.len() == 1);
+    let copied = several && strides.a_step == 1 && one_run && collide::<S>(strides.a_row, height);
+    if copied { Rows::Copied } else { Rows::InPlace }
+}
+
+/// Whether runs of a side do not follow one another, so that it can't be read as it is.
+fn is_broken(pieces: &[Vec<Run>], at: fn(&Run) -> isize, step: isize) -> bool {
+    let follows = |first: &Run, run: &Run| at(run) == at(first) + run.position as isize * step;
+    !pieces.iter().all(|runs| runs.iter().all(|run| follows(&runs[0], run)))
 }
 
 /// Whether so many rows, this many elements apart, come to lie in few sets of a first-level cache (64 of them), more than half of it.
