@@ -20,10 +20,10 @@ use std::ops::Range;
 /// Most words (steps, or pairs of them) of the contracted dim that one pass over C takes, where the rows of A are read as they lie. Panels
 /// of so many stream from the second-level cache as fast as they are multiplied, and C, which lies farther away, is read and written seldom.
 pub(super) const PIECE: usize = 768;
-/// A contracted dim of so many words is still one piece: C is written once.
-pub(super) const WHOLE: usize = 1024;
 /// The same where A is packed: more columns of B fit beside it, for each group of which A would be packed again.
 pub(super) const PACKED_PIECE: usize = 256;
+/// Where the rows of A are read as they lie, a contracted dim of so many words is still one piece: C is written once.
+pub(super) const WHOLE: usize = 1024;
 /// Bytes of A, and of B where A is not packed, that are worked on at once: both stay in a second-level cache of a MiB.
 const A_BYTES: usize = 288 << 10;
 const B_BYTES: usize = 576 << 10;
