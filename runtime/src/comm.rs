@@ -102,14 +102,10 @@ impl Region {
     }
 }
 
-/// A started transfer. Every token is waited for once.
+/// A started transfer. Every token is waited for once. It is one word: what is stored in parts and loaded whole waits until the stores
+/// before it, of what peers are told, have left the processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Token {
-    pub(crate) channel: u32,
-    pub(crate) sequence: u64,
-    /// Whether peers need nothing more of it than what this rank posted.
-    pub(crate) eager: bool,
-}
+pub struct Token(u64);
 
 /// A tensor of a transfer, from `source` to `target`. The two are the same region (all_reduce only) or do not overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -252,6 +248,27 @@ impl Transfer {
             other => other,
         };
         plain(self) == plain(other)
+    }
+}
+
+impl Token {
+    /// From the lowest bit: whether it is eager, the channel, the sequence number modulo 2^31.
+    pub(crate) fn new(channel: u32, sequence: u64, eager: bool) -> Token {
+        Token(sequence << 33 | u64::from(channel) << 1 | u64::from(eager))
+    }
+
+    pub(crate) fn channel(self) -> u32 {
+        (self.0 >> 1) as u32
+    }
+
+    /// Whether peers need nothing more of it than what this rank posted.
+    pub(crate) fn is_eager(self) -> bool {
+        self.0 & 1 == 1
+    }
+
+    /// Of the transfers that its channel has started, at most 2^31 ago.
+    pub(crate) fn sequence(self, started: u64) -> u64 {
+        started - (((started << 33).wrapping_sub(self.0 >> 33 << 33)) >> 33)
     }
 }
 

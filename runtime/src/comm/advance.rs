@@ -5,24 +5,21 @@
 //! writes once all have read; all others read peer by peer.
 
 use super::mover::{Copy, Origin, Pieces, SMALL_BYTES, Sources, Stage, Sum, Target};
-use super::peer::{Advance, Need, Peer, Pending, Phase};
+use super::peer::{Advance, Head, Need, Peer, Pending, Phase};
 use super::pull::{self, Member, chunk};
 use super::segment::{RING, Slot};
 use super::{DType, Op, Reduce, Transfer};
 use crate::error::{Error, Result};
-use rustc_hash::FxHasher;
-use std::hash::{Hash, Hasher};
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-const NOT_STARTED: &str = "has not started it";
 pub const NOT_READ: &str = "has not finished it";
 
 impl Peer {
     /// The head, all at once, by a mover that can.
-    fn whole(&mut self, channel: u32, head: &Pending) -> Result<Advance> {
-        let (me, sends) = (self.me(channel), matches!(head.transfer, Transfer::Send { .. }));
+    fn whole(&mut self, channel: u32, head: &Head) -> Result<Advance> {
+        let (me, sends) = (self.me(channel), matches!(self.tensor(channel, 0).transfer, Transfer::Send { .. }));
         if sends {
             self.follow(channel, me.index..me.index + 1, Stage::Posted)?;
         } else if let waiting @ Advance::Needs(_) = self.all_posted(channel, head)? {
@@ -39,14 +36,15 @@ impl Peer {
     pub(super) fn advance(&mut self, channel: u32) -> Result<Advance> {
         self.post(channel)?;
         let state = &self.channels[channel as usize];
-        let Some(&head) = state.queue.front() else { return Ok(Advance::Idle) };
+        let Some(&Pending { head, .. }) = state.queue.front() else { return Ok(Advance::Idle) };
         if state.posted <= state.finished {
-            return Ok(Advance::Needs(Need { peer: state.members[0], place: head.place, what: "has too many transfers open" }));
+            let member = self.undone(channel, state.posted - RING).unwrap_or(state.readers.start);
+            return Ok(self.needs(channel, (member, Stage::Done, state.posted - RING), "has too many transfers open"));
         }
         if self.mover.is_whole() {
             return self.whole(channel, &head);
         }
-        match (head.transfer, head.phase) {
+        match (self.channels[channel as usize].tensors[0].transfer, head.phase) {
             (Transfer::Send { .. }, _) => Ok(self.finish_head(channel)),
             (Transfer::Recv { .. }, _) => self.receive(channel, &head),
             (Transfer::AllGather { .. } | Transfer::AllToAll { .. }, Phase::Read(served)) => {
@@ -80,20 +78,25 @@ impl Peer {
                     break;
                 }
             }
-            let pending = &state.queue[(state.posted - state.finished) as usize];
-            let tensors = state.tensors.range(state.posted_tensors..state.posted_tensors + pending.tensors);
-            let slot = self.segment.slot(channel, state.index);
-            slot.describe(state.posted, pending.signature, &pending.place.label);
-            match pending.eager {
-                true => slot.carry(state.posted, tensors.map(|op| self.segment.arena(self.rank).slice(op.source))),
-                false => slot.place(state.posted, tensors.map(|op| (op.source.offset, op.target.offset))),
+            let Pending { head, place } = &state.queue[(state.posted - state.finished) as usize];
+            let tensors = state.tensors.range(state.posted_tensors..state.posted_tensors + head.tensors);
+            if state.is_read {
+                let slot = self.segment.slot(channel, state.index);
+                slot.describe(state.posted, head.signature, &place.label);
+                match head.eager {
+                    true => slot.carry(state.posted, tensors.map(|op| self.segment.arena(self.rank).slice(op.source))),
+                    false => slot.place(state.posted, tensors.map(|op| (op.source.offset, op.target.offset))),
+                }
             }
-            state.posted_tensors += pending.tensors;
+            state.posted_tensors += head.tensors;
             state.posted += 1;
         }
         let posted = before..state.posted;
         if posted.is_empty() {
             return Ok(());
+        }
+        if !state.is_read {
+            return self.mover.mark(channel, Stage::Posted);
         }
         self.publish(channel, Stage::Posted, |slot| posted.clone().for_each(|sequence| slot.stamp(sequence)))
     }
@@ -120,7 +123,7 @@ impl Peer {
 
     fn finish_head(&mut self, channel: u32) -> Advance {
         let state = &mut self.channels[channel as usize];
-        let tensors = state.queue.pop_front().map_or(0, |head| head.tensors);
+        let tensors = state.queue.pop_front().map_or(0, |pending| pending.head.tensors);
         state.tensors.drain(..tensors);
         state.posted_tensors -= tensors;
         state.finished += 1;
@@ -134,13 +137,16 @@ impl Peer {
     }
 
     fn set_phase(&mut self, channel: u32, phase: Phase) -> Advance {
-        self.channels[channel as usize].queue[0].phase = phase;
+        self.channels[channel as usize].queue[0].head.phase = phase;
         Advance::Moved
     }
 
     /// Whether `member` posted the head. Errors: it posted another transfer in its place.
-    fn has_posted(&self, channel: u32, head: &Pending, member: usize) -> Result<bool> {
+    fn has_posted(&self, channel: u32, head: &Head, member: usize) -> Result<bool> {
         let state = &self.channels[channel as usize];
+        if member == state.index {
+            return Ok(state.posted > state.finished);
+        }
         let slot = self.segment.slot(channel, member);
         if !slot.is_posted(state.finished) {
             return Ok(false);
@@ -154,31 +160,40 @@ impl Peer {
         Err(Error::mismatch(format!(
             "ranks {} and {peer} meet in different transfers: {} of {bytes} bytes here, `{}` there",
             self.rank,
-            head.transfer.name(),
+            state.tensors[0].transfer.name(),
             slot.label(state.finished).text()
         ))
-        .at(format!("rank {} at {}", self.rank, head.place)))
+        .at(format!("rank {} at {}", self.rank, state.queue[0].place)))
     }
 
-    fn needs(&self, channel: u32, head: &Pending, member: usize, what: &'static str) -> Advance {
-        Advance::Needs(Need { peer: self.channels[channel as usize].members[member], place: head.place, what })
+    /// That a member comes to a stage of a transfer.
+    fn needs(&self, channel: u32, (member, stage, sequence): (usize, Stage, u64), what: &'static str) -> Advance {
+        let awaited = self.segment.slot(channel, member).stage(stage, sequence);
+        let peer = self.channels[channel as usize].members[member];
+        Advance::Needs(Need { peer, channel: Some(channel), what, awaited })
+    }
+
+    /// That a member posts the head.
+    fn needs_post(&self, channel: u32, member: usize) -> Advance {
+        let sequence = self.channels[channel as usize].finished;
+        self.needs(channel, (member, Stage::Posted, sequence), "has not started it")
     }
 
     /// `Moved` once all members have posted the head.
-    fn all_posted(&mut self, channel: u32, head: &Pending) -> Result<Advance> {
+    fn all_posted(&mut self, channel: u32, head: &Head) -> Result<Advance> {
         let members = self.channels[channel as usize].members.len();
         for member in 0..members {
             if !self.has_posted(channel, head, member)? {
-                return Ok(self.needs(channel, head, member, NOT_STARTED));
+                return Ok(self.needs_post(channel, member));
             }
         }
         self.follow(channel, 0..members, Stage::Posted)?;
         Ok(Advance::Moved)
     }
 
-    fn receive(&mut self, channel: u32, head: &Pending) -> Result<Advance> {
+    fn receive(&mut self, channel: u32, head: &Head) -> Result<Advance> {
         if !self.has_posted(channel, head, 0)? {
-            return Ok(self.needs(channel, head, 0, NOT_STARTED));
+            return Ok(self.needs_post(channel, 0));
         }
         self.follow(channel, 0..2, Stage::Posted)?;
         let target = self.tensor(channel, 0).target;
@@ -189,20 +204,20 @@ impl Peer {
     }
 
     /// all_gather and all_to_all: one peer after the other, own block first.
-    fn collect(&mut self, channel: u32, head: &Pending, served: usize) -> Result<Advance> {
+    fn collect(&mut self, channel: u32, head: &Head, served: usize) -> Result<Advance> {
         let Member { index: own, members } = self.me(channel);
         for served in served..members {
             let index = (own + served) % members;
             if !self.has_posted(channel, head, index)? {
                 self.set_phase(channel, Phase::Read(served));
-                return Ok(self.needs(channel, head, index, NOT_STARTED));
+                return Ok(self.needs_post(channel, index));
             }
             self.collect_from(channel, head, index)?;
         }
         self.done(channel)
     }
 
-    fn collect_from(&mut self, channel: u32, head: &Pending, index: usize) -> Result<()> {
+    fn collect_from(&mut self, channel: u32, head: &Head, index: usize) -> Result<()> {
         let Member { index: own, members } = self.me(channel);
         self.follow(channel, index..index + 1, Stage::Posted)?;
         let from = Member { index, members };
@@ -223,11 +238,14 @@ impl Peer {
     }
 
     /// Where the source of a member's tensor is, which lies so many bytes behind the first of its transfer.
-    fn origin(&self, channel: u32, head: &Pending, member: usize, (tensor, before): (usize, usize)) -> (Origin, usize) {
+    fn origin(&self, channel: u32, head: &Head, member: usize, (tensor, before): (usize, usize)) -> (Origin, usize) {
         let (state, slot) = (&self.channels[channel as usize], self.segment.slot(channel, member));
+        let arena = Origin::Arena(state.members[member]);
         match head.eager {
+            // An entry just written is not read again before its lines are back from who reads them.
+            _ if member == state.index => (arena, state.tensors[tensor].source.offset),
             true => (Origin::Entry, slot.eager(state.finished) + before),
-            false => (Origin::Arena(state.members[member]), slot.source(state.finished, tensor)),
+            false => (arena, slot.source(state.finished, tensor)),
         }
     }
 
@@ -245,15 +263,16 @@ impl Peer {
         let Peer { channels, segment, mover, .. } = self;
         let state = &channels[channel as usize];
         let before = || state.tensors.range(..tensor).map(|op| op.source.bytes).sum();
-        let eager = state.queue[0].eager.then(before);
-        let sources = Sources { segment, channel, sequence: state.finished, tensor, members: &state.members, eager };
+        let eager = state.queue[0].head.eager.then(before);
+        let own = (state.index, state.tensors[tensor].source.offset);
+        let sources = Sources { segment, channel, sequence: state.finished, tensor, members: &state.members, own, eager };
         let (reduce, dtype) = kind;
         mover.reduce(channel, &Sum { sources, reduce, dtype, pieces }, to)?;
         self.received += (pieces.outer * pieces.bytes * (state.members.len() - 1)) as u64;
         Ok(())
     }
 
-    fn reduce_rows(&mut self, channel: u32, head: &Pending, kind: (Reduce, DType)) -> Result<Advance> {
+    fn reduce_rows(&mut self, channel: u32, head: &Head, kind: (Reduce, DType)) -> Result<Advance> {
         let me = self.me(channel);
         for tensor in 0..head.tensors {
             let op = self.tensor(channel, tensor);
@@ -271,7 +290,7 @@ impl Peer {
         self.done(channel)
     }
 
-    fn reduce_chunk(&mut self, channel: u32, head: &Pending, kind: (Reduce, DType)) -> Result<Advance> {
+    fn reduce_chunk(&mut self, channel: u32, head: &Head, kind: (Reduce, DType)) -> Result<Advance> {
         let me = self.me(channel);
         for tensor in 0..head.tensors {
             let op = self.tensor(channel, tensor);
@@ -284,7 +303,7 @@ impl Peer {
     }
 
     /// A reduced chunk of a peer may be read, and the own copy of its source overwritten: the peer was its only reader.
-    fn gather_chunk(&mut self, channel: u32, head: &Pending, served: usize) -> Result<Advance> {
+    fn gather_chunk(&mut self, channel: u32, head: &Head, served: usize) -> Result<Advance> {
         let Member { index: own, members } = self.me(channel);
         if served == members {
             return self.done(channel);
@@ -292,7 +311,7 @@ impl Peer {
         let index = (own + served) % members;
         let sequence = self.channels[channel as usize].finished;
         if self.segment.slot(channel, index).reduced().load(Acquire) <= sequence {
-            return Ok(self.needs(channel, head, index, "has not reduced its part"));
+            return Ok(self.needs(channel, (index, Stage::Reduced, sequence), "has not reduced its part"));
         }
         self.follow(channel, index..index + 1, Stage::Reduced)?;
         let Peer { channels, segment, mover, received, .. } = self;
@@ -307,7 +326,7 @@ impl Peer {
     }
 
     /// Everything, at once to the target: no source lies there.
-    fn reduce_carried(&mut self, channel: u32, head: &Pending, kind: (Reduce, DType)) -> Result<Advance> {
+    fn reduce_carried(&mut self, channel: u32, head: &Head, kind: (Reduce, DType)) -> Result<Advance> {
         for tensor in 0..head.tensors {
             let op = self.tensor(channel, tensor);
             self.reduce(channel, tensor, kind, Pieces::one(0, op.source.bytes), Target::Arena(op.target.offset))?;
@@ -315,7 +334,7 @@ impl Peer {
         self.done(channel)
     }
 
-    fn reduce_small(&mut self, channel: u32, head: &Pending, kind: (Reduce, DType)) -> Result<Advance> {
+    fn reduce_small(&mut self, channel: u32, head: &Head, kind: (Reduce, DType)) -> Result<Advance> {
         let mut at = 0;
         for tensor in 0..head.tensors {
             let bytes = self.tensor(channel, tensor).source.bytes;
@@ -327,9 +346,10 @@ impl Peer {
     }
 
     /// The target may be the source: all members must have read it.
-    fn write_held(&mut self, channel: u32, head: &Pending) -> Result<Advance> {
-        if let Some(member) = self.undone(channel, self.channels[channel as usize].finished) {
-            return Ok(self.needs(channel, head, member, NOT_READ));
+    fn write_held(&mut self, channel: u32, head: &Head) -> Result<Advance> {
+        let sequence = self.channels[channel as usize].finished;
+        if let Some(member) = self.undone(channel, sequence) {
+            return Ok(self.needs(channel, (member, Stage::Done, sequence), NOT_READ));
         }
         self.follow(channel, self.channels[channel as usize].readers.clone(), Stage::Done)?;
         let mut at = 0;
@@ -364,15 +384,46 @@ fn read(op: &Op, me: Member) -> u64 {
     bytes as u64
 }
 
-/// Equal on both sides of a transfer iff they mean the same; not stable between builds.
+/// Equal on both sides of a transfer iff they mean the same; not stable between builds. All words of a tensor are mixed at once: one
+/// after the other they would take as long as a cache line from core to core.
 pub(super) fn signature(ops: &[Op]) -> u64 {
-    let mut hasher = FxHasher::default();
-    for op in ops {
-        match op.transfer {
-            Transfer::Send { .. } => op.source.bytes.hash(&mut hasher),
-            Transfer::Recv { .. } => op.target.bytes.hash(&mut hasher),
-            collective => (collective, op.source.bytes).hash(&mut hasher),
+    /// Odd: no bits of a word are lost.
+    const MIX: [u64; 8] = {
+        let mut mix = [0x9e37_79b9_7f4a_7c15_u64; 8];
+        let mut i = 1;
+        while i < mix.len() {
+            mix[i] = mix[i - 1].wrapping_mul(0xd134_2543_de82_ef95) | 1;
+            i += 1;
         }
-    }
-    hasher.finish()
+        mix
+    };
+    ops.iter().fold(ops.len() as u64, |all, op| {
+        let words = words(op);
+        let mixed = (0..words.len()).fold(0, |mixed: u64, i| mixed.wrapping_add(words[i].wrapping_mul(MIX[i])));
+        (all.rotate_left(7) ^ mixed ^ mixed >> 32).wrapping_mul(MIX[0])
+    })
+}
+
+/// What members of a transfer must agree on.
+fn words(op: &Op) -> [u64; 8] {
+    let bytes = op.source.bytes;
+    let sum = |kind: u64, reduce: Reduce, dtype: DType| kind | (reduce as u64) << 8 | (dtype as u64) << 16;
+    let words = match op.transfer {
+        Transfer::Send { .. } => [bytes, 0, 0, 0, 0, 0, 0],
+        Transfer::Recv { .. } => [op.target.bytes, 0, 0, 0, 0, 0, 0],
+        Transfer::AllReduce { .. } => [bytes, 0, 0, 0, 0, 0, 0],
+        Transfer::AllGather { rows, .. } | Transfer::ReduceScatter { rows, .. } => {
+            [bytes, rows.outer, rows.dim, rows.inner, 0, 0, 0]
+        }
+        Transfer::AllToAll { exchange: e, .. } => [bytes, e.outer, e.first, e.middle, e.second, e.inner, e.split as usize],
+    };
+    let kind = match op.transfer {
+        Transfer::Send { .. } | Transfer::Recv { .. } => 0,
+        Transfer::AllReduce { reduce, dtype, .. } => sum(1, reduce, dtype),
+        Transfer::AllGather { .. } => 2,
+        Transfer::ReduceScatter { reduce, dtype, .. } => sum(3, reduce, dtype),
+        Transfer::AllToAll { .. } => 4,
+    };
+    let [a, b, c, d, e, f, g] = words.map(|word| word as u64);
+    [kind, a, b, c, d, e, f, g]
 }

@@ -121,6 +121,8 @@ pub struct Sources<'a> {
     pub sequence: u64,
     pub tensor: usize,
     pub members: &'a [u32],
+    /// The member that reduces, and where its source lies in its arena.
+    pub own: (usize, usize),
     /// Bytes before the tensor in the entries that carry the sources.
     pub eager: Option<usize>,
 }
@@ -128,7 +130,7 @@ pub struct Sources<'a> {
 impl Sources<'_> {
     /// A part of a member's source.
     pub fn bytes(&self, member: usize, part: Region) -> &[u8] {
-        if let Some(before) = self.eager {
+        if let Some(before) = self.eager.filter(|_| member != self.own.0) {
             let at = self.segment.slot(self.channel, member).eager(self.sequence) + before;
             return self.segment.eager(Region { offset: at + part.offset, ..part });
         }
@@ -136,10 +138,11 @@ impl Sources<'_> {
         self.segment.arena(rank).slice(Region { offset: at + part.offset, ..part })
     }
 
-    /// A member's rank, and where its source lies in its arena; entries carry none.
+    /// A member's rank, and where its source lies in its arena: others' that entries carry are not to be found there.
     pub fn get(&self, member: usize) -> (u32, usize) {
-        let offset = self.segment.slot(self.channel, member).source(self.sequence, self.tensor);
-        (self.members[member], offset)
+        let (own, at) = self.own;
+        let posted = || self.segment.slot(self.channel, member).source(self.sequence, self.tensor);
+        (self.members[member], if member == own { at } else { posted() })
     }
 }
 

@@ -7,9 +7,9 @@
 //! peers ring where they find it asleep.
 
 use super::advance::{NOT_READ, signature};
-use super::mover::Mover;
+use super::mover::{Mover, Stage};
 use super::pull::Pull;
-use super::segment::{EAGER_BYTES, Segment, WAKE};
+use super::segment::{Awaited, Segment, WAKE};
 use super::shm::{self, Arena};
 use super::{Comm, Hello, Op, Patience, Place, Stop, Token, Transfer};
 use crate::error::{Error, Result};
@@ -20,9 +20,9 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::time::{Duration, Instant};
 
 /// Looks in a row where each rank has a core of its own, a few µs.
-const SPINS: u32 = 64;
+const SPINS: u32 = 300;
 /// Of them, those without a pause between, a fraction of a µs.
-const EAGER_SPINS: u32 = 32;
+const EAGER_SPINS: u32 = 256;
 /// How long a rank that is about to sleep goes on looking, at least: much longer than a store takes to be seen.
 const DOZE: Duration = Duration::from_micros(5);
 /// How long a rank goes on looking while others may run on its core, before it sleeps: a sleeping virtual processor takes about as long to
@@ -60,6 +60,8 @@ pub(super) struct Channel {
     pub index: usize,
     /// Positions that read their peers' memory: all of a group, the second of a pair.
     pub readers: Range<usize>,
+    /// Whether others read what this rank posts: all but the receiver of a pair.
+    pub is_read: bool,
     pub queue: VecDeque<Pending>,
     /// The tensors of all in the queue.
     pub tensors: VecDeque<Op>,
@@ -75,16 +77,21 @@ pub(super) struct Channel {
     pub need: Option<Need>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Pending {
-    pub transfer: Transfer,
+    pub head: Head,
+    pub place: Place,
+}
+
+/// What is to be known of a transfer to advance it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Head {
     pub tensors: usize,
-    /// Of all sources.
+    /// Of all sources, those of the sender where this rank receives.
     pub bytes: usize,
     /// Whether its sources go with what is posted.
     pub eager: bool,
     pub signature: u64,
-    pub place: Place,
     pub phase: Phase,
 }
 
@@ -104,26 +111,26 @@ pub(super) enum Advance {
     Idle,
 }
 
-/// Whom a wait is for.
+/// Whom a wait is for, and for what.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Need {
     pub peer: u32,
-    pub place: Place,
+    /// Of whose queue's head.
+    pub channel: Option<u32>,
     pub what: &'static str,
+    pub awaited: Awaited,
 }
 
 impl Peer {
     pub fn new(segment: Arc<Segment>, rank: u32, patience: Patience) -> Peer {
         let layout = &segment.layout;
-        let world = layout.world();
         let groups = layout.groups.iter().map(|group| Channel::new(group.0.clone(), 0..group.0.len(), rank));
         let pairs = layout.pairs().map(|(from, to)| Channel::new(vec![from, to], 1..2, rank));
         let channels = groups.chain(pairs).collect();
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         Peer {
             rank,
             patience,
-            alone: world as usize <= cores,
+            alone: !segment.is_crowded(),
             place: Place::default(),
             channels,
             active: Vec::with_capacity(64),
@@ -222,7 +229,7 @@ impl Peer {
                     _ => continue,
                 }
             }
-            let Some(bell) = rest.begin(self) else { continue };
+            let Some(bell) = rest.begin(self, need.awaited) else { continue };
             // A peer that goes on, if slowly, is not silent: it may be saving a checkpoint.
             let culprit = self.segment.culprit(self.rank, need.peer);
             let seen = (culprit, self.segment.beats(culprit));
@@ -250,7 +257,13 @@ impl Peer {
             "rank {} has finished its program but {}, which rank {} waits for",
             need.peer, need.what, self.rank
         ))
-        .at(format!("rank {} at {}", self.rank, need.place))
+        .at(format!("rank {} at {}", self.rank, self.place_of(need)))
+    }
+
+    /// Where the transfer was started that a wait is for.
+    fn place_of(&self, need: &Need) -> Place {
+        let head = need.channel.and_then(|channel| self.channels[channel as usize].queue.front());
+        head.map_or(self.place, |head| head.place)
     }
 
     /// A wait for a silent peer ends as an error that names it, or the rank that it waits for in turn.
@@ -262,18 +275,21 @@ impl Peer {
         };
         let via = if culprit == need.peer { String::new() } else { format!(", behind rank {}", need.peer) };
         Error::hang(format!("rank {culprit} is silent: rank {} waited {seconds:.1} s for it{via}; it {last}", self.rank))
-            .at(format!("rank {}: rank {} {} ({})", self.rank, need.peer, need.what, need.place))
+            .at(format!("rank {}: rank {} {} ({})", self.rank, need.peer, need.what, self.place_of(need)))
             .help("if a rank may take that long, raise --timeout")
     }
 
     /// Whom the transfer of `token` still needs; `None` once it is complete.
     fn missing(&self, token: Token) -> Option<Need> {
-        let state = &self.channels[token.channel as usize];
-        if state.finished <= token.sequence {
+        let channel = token.channel();
+        let state = &self.channels[channel as usize];
+        let sequence = token.sequence(state.started);
+        if state.finished <= sequence {
             return Some(state.need.expect("an unfinished head that cannot move needs somebody"));
         }
-        let member = (!token.eager).then(|| self.undone(token.channel, token.sequence))??;
-        Some(Need { peer: state.members[member], place: self.place, what: NOT_READ })
+        let member = (!token.is_eager()).then(|| self.undone(channel, sequence))??;
+        let awaited = self.segment.slot(channel, member).stage(Stage::Done, sequence);
+        Some(Need { peer: state.members[member], channel: None, what: NOT_READ, awaited })
     }
 
     /// A member that still reads transfer `sequence`.
@@ -298,26 +314,25 @@ impl Comm for Peer {
     }
 
     fn start(&mut self, ops: &[Op]) -> Result<Token> {
-        let (rank, place) = (self.rank, self.place);
-        let wrong = |what| Error::mismatch(what).at(format!("rank {rank} at {place}"));
+        let wrong = |what| Error::mismatch(what).at(format!("rank {} at {}", self.rank, self.place));
         let transfer = ops.first().ok_or_else(|| wrong("a transfer of nothing".to_owned()))?.transfer;
         let channel = self.channel_of(&transfer)?;
-        if ops.len() > self.segment.layout.tensors(channel) || ops.iter().any(|op| !op.transfer.is_like(&transfer)) {
+        if ops.len() > self.segment.layout.tensors(channel) || ops[1..].iter().any(|op| !op.transfer.is_like(&transfer)) {
             return Err(wrong(format!("{} tensors that are no one {}", ops.len(), transfer.name())));
         }
         let state = &mut self.channels[channel as usize];
-        let arena_bytes = self.segment.arena(rank).bytes();
+        let arena_bytes = self.segment.arena(self.rank).bytes();
         ops.iter().try_for_each(|op| check_sizes(op, state.members.len(), arena_bytes).map_err(wrong))?;
-        let bytes = ops.iter().map(|op| op.source.bytes).sum();
-        let sent: usize = match transfer {
+        let bytes = match transfer {
             Transfer::Recv { .. } => ops.iter().map(|op| op.target.bytes).sum(),
-            _ => bytes,
+            _ => ops.iter().map(|op| op.source.bytes).sum::<usize>(),
         };
-        let eager = self.mover.is_eager() && sent <= EAGER_BYTES;
-        let token = Token { channel, sequence: state.started, eager };
+        let eager = self.mover.is_eager() && bytes <= self.segment.eager_bytes();
+        let token = Token::new(channel, state.started, eager);
         let signature = signature(ops);
         state.tensors.extend(ops);
-        state.queue.push_back(Pending { transfer, tensors: ops.len(), bytes, eager, signature, place, phase: Phase::Read(0) });
+        let head = Head { tensors: ops.len(), bytes, eager, signature, phase: Phase::Read(0) };
+        state.queue.push_back(Pending { head, place: self.place });
         state.started += 1;
         if state.queue.len() == 1 {
             self.active.push(channel);
@@ -332,7 +347,7 @@ impl Comm for Peer {
 
     fn wait(&mut self, token: Token) -> Result<()> {
         self.block(|peer| peer.missing(token))?;
-        self.mover.land(token.channel, self.channels[token.channel as usize].readers.clone())
+        self.mover.land(token.channel(), self.channels[token.channel() as usize].readers.clone())
     }
 
     fn is_on_device(&self) -> bool {
@@ -348,7 +363,8 @@ impl Comm for Peer {
         self.block(|peer| {
             let late = |&rank: &u32| peer.segment.agreed(rank).load(Acquire) <= count;
             let rank = (0..peer.segment.layout.world()).find(late)?;
-            Some(Need { peer: rank, place: peer.place, what: "has not come to the step boundary" })
+            let awaited = peer.segment.agreement(rank, count);
+            Some(Need { peer: rank, channel: None, what: "has not come to the step boundary", awaited })
         })?;
         let ranks = 0..self.segment.layout.world();
         Ok(ranks.map(|rank| self.segment.agreed_value(rank, count).load(Relaxed)).max().unwrap_or(value))
@@ -398,12 +414,16 @@ impl Rest {
         Rest { spins: if peer.alone { SPINS } else { 0 }, since: None, armed: None }
     }
 
-    /// What the doorbell must still be for the rank to sleep; `None`: look once more.
-    fn begin(&mut self, peer: &Peer) -> Option<u32> {
+    /// What the doorbell must still be for the rank to sleep; `None`: serve once more.
+    fn begin(&mut self, peer: &Peer, awaited: Awaited) -> Option<u32> {
         if self.spins > 0 {
-            self.spins -= 1;
-            if self.spins < SPINS - EAGER_SPINS {
-                std::hint::spin_loop();
+            // Where there is nothing else to serve, only one counter is looked at.
+            let last = if peer.active.len() > 1 { self.spins - 1 } else { 0 };
+            while self.spins > last && !peer.segment.has_come(awaited) {
+                self.spins -= 1;
+                if self.spins < SPINS - EAGER_SPINS {
+                    std::hint::spin_loop();
+                }
             }
             return None;
         }
@@ -445,6 +465,7 @@ impl Channel {
         Channel {
             members,
             index,
+            is_read: readers.clone().any(|reader| reader != index),
             readers,
             queue,
             tensors,

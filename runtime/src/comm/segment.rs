@@ -3,8 +3,9 @@
 //! Control block: a header, a block per rank (doorbell, barrier, handshake, where it is), and per channel and member a slot:
 //! two counters of transfers and a ring of entries, each of which is stamped with its transfer's number when it may be read. Counters only
 //! grow; each word has one writer, except for doorbells. An arena is written by its own rank alone; peers read the regions that it posted.
-//! A source of up to 48 bytes lies in the entry itself: one cache line, once moved, has the news and what they are.
+//! Small sources lie in the entry itself: of up to 48 bytes, one cache line, once moved, has the news and what they are.
 
+use super::mover::Stage;
 use super::shm::Mapping;
 use super::{Group, Label, Place, Region};
 use crate::error::{Error, Result};
@@ -21,9 +22,11 @@ const MAGIC: u64 = u64::from_le_bytes(*b"dcc run1");
 
 /// Transfers of one channel that may be posted before the oldest is complete; later starts are posted as room comes.
 pub const RING: u64 = 16;
-/// Sources of up to so many bytes together travel in the entry of their transfer: what is left of its first cache line. Larger ones are
-/// as fast where they lie.
-pub const EAGER_BYTES: usize = LINE - 8 * BODY;
+/// Sources of up to so many bytes together travel in the entry of their transfer: then nobody waits for their readers, which takes
+/// longer than so many bytes to copy where ranks take turns on a core.
+pub const EAGER_BYTES: usize = 4 << 10;
+/// The same where each rank has a core of its own.
+pub const EAGER_BYTES_ALONE: usize = 512;
 const LINE: usize = 64;
 /// Words of an entry: stamp, signature, then source and target of each tensor, or the sources themselves; the label ends it.
 const STAMP: usize = 0;
@@ -155,6 +158,14 @@ enum RankWord {
 
 const DEAD: usize = 16;
 const STOP: usize = 20;
+const CROWDED: usize = 24;
+
+/// A counter of another rank, and what it is to reach: what a wait is for.
+#[derive(Clone, Copy, Debug)]
+pub struct Awaited {
+    at: usize,
+    value: u64,
+}
 
 /// One member's side of one channel.
 #[derive(Clone, Copy)]
@@ -163,7 +174,10 @@ pub struct Slot<'a> {
     base: usize,
 }
 
-const BODY_BYTES: usize = 16 * MOST_TENSORS;
+/// Bytes from a slot's beginning to its counters.
+const REDUCED: usize = 8;
+const DONE: usize = 16;
+const BODY_BYTES: usize = if EAGER_BYTES > 16 * MOST_TENSORS { EAGER_BYTES } else { 16 * MOST_TENSORS };
 const ENTRY_BYTES: usize = (8 * BODY + BODY_BYTES + size_of::<Label>()).next_multiple_of(LINE);
 const SLOT_BYTES: usize = LINE + RING as usize * ENTRY_BYTES;
 
@@ -174,6 +188,8 @@ impl Segment {
 
     /// The launcher's part, before any rank attaches.
     pub fn initialize(&self) {
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        self.control.word32(CROWDED).store(u32::from(self.layout.world() as usize > cores), Relaxed);
         self.control.word64(8).store(self.layout.hash(), Relaxed);
         self.control.word64(0).store(MAGIC, Release);
     }
@@ -193,6 +209,16 @@ impl Segment {
         Ok(())
     }
 
+    /// Whether ranks share cores: equal on all, as it was when the segment was made.
+    pub fn is_crowded(&self) -> bool {
+        self.control.word32(CROWDED).load(Relaxed) != 0
+    }
+
+    /// The most bytes of sources that travel in an entry.
+    pub fn eager_bytes(&self) -> usize {
+        if self.is_crowded() { EAGER_BYTES } else { EAGER_BYTES_ALONE }
+    }
+
     pub fn arena(&self, rank: u32) -> &Mapping {
         &self.arenas[rank as usize]
     }
@@ -202,17 +228,26 @@ impl Segment {
         Slot { control: &self.control, base: ranks + self.layout.channels[channel as usize] + member * SLOT_BYTES }
     }
 
+    /// Whether the counter has reached its value.
+    pub fn has_come(&self, awaited: Awaited) -> bool {
+        self.control.word64(awaited.at).load(Acquire) >= awaited.value
+    }
+
     /// Of an entry's sources.
     pub fn eager(&self, region: Region) -> &[u8] {
         self.control.slice(region)
     }
 
     fn rank32(&self, rank: u32, word: RankWord) -> &AtomicU32 {
-        self.control.word32(PAGE + rank as usize * RANK_BYTES + word as usize)
+        self.control.word32(Self::rank_word(rank, word))
     }
 
     fn rank64(&self, rank: u32, word: RankWord, index: usize) -> &AtomicU64 {
-        self.control.word64(PAGE + rank as usize * RANK_BYTES + word as usize + 8 * index)
+        self.control.word64(Self::rank_word(rank, word) + 8 * index)
+    }
+
+    fn rank_word(rank: u32, word: RankWord) -> usize {
+        PAGE + rank as usize * RANK_BYTES + word as usize
     }
 
     pub fn bell(&self, rank: u32) -> &AtomicU32 {
@@ -296,6 +331,11 @@ impl Segment {
         self.rank64(rank, RankWord::Agreed, 0)
     }
 
+    /// That `rank` enters its barrier number `count`.
+    pub fn agreement(&self, rank: u32, count: u64) -> Awaited {
+        Awaited { at: Self::rank_word(rank, RankWord::Agreed), value: count + 1 }
+    }
+
     /// The value that `rank` brings to its barrier number `count`. Two suffice: nobody enters a barrier before all have read
     /// the last but one.
     pub fn agreed_value(&self, rank: u32, count: u64) -> &AtomicU64 {
@@ -343,12 +383,22 @@ fn milliseconds() -> u64 {
 impl<'a> Slot<'a> {
     /// all_reduces whose own chunk is reduced in the target.
     pub fn reduced(self) -> &'a AtomicU64 {
-        self.control.word64(self.base + 8)
+        self.control.word64(self.base + REDUCED)
     }
 
     /// Transfers for which this member reads no peer any more.
     pub fn done(self) -> &'a AtomicU64 {
-        self.control.word64(self.base + 16)
+        self.control.word64(self.base + DONE)
+    }
+
+    /// That the member comes to `stage` of transfer `sequence`.
+    pub fn stage(self, stage: Stage, sequence: u64) -> Awaited {
+        let at = match stage {
+            Stage::Posted => self.entry(sequence) + 8 * STAMP,
+            Stage::Reduced => self.base + REDUCED,
+            Stage::Done => self.base + DONE,
+        };
+        Awaited { at, value: sequence + 1 }
     }
 
     fn entry(self, sequence: u64) -> usize {
@@ -359,14 +409,14 @@ impl<'a> Slot<'a> {
         self.control.word64(self.entry(sequence) + 8 * index)
     }
 
-    fn label_word(self, sequence: u64, index: usize) -> &'a AtomicU64 {
-        self.word(sequence, BODY + BODY_BYTES / 8 + index)
+    fn label_words(self, sequence: u64) -> &'a [AtomicU64] {
+        self.control.words64(self.entry(sequence) + 8 * BODY + BODY_BYTES, Label::WORDS)
     }
 
     /// What a member says of a transfer: its signature, equal on all members iff they do the same, and where it is.
     pub fn describe(self, sequence: u64, signature: u64, label: &Label) {
         self.word(sequence, SIGNATURE).store(signature, Relaxed);
-        label.0.iter().enumerate().for_each(|(i, &word)| self.label_word(sequence, i).store(word, Relaxed));
+        std::iter::zip(self.label_words(sequence), label.0).for_each(|(to, word)| to.store(word, Relaxed));
     }
 
     /// Where its tensors are.
@@ -401,7 +451,8 @@ impl<'a> Slot<'a> {
     }
 
     pub fn label(self, sequence: u64) -> Label {
-        Label(std::array::from_fn(|i| self.label_word(sequence, i).load(Relaxed)))
+        let words = self.label_words(sequence);
+        Label(std::array::from_fn(|i| words[i].load(Relaxed)))
     }
 
     /// Offset of a tensor in the member's arena.

@@ -102,6 +102,12 @@ impl Mapping {
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
+    pub fn words64(&self, offset: usize, count: usize) -> &[AtomicU64] {
+        self.check(offset, 8 * count, 8);
+        // SAFETY: in bounds and aligned (mappings start at a page); these bytes are only ever accessed as atomics.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset).cast(), count) }
+    }
+
     /// A posted region of a peer, or an own one that no kernel writes meanwhile.
     pub fn slice(&self, region: Region) -> &[u8] {
         self.check(region.offset, region.bytes, 1);

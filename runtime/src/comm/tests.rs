@@ -1,7 +1,8 @@
 //! Every transfer on both transports against a direct computation, and every way in which a wait can fail.
 
+use super::advance::signature;
 use super::reduce::accumulate;
-use super::segment::EAGER_BYTES;
+use super::segment::{EAGER_BYTES, EAGER_BYTES_ALONE};
 use super::shm::Arena;
 use super::*;
 use std::time::Instant;
@@ -249,15 +250,18 @@ fn every_transfer_matches_a_direct_computation() {
 }
 
 /// Rank 0 sends `count` regions, one behind the other, from where it writes the next; rank 1 receives them later, to where they are compared.
-fn sent(transport: Transport, count: usize, bytes: usize) {
-    let layout = Layout::new(vec![], vec![bytes + 3, count * bytes + 3]);
+/// `idle` more ranks do nothing: with many, ranks share cores.
+fn sent(transport: Transport, idle: usize, count: usize, bytes: usize) {
+    let mut arenas = vec![bytes + 3, count * bytes + 3];
+    arenas.extend(vec![0; idle]);
+    let layout = Layout::new(vec![], arenas);
     let value = |i: usize| (0..bytes).map(|at| (i * 31 + at / 7 + at) as u8).collect::<Vec<u8>>();
     ranks(world(transport, &layout, PATIENCE), |mut peer| {
         let arena = peer.arena();
         if peer.rank() == 1 {
             std::thread::sleep(Duration::from_millis(20));
         }
-        for i in 0..count {
+        for i in 0..if peer.rank() < 2 { count } else { 0 } {
             let (transfer, offset) = match peer.rank() {
                 0 => (Transfer::Send { to: 1, lane: 0 }, 3),
                 _ => (Transfer::Recv { from: 0, lane: 0 }, 3 + i * bytes),
@@ -281,8 +285,11 @@ fn sent(transport: Transport, count: usize, bytes: usize) {
 #[test]
 fn a_source_may_change_once_its_transfer_is_waited_for() {
     for transport in [Transport::Local, Transport::Shm] {
-        for bytes in [0, 1, EAGER_BYTES, EAGER_BYTES + 1, 3000] {
-            sent(transport, 5 * segment::RING as usize, bytes);
+        for bytes in [0, 1, 48, 49, EAGER_BYTES_ALONE, EAGER_BYTES_ALONE + 1, EAGER_BYTES, EAGER_BYTES + 1] {
+            let cores = std::thread::available_parallelism().unwrap().get();
+            for idle in [0, cores] {
+                sent(transport, idle, 5 * segment::RING as usize, bytes);
+            }
         }
     }
 }
@@ -290,23 +297,24 @@ fn a_source_may_change_once_its_transfer_is_waited_for() {
 /// Beyond what is copied through the caches, at odd addresses.
 #[test]
 fn large_messages_arrive_whole() {
-    sent(Transport::Shm, 2, (9 << 20) + 5);
+    sent(Transport::Shm, 0, 2, (9 << 20) + 5);
 }
 
 #[test]
 fn small_messages_need_no_receiver_yet() {
-    let layout = Layout::new(vec![], vec![64; 2]);
+    let layout = Layout::new(vec![], vec![EAGER_BYTES; 2]);
     let mut peers = local::world(&layout, PATIENCE).unwrap();
-    let region = Region { offset: 0, bytes: EAGER_BYTES };
+    let bytes = peers[0].segment().eager_bytes();
+    let region = Region { offset: 0, bytes };
     let op = |transfer| Op { transfer, source: region, target: region };
-    peers[0].arena().write(0, &[7; EAGER_BYTES]);
+    peers[0].arena().write(0, &vec![7; bytes]);
     let token = peers[0].start(&[op(Transfer::Send { to: 1, lane: 0 })]).unwrap();
     peers[0].wait(token).unwrap();
     let token = peers[1].start(&[op(Transfer::Recv { from: 0, lane: 0 })]).unwrap();
     peers[1].wait(token).unwrap();
-    let mut found = [0; EAGER_BYTES];
+    let mut found = vec![0; bytes];
     peers[1].arena().read(0, &mut found);
-    assert_eq!(found, [7; EAGER_BYTES]);
+    assert_eq!(found, vec![7; bytes]);
     peers.iter_mut().for_each(|peer| peer.finish());
 }
 
@@ -536,4 +544,49 @@ fn another_number_of_tensors_is_another_transfer() {
         assert!(peer.wait(token).is_err());
     });
     assert!(error.to_string().contains("DCC0603") || error.is_secondary(), "{error}");
+}
+
+#[test]
+fn a_token_tells_its_channel_and_number() {
+    for started in [1, 5, (1 << 31) - 1, 1 << 31, (1 << 31) + 1, (1 << 40) + 12345] {
+        for before in [1, 2, 1000].into_iter().filter(|&before| before <= started) {
+            for (channel, eager) in [(0, false), (7, true), (u32::MAX, true)] {
+                let token = Token::new(channel, started - before, eager);
+                assert_eq!((token.channel(), token.is_eager(), token.sequence(started)), (channel, eager, started - before));
+            }
+        }
+    }
+}
+
+#[test]
+fn signatures_differ_wherever_transfers_do() {
+    let group = GroupId(0);
+    let rows = Rows { outer: 2, dim: 3, inner: 4 };
+    let exchange = Exchange { outer: 1, first: 2, middle: 3, second: 4, inner: 5, split: Side::First };
+    let mut transfers = vec![Transfer::Send { to: 1, lane: 0 }];
+    for dtype in [DType::F32, DType::BF16] {
+        for reduce in [Reduce::Sum, Reduce::Max] {
+            transfers.push(Transfer::AllReduce { group, reduce, dtype });
+            transfers.push(Transfer::ReduceScatter { group, reduce, dtype, rows });
+        }
+    }
+    for rows in [rows, Rows { outer: 3, dim: 2, inner: 4 }, Rows { outer: 4, dim: 3, inner: 2 }] {
+        transfers.push(Transfer::AllGather { group, rows });
+    }
+    for exchange in [exchange, Exchange { split: Side::Second, ..exchange }, Exchange { first: 3, middle: 2, ..exchange }] {
+        transfers.push(Transfer::AllToAll { group, exchange });
+    }
+    let op = |transfer, bytes| Op { transfer, source: Region { offset: 8, bytes }, target: Region::default() };
+    let ops = transfers.iter().flat_map(|&transfer| [0, 24, 48].map(|bytes| op(transfer, bytes)));
+    let lists: Vec<Vec<Op>> = ops.clone().map(|one| vec![one]).chain(ops.map(|one| vec![one, one])).collect();
+    let mut signatures: Vec<u64> = lists.iter().map(|list| signature(list)).collect();
+    signatures.sort_unstable();
+    assert!(signatures.windows(2).all(|pair| pair[0] != pair[1]));
+    // Where operands lie is each member's own affair, and a message is one to both of its ends.
+    assert_eq!(
+        signature(&[op(transfers[1], 24)]),
+        signature(&[Op { source: Region { offset: 64, bytes: 24 }, ..op(transfers[1], 24) }])
+    );
+    let received = Op { target: Region { offset: 0, bytes: 24 }, ..op(Transfer::Recv { from: 0, lane: 0 }, 0) };
+    assert_eq!(signature(&[op(transfers[0], 24)]), signature(&[received]));
 }
