@@ -1,7 +1,9 @@
 """The machine: what it is, whether others use it, which processors a turn gets."""
 
+import math
 import os
 import platform
+import subprocess
 import time
 from pathlib import Path
 
@@ -31,21 +33,47 @@ def own_s():
     return sum(os.times()[:4])
 
 
-class Others:
-    """How many processors everyone else kept busy since this was made."""
+class Pair:
+    """What a turn's first two processors are to each other, by pair.c: a host moves its guests between its cores, and two processors on
+    one core are little more than one."""
 
-    def __init__(self):
-        self.start, self.busy, self.own = time.monotonic(), busy_s(), own_s()
+    def __init__(self, folder, processors):
+        self.command, self.least_ns = [folder / "pair", *map(str, processors[:2])], math.inf
+        source = Path(__file__).with_name("pair.c")
+        subprocess.run(["cc", "-O2", "-march=native", "-pthread", "-o", self.command[0], source], check=True)
+
+    def seen(self):
+        """How many times as much both do at once as one alone, and the nanoseconds that a cache line takes."""
+        out = subprocess.run(self.command, check=True, capture_output=True, text=True, timeout=10).stdout
+        times, ns = map(float, out.split())
+        self.least_ns = min(self.least_ns, ns)
+        return times, ns
+
+    def missing(self):
+        """Processors that are not there."""
+        return max(0.0, 2 - self.seen()[0])
+
+    def is_near(self):
+        """Whether a cache line takes about as little as it ever took."""
+        return self.seen()[1] < 1.5 * self.least_ns
+
+
+class Others:
+    """How many processors everyone else kept busy since this was made, or keeps from a turn on several by then."""
+
+    def __init__(self, pair=None):
+        self.pair, self.start, self.busy, self.own = pair, time.monotonic(), busy_s(), own_s()
 
     def load(self):
-        return max(0.0, (busy_s() - self.busy - own_s() + self.own) / (time.monotonic() - self.start))
+        busy = (busy_s() - self.busy - own_s() + self.own) / (time.monotonic() - self.start)
+        return max(0.0, busy, self.pair.missing() if self.pair else 0.0)
 
 
-def quiet(limit, wait_s):
+def quiet(limit, wait_s, pair=None):
     """Waits until others keep fewer than `limit` processors busy; the load then, or that after `wait_s` seconds of waiting."""
     end = time.monotonic() + wait_s
     while True:
-        others = Others()
+        others = Others(pair)
         time.sleep(PROBE)
         load = others.load()
         if load < limit or time.monotonic() > end:

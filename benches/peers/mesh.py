@@ -57,7 +57,7 @@ class Meshes:
     """The case with its folder and dcc's artifacts."""
 
     def __init__(self, o, scratch):
-        self.o, self.case = o, CASES[CASE]
+        self.o, self.case, self.pair = o, CASES[CASE], machine.Pair(Path(scratch), machine.processors(2))
         self.folder = run.prepared(o, self.case)
         self.told = dict(dcc=o.dcc, case=self.case, folder=self.folder, env=[], flags=[], run_flags=[], start_mib=0, limit_s=600)
         self.artifacts = {name: dcc_turn.artifact(self.told, scratch, name.replace(" ", "-"), DCC[name][1])[0]
@@ -84,9 +84,9 @@ class Meshes:
         """A turn of each program, and the most processors that others kept busy; ends early where these are too many."""
         at, turns, worst = number % len(self.o.programs), [], 0.0
         for name in self.o.programs[at:] + self.o.programs[:at]:
-            worst = max(worst, machine.quiet(self.o.max_load, self.o.wait))
+            worst = max(worst, machine.quiet(self.o.max_load, self.o.wait, self.pair))
             if worst < self.o.max_load or self.o.quick:
-                others = machine.Others()
+                others = machine.Others(self.pair)
                 turns.append(self.turn(name) | {"program": name})
                 worst = max(worst, others.load())
         return turns, worst

@@ -137,8 +137,8 @@ def peer_turn(o, name, case, folder, threads, seconds):
 class Model:
     """A case with its folder and dcc's artifacts."""
 
-    def __init__(self, o, case, scratch, start_mib):
-        self.o, self.case, self.folder, self.programs = o, case, prepared(o, case), programs_of(o, case)
+    def __init__(self, o, case, scratch, start_mib, pair):
+        self.o, self.pair, self.case, self.folder, self.programs = o, pair, case, prepared(o, case), programs_of(o, case)
         self.told = dict(dcc=o.dcc, case=case, folder=self.folder, env=o.dcc_env, flags=o.dcc_flag,
                          run_flags=["--max-isa", "avx2"] if o.avx2 else [], start_mib=start_mib, limit_s=600)
         self.artifacts = {name: dcc_turn.artifact(self.told, scratch, f"{case.name}-{name}", DCC[name])[0]
@@ -169,9 +169,10 @@ class Model:
         where these are too many."""
         at, turns, worst = number % len(self.programs), [], 0.0
         for name in self.programs[at:] + self.programs[:at]:
-            worst = max(worst, machine.quiet(self.o.max_load, self.o.wait))
+            pair = self.pair if threads > 1 else None
+            worst = max(worst, machine.quiet(self.o.max_load, self.o.wait, pair))
             if worst < self.o.max_load:
-                others = machine.Others()
+                others = machine.Others(pair)
                 turn = self.turn(name, threads)
                 worst = max(worst, others.load())
                 turns.append(dict(case=self.case.name, threads=threads, program=name, **turn))
@@ -254,7 +255,8 @@ def main():
     with tempfile.TemporaryDirectory(dir=o.cache) as scratch:
         peak_gflops = peak.measured(Path(scratch), machine.processors(1), o.avx2)
         start_mib = dcc_turn.start_mib(o.dcc)
-        models = [Model(o, CASES[name], scratch, start_mib) for name in o.models]
+        pair = machine.Pair(Path(scratch), machine.processors(2)) if max(o.threads) > 1 else None
+        models = [Model(o, CASES[name], scratch, start_mib, pair) for name in o.models]
         path = o.cache / f"results{'-avx2' if o.avx2 else ''}{'-quick' if o.quick else ''}.json"
 
         def keep(rounds, started):

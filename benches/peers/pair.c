@@ -1,0 +1,93 @@
+/* What two processors are to each other just now: guests of a host are moved between its cores.
+   Prints how many times as many multiply-adds both do at once as one alone (about 2 on two cores, 1 on one core's two threads), and the
+   nanoseconds that a cache line takes from one to the other. Arguments: the processors. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum { CHAINS = 12, TURNS = 2000, PASSES = 2000, SPANS = 9 };
+static const double SPAN_S = 0.01;
+static _Alignas(64) atomic_int ball;
+static _Alignas(64) atomic_int ready;
+static int processor[2];
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
+}
+
+static void pin(int to) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(to, &set);
+    if (sched_setaffinity(0, sizeof set, &set)) perror("sched_setaffinity"), exit(1);
+}
+
+/* Multiply-adds per nanosecond from `start` for a span: chains enough to hide the latency, in 32-byte vectors. */
+static double multiply(double start) {
+    typedef float vector __attribute__((vector_size(32)));
+    vector x[CHAINS], a = {0.999f}, b = {0.001f};
+    double done = 0;
+    for (int i = 0; i < CHAINS; i++) x[i] = b;
+    while (now() < start) {}
+    while (now() < start + SPAN_S) {
+        for (int t = 0; t < TURNS; t++)
+#pragma GCC unroll 12
+            for (int i = 0; i < CHAINS; i++) x[i] = x[i] * a + b;
+        done += CHAINS * TURNS;
+    }
+    volatile float kept = 0;
+    for (int i = 0; i < CHAINS; i++) kept += x[i][0];
+    return done / (now() - start);
+}
+
+/* The ball is `me`'s at every other number. */
+static void bounce(int me, int span) {
+    for (int pass = 2 * PASSES * span + me; pass < 2 * PASSES * (span + 1); pass += 2) {
+        while (atomic_load_explicit(&ball, memory_order_acquire) != pass) {}
+        atomic_store_explicit(&ball, pass + 1, memory_order_release);
+    }
+}
+
+static void meet(int times) {
+    atomic_fetch_add(&ready, 1);
+    while (atomic_load(&ready) < 2 * times) {}
+}
+
+static double second_rate, together;
+
+static void *second(void *unused) {
+    pin(processor[1]);
+    meet(1);
+    second_rate = multiply(together);
+    for (int span = 0; span < SPANS; span++) meet(2 + span), bounce(1, span);
+    return unused;
+}
+
+int main(int count, char **words) {
+    if (count != 3) return fprintf(stderr, "usage: pair FIRST SECOND\n"), 2;
+    for (int i = 0; i < 2; i++) processor[i] = atoi(words[i + 1]);
+    pin(processor[0]);
+    multiply(now()); /* wakes the vector units */
+    double alone = multiply(now());
+    together = now() + SPAN_S;
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, second, NULL)) return perror("pthread_create"), 1;
+    meet(1);
+    double both = multiply(together), best = 1;
+    for (int span = 0; span < SPANS; span++) {
+        meet(2 + span);
+        double start = now();
+        bounce(0, span);
+        double took = now() - start;
+        if (took < best) best = took;
+    }
+    pthread_join(thread, NULL);
+    printf("%.2f %.0f\n", (both + second_rate) / alone, 1e9 * best / (2 * PASSES));
+    return 0;
+}
