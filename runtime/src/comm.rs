@@ -1,7 +1,8 @@
 //! Communication between the ranks of one run: collectives over groups, send and receive over pairs.
 //!
-//! A transfer is a `start` and a `wait`. A start blocks nothing; a wait ends once the transfer is complete: all members have
-//! started theirs, the target is written and nobody reads the source any more. Until then neither region may be touched.
+//! A transfer is a `start` and a `wait`. A start blocks nothing; a wait ends once the transfer is complete: the target
+//! is written and nobody reads the source any more. Until then neither region may be touched. A small message is complete before anybody
+//! receives it; all other transfers have been started by all members then.
 //! Transfers of one group are matched in the order of their starts, those of one ordered pair of ranks likewise (FIFO).
 //! Every wait serves all started transfers of its rank, so that the order of waits cannot deadlock; `progress` serves them between
 //! computations, so that peers do not wait for a rank that computes.
@@ -266,7 +267,7 @@ impl Token {
         self.0 & 1 == 1
     }
 
-    /// Of the transfers that its channel has started, at most 2^31 ago.
+    /// Of the transfers that its channel has started, fewer than 2^31 ago.
     pub(crate) fn sequence(self, started: u64) -> u64 {
         started - (((started << 33).wrapping_sub(self.0 >> 33 << 33)) >> 33)
     }

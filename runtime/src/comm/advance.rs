@@ -39,7 +39,11 @@ impl Peer {
         let Some(&Pending { head, .. }) = state.queue.front() else { return Ok(Advance::Idle) };
         if state.posted <= state.finished {
             let member = self.undone(channel, state.posted - RING).unwrap_or(state.readers.start);
-            return Ok(self.needs(channel, (member, Stage::Done, state.posted - RING), "has too many transfers open"));
+            return Ok(self.needs(
+                channel,
+                (member, Stage::Done, state.posted - RING),
+                "has not finished the transfers before it",
+            ));
         }
         if self.mover.is_whole() {
             return self.whole(channel, &head);
@@ -325,7 +329,7 @@ impl Peer {
         Ok(self.set_phase(channel, Phase::Gather(served + 1)))
     }
 
-    /// Everything, at once to the target: no source lies there.
+    /// Everything, at once to the target: of all sources only the own one may lie there, which is read before.
     fn reduce_carried(&mut self, channel: u32, head: &Head, kind: (Reduce, DType)) -> Result<Advance> {
         for tensor in 0..head.tensors {
             let op = self.tensor(channel, tensor);

@@ -10,7 +10,8 @@ use std::sync::Arc;
 /// One end per rank; each goes to its own thread.
 pub fn world(layout: &Layout, patience: Patience) -> Result<Vec<Peer>> {
     let control = Mapping::anonymous(layout.control_bytes())?;
-    let arenas = layout.arena_bytes.iter().map(|&bytes| Mapping::anonymous(bytes.max(PAGE).next_multiple_of(PAGE)));
+    let arena = |&bytes: &usize| Ok(Mapping::anonymous(bytes.max(PAGE).next_multiple_of(PAGE))?.in_huge_pages());
+    let arenas = layout.arena_bytes.iter().map(arena);
     let arenas = arenas.collect::<Result<Vec<Mapping>>>()?;
     let segment = Arc::new(Segment::new(layout.clone(), control, arenas));
     segment.initialize();

@@ -229,7 +229,7 @@ impl Peer {
                     _ => continue,
                 }
             }
-            let Some(bell) = rest.begin(self, need.awaited) else { continue };
+            let Some(bell) = rest.begin(self, &need) else { continue };
             // A peer that goes on, if slowly, is not silent: it may be saving a checkpoint.
             let culprit = self.segment.culprit(self.rank, need.peer);
             let seen = (culprit, self.segment.beats(culprit));
@@ -415,11 +415,12 @@ impl Rest {
     }
 
     /// What the doorbell must still be for the rank to sleep; `None`: serve once more.
-    fn begin(&mut self, peer: &Peer, awaited: Awaited) -> Option<u32> {
+    fn begin(&mut self, peer: &Peer, need: &Need) -> Option<u32> {
         if self.spins > 0 {
-            // Where there is nothing else to serve, only one counter is looked at.
-            let last = if peer.active.len() > 1 { self.spins - 1 } else { 0 };
-            while self.spins > last && !peer.segment.has_come(awaited) {
+            // Where no queue is served but the one that the need is of, only its counter is looked at.
+            let others = peer.active.len() > usize::from(need.channel.is_some());
+            let last = if others { self.spins - 1 } else { 0 };
+            while self.spins > last && !peer.segment.has_come(need.awaited) {
                 self.spins -= 1;
                 if self.spins < SPINS - EAGER_SPINS {
                     std::hint::spin_loop();

@@ -214,6 +214,12 @@ impl Segment {
         self.control.word32(CROWDED).load(Relaxed) != 0
     }
 
+    /// As if ranks shared cores.
+    #[cfg(test)]
+    pub fn crowd(&self) {
+        self.control.word32(CROWDED).store(1, Relaxed);
+    }
+
     /// The most bytes of sources that travel in an entry.
     pub fn eager_bytes(&self) -> usize {
         if self.is_crowded() { EAGER_BYTES } else { EAGER_BYTES_ALONE }

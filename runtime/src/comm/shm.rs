@@ -47,7 +47,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Zeros, in this process only; huge pages where the kernel gives them.
+    /// Zeros, in this process only.
     pub fn anonymous(bytes: usize) -> Result<Mapping> {
         // SAFETY: a fresh private mapping at an address of the kernel's choice overlaps nothing.
         let base = unsafe {
@@ -75,10 +75,15 @@ impl Mapping {
     fn own(base: rustix::io::Result<*mut std::ffi::c_void>, bytes: usize, access: Access) -> Result<Mapping> {
         let action = || format!("map {:.1} MiB of memory", bytes as f64 / (1 << 20) as f64);
         let base = base.map_err(|error| Error::system(&action(), error))?;
-        // SAFETY: the range was just mapped; the advice changes no contents. Kernels without huge pages refuse it: no matter.
-        let _ = unsafe { rustix::mm::madvise(base, bytes, Advice::LinuxHugepage) };
         let base = NonNull::new(base.cast()).expect("mmap never returns address 0");
         Ok(Mapping { base, bytes, access })
+    }
+
+    /// With huge pages where the kernel gives them: for what is used from end to end.
+    pub fn in_huge_pages(self) -> Mapping {
+        // SAFETY: the range is this value's; the advice changes no contents. Kernels without huge pages refuse it: no matter.
+        let _ = unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.bytes, Advice::LinuxHugepage) };
+        self
     }
 
     pub fn bytes(&self) -> usize {
@@ -262,11 +267,11 @@ pub fn attach(file: impl AsFd, layout: &Layout, rank: u32, patience: Patience) -
     let arenas = (0..layout.world()).map(|owner| {
         // Nobody reads a lone rank's arena; private memory gets huge pages where shared memory may not.
         if layout.world() == 1 {
-            return Mapping::anonymous(layout.arena_range(owner).len());
+            return Ok(Mapping::anonymous(layout.arena_range(owner).len())?.in_huge_pages());
         }
         let range = layout.arena_range(owner);
         let access = if owner == rank { Access::Write } else { Access::Read };
-        Mapping::shared(&file, range.start, range.len(), access)
+        Ok(Mapping::shared(&file, range.start, range.len(), access)?.in_huge_pages())
     });
     let arenas = arenas.collect::<Result<Vec<Mapping>>>()?;
     let control = Mapping::shared(&file, 0, layout.control_bytes(), Access::Write)?;

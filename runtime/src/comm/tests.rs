@@ -250,18 +250,19 @@ fn every_transfer_matches_a_direct_computation() {
 }
 
 /// Rank 0 sends `count` regions, one behind the other, from where it writes the next; rank 1 receives them later, to where they are compared.
-/// `idle` more ranks do nothing: with many, ranks share cores.
-fn sent(transport: Transport, idle: usize, count: usize, bytes: usize) {
-    let mut arenas = vec![bytes + 3, count * bytes + 3];
-    arenas.extend(vec![0; idle]);
-    let layout = Layout::new(vec![], arenas);
+fn sent(transport: Transport, crowded: bool, count: usize, bytes: usize) {
+    let layout = Layout::new(vec![], vec![bytes + 3, count * bytes + 3]);
     let value = |i: usize| (0..bytes).map(|at| (i * 31 + at / 7 + at) as u8).collect::<Vec<u8>>();
-    ranks(world(transport, &layout, PATIENCE), |mut peer| {
+    let peers = world(transport, &layout, PATIENCE);
+    if crowded {
+        peers[0].segment().crowd();
+    }
+    ranks(peers, |mut peer| {
         let arena = peer.arena();
         if peer.rank() == 1 {
             std::thread::sleep(Duration::from_millis(20));
         }
-        for i in 0..if peer.rank() < 2 { count } else { 0 } {
+        for i in 0..count {
             let (transfer, offset) = match peer.rank() {
                 0 => (Transfer::Send { to: 1, lane: 0 }, 3),
                 _ => (Transfer::Recv { from: 0, lane: 0 }, 3 + i * bytes),
@@ -286,9 +287,8 @@ fn sent(transport: Transport, idle: usize, count: usize, bytes: usize) {
 fn a_source_may_change_once_its_transfer_is_waited_for() {
     for transport in [Transport::Local, Transport::Shm] {
         for bytes in [0, 1, 48, 49, EAGER_BYTES_ALONE, EAGER_BYTES_ALONE + 1, EAGER_BYTES, EAGER_BYTES + 1] {
-            let cores = std::thread::available_parallelism().unwrap().get();
-            for idle in [0, cores] {
-                sent(transport, idle, 5 * segment::RING as usize, bytes);
+            for crowded in [false, true] {
+                sent(transport, crowded, 5 * segment::RING as usize, bytes);
             }
         }
     }
@@ -297,7 +297,7 @@ fn a_source_may_change_once_its_transfer_is_waited_for() {
 /// Beyond what is copied through the caches, at odd addresses.
 #[test]
 fn large_messages_arrive_whole() {
-    sent(Transport::Shm, 0, 2, (9 << 20) + 5);
+    sent(Transport::Shm, false, 2, (9 << 20) + 5);
 }
 
 #[test]
@@ -589,4 +589,23 @@ fn signatures_differ_wherever_transfers_do() {
     );
     let received = Op { target: Region { offset: 0, bytes: 24 }, ..op(Transfer::Recv { from: 0, lane: 0 }, 0) };
     assert_eq!(signature(&[op(transfers[0], 24)]), signature(&[received]));
+}
+
+#[test]
+fn messages_that_nobody_receives_end_in_an_error_of_their_receiver() {
+    let layout = Layout::new(vec![], vec![64; 2]);
+    let mut peers = local::world(&layout, PATIENCE).unwrap();
+    peers[1].finish();
+    let region = Region { offset: 0, bytes: 8 };
+    let op = Op { transfer: Transfer::Send { to: 1, lane: 0 }, source: region, target: Region::default() };
+    for sequence in 0..=segment::RING {
+        let token = peers[0].start(&[op]).unwrap();
+        let sent = peers[0].wait(token);
+        assert_eq!(sent.is_ok(), sequence < segment::RING);
+        if let Err(error) = sent {
+            let text = error.to_string();
+            assert!(text.contains("rank 1 has finished its program but has not finished the transfers before it"), "{text}");
+        }
+    }
+    peers[0].finish();
 }
