@@ -5,6 +5,7 @@
 //! computed in the outermost loop where all that it depends on is known and kept until that loop's next iteration.
 
 mod behind;
+mod columns;
 mod memory;
 mod value;
 
@@ -317,10 +318,8 @@ impl Emitter<'_, '_> {
             totals.push(Total { var: *var, op: *op, value: *value, total });
         }
         let stores: Vec<&Stmt> = pass.iter().map(|&j| &body[j]).filter(|stmt| matches!(stmt, Stmt::Store { .. })).collect();
-        let by_parts = |total: &Total| total.op == Reduce::Sum && total.total.shape == Shape::Tile;
-        let long = |dim: &&DimId| self.nest.extents[usize::from(dim.0)] > PARTIAL && totals.iter().any(by_parts);
-        match loops.split_last().filter(|(last, _)| long(last)) {
-            Some((last, rest)) => self.around(rest, None, roots, &mut |e| e.partial_sums(*last, roots, &totals)),
+        match loops.split_last().filter(|_| stores.is_empty() && tiling.is_none()) {
+            Some((last, rest)) => self.around(rest, None, roots, &mut |e| e.reduce_along(*last, roots, &totals)),
             None => self.around(loops, tiling, roots, &mut |e| {
                 totals.iter().for_each(|t| e.fold(t.op, t.value, t.total));
                 e.stores(&stores);
@@ -338,9 +337,14 @@ impl Emitter<'_, '_> {
         self.scopes.last_mut().expect("a scope is open").vars.insert(var, value);
     }
 
-    /// Each total with what `dim` adds to it, sums in stretches of `PARTIAL`.
-    fn partial_sums(&mut self, dim: DimId, roots: &[ExprId], totals: &[Total]) {
-        let (zero, extent) = (self.integer(0), self.integer(self.nest.extents[usize::from(dim.0)] as i64));
+    /// Each total with what `dim` adds to it; sums of tiles, where it is long, in stretches of `PARTIAL`.
+    fn reduce_along(&mut self, dim: DimId, roots: &[ExprId], totals: &[Total]) {
+        let length = self.nest.extents[usize::from(dim.0)];
+        let (zero, extent) = (self.integer(0), self.integer(length as i64));
+        if length <= PARTIAL || !totals.iter().any(|total| total.op == Reduce::Sum && total.total.shape == Shape::Tile) {
+            let into: Vec<Val> = totals.iter().map(|total| total.total).collect();
+            return self.reduce_stretch(dim, [zero, extent], roots, totals, &into);
+        }
         self.repeat(zero, extent, PARTIAL as i64, &mut |e, first| {
             let part = |t: &Total| if t.op == Reduce::Sum { e.slot(t.total.ty, t.total.shape) } else { t.total };
             let parts: Vec<Val> = totals.iter().map(part).collect();
@@ -349,13 +353,20 @@ impl Emitter<'_, '_> {
             let length = e.integer(PARTIAL as i64);
             let end = e.builder.ins().iadd(first, length);
             let end = e.builder.ins().smin(end, extent);
-            e.repeat(first, end, 1, &mut |e, at| {
-                e.index[usize::from(dim.0)] = Some(at);
-                e.prepare_all(roots);
-                totals.iter().zip(&parts).for_each(|(t, part)| e.fold(t.op, t.value, *part));
-            });
+            e.reduce_stretch(dim, [first, end], roots, totals, &parts);
             sums().for_each(|(t, part)| e.combine(BinaryOp::Add, t.total, t.total, *part));
         });
+    }
+
+    /// To `into`, one for each total, what the points of `dim` from `first` to `end` add.
+    fn reduce_stretch(&mut self, dim: DimId, [first, end]: [Value; 2], roots: &[ExprId], totals: &[Total], into: &[Val]) {
+        if !self.sum_columns(dim, [first, end], totals, into) {
+            self.repeat(first, end, 1, &mut |e, at| {
+                e.index[usize::from(dim.0)] = Some(at);
+                e.prepare_all(roots);
+                totals.iter().zip(into).for_each(|(t, to)| e.fold(t.op, t.value, *to));
+            });
+        }
         self.index[usize::from(dim.0)] = None;
     }
 

@@ -45,3 +45,45 @@ fn of_what_others_read() {
     let (rows, dims) = (vec![whole(3)], vec![whole(3), whole(5000)]);
     check(&b.kernel, std::slice::from_ref(&dims), &[rows.clone(), rows, dims.clone(), dims.clone()], 1e-5);
 }
+
+/// Sums over rows for each column: of an operand and of products, of one loop and of two, beyond a stretch of partial sums and below,
+/// columns fewer than a vector and more than a tile; next to them what is not summed by rows: a shifted operand, a factor without
+/// columns, halves.
+#[test]
+fn of_columns() {
+    for (samples, rows, columns) in [(1, 1, 5), (2, 65, 192), (3, 64, 33), (1, 300, 700), (5, 7, 1000)] {
+        let mut b = Build::new(&["n", "i", "j"]).outer(&[2]);
+        let (x, y) = (b.input(F, &[0, 1, 2]), b.input(F, &[0, 1, 2]));
+        let (wide, once, single) = (b.input(DType::F64, &[0, 1, 2]), b.input(F, &[1, 2]), b.input(F, &[0, 1]));
+        let (half, turned) = (b.input(DType::BF16, &[0, 1, 2]), b.input(F, &[0, 2, 1]));
+        let shifted = Index::Affine { terms: [(DimId(2), 1)].into_iter().collect(), offset: -1 };
+        let shifted = b.indexed(F, vec![Index::Dim(DimId(0)), Index::Dim(DimId(1)), shifted], Outside::Zero);
+        let products = [(x, y), (x, x), (wide, wide), (x, once), (x, single), (x, turned)].map(|(x, y)| b.mul(x, y));
+        let values = [x, wide, half, turned, shifted].into_iter().chain(products);
+        for value in values.collect::<Vec<_>>() {
+            let dtype = if value == wide || value == products[2] { DType::F64 } else { F };
+            let sum = b.reduce(Reduce::Sum, &[0, 1], value);
+            b.store(dtype, &[], &[2], sum);
+        }
+        let largest = b.reduce(Reduce::Max, &[0, 1], y);
+        b.store(F, &[], &[2], largest);
+        let [n, i, j] = [samples, rows, columns].map(whole);
+        let all = vec![n, i, j];
+        let inputs = [all.clone(), all.clone(), all.clone(), vec![i, j], vec![n, i], all.clone(), vec![n, j, i], all];
+        check(&b.kernel, &inputs, &vec![vec![j]; 12], 1e-5);
+    }
+}
+
+/// Each alone is a pass of its own.
+#[test]
+fn of_columns_alone() {
+    for is_product in [false, true] {
+        let mut b = Build::new(&["n", "i", "j"]).outer(&[2]);
+        let (x, y) = (b.input(F, &[0, 1, 2]), b.input(F, &[0, 1, 2]));
+        let value = if is_product { b.mul(x, y) } else { x };
+        let sum = b.reduce(Reduce::Sum, &[0, 1], value);
+        b.store(F, &[], &[2], sum);
+        let all = vec![whole(3), whole(130), whole(200)];
+        check(&b.kernel, &[all.clone(), all], &[vec![whole(200)]], 1e-5);
+    }
+}

@@ -95,6 +95,13 @@ impl Emitter<'_, '_> {
         self.call(tiles::fetch(self.isa), [zero, next, zero, zero], count);
     }
 
+    /// Where the current tile of an input begins, whose index is of loop dims alone.
+    pub(super) fn start_of(&mut self, input: u8, index: &[Index]) -> Value {
+        let array = &self.nest.inputs[usize::from(input)];
+        let (base, walk) = (self.operand(usize::from(input)), self.walk(array, index, Outside::Never, Shape::Tile));
+        self.at(base, walk.first, array.dtype.bytes() as usize)
+    }
+
     /// Pointer of operand `number`, inputs first.
     fn operand(&mut self, number: usize) -> Value {
         self.builder.ins().load(types::I64, MemFlagsData::trusted().with_readonly(), self.arguments, 8 * number as i32)

@@ -100,6 +100,8 @@ macro_rules! addends {
 }
 
 addends! {
+    PlainF32, f32 => f32, |x, _y| x;
+    PlainF64, f64 => f64, |x, _y| x;
     ProductF32, f32 => f32, |x, y| x * y;
     ProductF64, f64 => f64, |x, y| x * y;
     WideProduct, f32 => f64, |x, y| f64::from(x) * f64::from(y);
@@ -111,6 +113,71 @@ pub fn sum_of_products(isa: Isa, operands: Ty, ty: Ty) -> Option<Primitive> {
         (Ty::F32, Ty::F32) => Some(compiled::<Sum<ProductF32>>(isa)),
         (Ty::F64, Ty::F64) => Some(compiled::<Sum<ProductF64>>(isa)),
         (Ty::F32, Ty::F64) => Some(compiled::<Sum<WideProduct>>(isa)),
+        _ => None,
+    }
+}
+
+/// Sums over rows, column by column: each column's addends in the order of the rows.
+struct Columns<P>(PhantomData<P>);
+
+/// Rows that are added to a part of the totals together.
+const TOGETHER: usize = 4;
+
+impl<P: Addend<A = <P as Addend>::T>> Body for Columns<P> {
+    #[inline(always)]
+    unsafe fn run(dst: *mut u8, a: *const u8, b: *const u8, c: *const u8, n: usize) {
+        // SAFETY: the primitive's contract.
+        unsafe {
+            let [rows, a_stride, b_stride] = *c.cast::<[usize; 3]>();
+            let at = |row: usize| (a.wrapping_add(row * a_stride), b.wrapping_add(row * b_stride));
+            let whole = rows / TOGETHER * TOGETHER;
+            for row in (0..whole).step_by(TOGETHER) {
+                add_rows::<P, TOGETHER>(dst.cast(), std::array::from_fn(|r| at(row + r)), n);
+            }
+            for row in whole..rows {
+                add_rows::<P, 1>(dst.cast(), [at(row)], n);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `dst` and all rows are good for `n` elements.
+#[inline(always)]
+unsafe fn add_rows<P: Addend<A = <P as Addend>::T>, const ROWS: usize>(
+    dst: *mut P::T,
+    rows: [(*const u8, *const u8); ROWS],
+    n: usize,
+) {
+    let whole = n / LANES * LANES;
+    // SAFETY: the caller's.
+    unsafe {
+        for i in (0..whole).step_by(LANES) {
+            keep_loop();
+            let sums = &mut *dst.add(i).cast::<[P::T; LANES]>();
+            for (x, y) in rows {
+                let (x, y) = (fetch::<P::A, false>(x, i, LANES), fetch::<P::A, false>(y, i, LANES));
+                for l in 0..LANES {
+                    sums[l] = sums[l] + P::addend(x[l], y[l]);
+                }
+            }
+        }
+        for i in whole..n {
+            for (x, y) in rows {
+                *dst.add(i) = *dst.add(i) + P::addend(*x.cast::<P::A>().add(i), *y.cast::<P::A>().add(i));
+            }
+        }
+    }
+}
+
+/// dst[i] += Σ over rows of a[row][i], or of a[row][i] b[row][i], in the order of the rows; c: the number of rows, the bytes from a row
+/// of a to the next, and of b.
+pub fn columns(isa: Isa, ty: Ty, is_product: bool) -> Option<Primitive> {
+    match (ty, is_product) {
+        (Ty::F32, false) => Some(compiled::<Columns<PlainF32>>(isa)),
+        (Ty::F32, true) => Some(compiled::<Columns<ProductF32>>(isa)),
+        (Ty::F64, false) => Some(compiled::<Columns<PlainF64>>(isa)),
+        (Ty::F64, true) => Some(compiled::<Columns<ProductF64>>(isa)),
         _ => None,
     }
 }
