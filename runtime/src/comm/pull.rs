@@ -108,13 +108,14 @@ pub fn gather(source: usize, from: Member, rows: Rows, target: usize) -> Copy {
 /// What `from` holds of own block: its part of the joined dim, own part of the split dim.
 pub fn exchange(source: usize, from: Member, own: usize, shape: Exchange, target: usize) -> Copy {
     let Exchange { outer, first, middle, second, inner, split } = shape;
+    let dims = |dim| Rows { outer: 1, dim, inner: 1 };
     let (first_member, second_member) = match split {
         Side::First => (own, from.index),
         Side::Second => (from.index, own),
     };
-    let (first_block, second_block) = (first.div_ceil(from.members), second.div_ceil(from.members));
-    let part = |dim: usize, block: usize, member: usize| (member * block).min(dim)..((member + 1) * block).min(dim);
-    let (rows, columns) = (part(first, first_block, first_member), part(second, second_block, second_member));
+    let rows = dims(first).range(first_member, from.members);
+    let columns = dims(second).range(second_member, from.members);
+    let (first_block, second_block) = (dims(first).block(from.members), dims(second).block(from.members));
     // Local extents and origins of both dims in the source and in the target.
     let (source_dims, source_at, target_dims, target_at) = match split {
         Side::First => ((first, second_block), (rows.start, 0), (first_block, second), (0, columns.start)),
