@@ -5,6 +5,7 @@
 //! keys are all masked gives O = 0, Lse = -∞ and no gradient. One thread owns whole blocks of O, and in the backward pass whole
 //! key heads, so that results do not depend on the number of threads.
 
+mod ahead;
 mod backward;
 mod rows;
 
@@ -16,12 +17,17 @@ use super::microkernel::{Block, Kernels};
 use super::pack::{Size, Source};
 use crate::cpu::isa::Isa;
 use crate::cpu::pool::{Pool, WORKER_BYTES, Worker};
-use rows::{Row, RowKernels};
+use ahead::{Operand, fetch};
+use rows::{Apart, Row, RowKernels};
 
 /// Most queries of one block.
 const MAX_BLOCK: usize = 96;
 /// Keys of one block: whole vectors, so that the last one may be padded.
 const KEYS: usize = 128;
+/// Bytes of a cache line.
+const LINE: usize = 64;
+/// Chunks of a thread, at least, where a chunk is a whole key head.
+const HEADS: usize = 4;
 
 /// Element strides of an operand along batch, key head, group (query head of a key head), position and channel. Operands without
 /// one of them have 0 there, as do masks where they repeat.
@@ -86,17 +92,14 @@ pub struct Inputs<'a, E> {
     pub mask: Mask<'a, E>,
 }
 
-/// Operands of a run.
-struct Task<'a, E> {
-    inputs: Inputs<'a, E>,
-    /// Keys as column panels, [head of a batch][panel][channel][column].
-    packed_k: *const E,
+/// Rows of an operand, from the first on.
+#[derive(Clone, Copy)]
+struct Side<E> {
+    from: *const E,
+    /// Elements from row to row.
+    position: usize,
+    channels: usize,
 }
-
-// SAFETY: chunks only read through it.
-unsafe impl<E: Send> Send for Task<'_, E> {}
-// SAFETY: as above.
-unsafe impl<E: Sync> Sync for Task<'_, E> {}
 
 impl<E: Real> Attention<E> {
     /// Plans for this machine.
@@ -117,21 +120,27 @@ impl<E: Real> Attention<E> {
         );
         let kernels = E::kernels(isa);
         // Larger blocks read and write the sums of keys less often, and compute more above the diagonal.
-        let most = if shape.causal.is_some() { 4 } else { 8 } * kernels.rows;
+        let most = if shape.causal.is_some() { 3 } else { 8 } * kernels.rows;
         let block = shape.queries.div_ceil(shape.queries.div_ceil(most).max(1)).max(1);
         let attention = Attention { shape: shape.clone(), kernels, rows: RowKernels::new::<E>(isa), block };
-        assert!(attention.scratch_elements() * size_of::<E>() <= WORKER_BYTES, "{} value channels are too many", shape.values);
+        assert!(attention.fits(0), "{} value channels are too many", shape.values);
         attention
     }
 
-    /// Elements of workspace that `forward` needs.
+    /// Elements of workspace that `forward` needs: packed keys, where several chunks share a head's.
     pub fn forward_workspace(&self) -> usize {
         self.shape.batch * self.shape.heads * self.packed(self.shape.channels)
     }
 
-    /// Elements of workspace that `backward` needs.
+    /// Elements of workspace that `backward` needs: packed keys and values, where a thread's own space does not hold a head's.
     pub fn backward_workspace(&self) -> usize {
-        self.forward_workspace() + self.shape.batch * self.shape.heads * self.packed(self.shape.values)
+        let head = self.packed(self.shape.channels) + self.packed(self.shape.values);
+        if self.fits(head) { 0 } else { self.shape.batch * self.shape.heads * head }
+    }
+
+    /// Whether a thread's own space holds that many elements beside a block's.
+    fn fits(&self, elements: usize) -> bool {
+        (self.scratch_elements() + elements) * size_of::<E>() <= WORKER_BYTES
     }
 
     /// Multiplications and additions of the forward pass; the backward pass has 2.5 times as many.
@@ -142,7 +151,7 @@ impl<E: Real> Attention<E> {
     }
 
     fn scratch_elements(&self) -> usize {
-        self.block * (2 * KEYS + 2 * self.shape.values + 4)
+        (self.block * (2 * KEYS + 2 * self.shape.values + 4)).next_multiple_of(LINE / size_of::<E>())
     }
 
     /// Elements of one head's packed keys (values).
@@ -171,17 +180,52 @@ impl<E: Real> Attention<E> {
         );
         assert!(workspace.len() >= self.forward_workspace(), "a workspace of {} elements", workspace.len());
         let nanoseconds = self.flops() / 16 / self.kernels.lanes;
-        self.pack(pool, inputs.k, &s.k, s.channels, workspace);
-        let task = Task { inputs, packed_k: workspace.as_ptr() };
-        let (o, lse) = (SharedPtr::new(o.as_mut_ptr()), SharedPtr::new(lse.as_mut_ptr()));
-        let blocks = s.queries.div_ceil(self.block);
-        pool.run(s.batch * s.heads * s.groups * blocks, nanoseconds, &|worker: &mut Worker, chunk| {
-            // Late blocks see more keys: the longest first.
-            let head = self.head(chunk / blocks);
-            let first = (blocks - 1 - chunk % blocks) * self.block;
-            // SAFETY: the lengths were checked; each chunk writes its own queries of O and Lse.
-            unsafe { self.forward_block(&task, head, first, worker.scratch().cast(), o.get(), lse.get()) };
-        });
+        let (o, lse, workspace) =
+            (SharedPtr::new(o.as_mut_ptr()), SharedPtr::new(lse.as_mut_ptr()), SharedPtr::new(workspace.as_mut_ptr()));
+        let (heads, blocks, size) = (s.batch * s.heads, s.queries.div_ceil(self.block), self.packed(s.channels));
+        // SAFETY: the lengths were checked; each chunk writes its own head's keys, or its own queries of O and Lse.
+        unsafe {
+            if heads >= HEADS * pool.threads() && self.fits(size) {
+                let [q, k, v] = self.operands(&inputs);
+                let ahead = [q, k, v, Operand::new(o.get(), &s.o, s.queries, s.values)];
+                pool.run(heads, nanoseconds, &|worker: &mut Worker, chunk| {
+                    fetch(s, chunk + 1, &ahead);
+                    let scratch = worker.scratch().cast::<E>();
+                    let packed = scratch.add(self.scratch_elements());
+                    self.pack(inputs.k, &s.k, s.channels, chunk, packed);
+                    let all = (0..s.groups).flat_map(|g| (0..s.queries).step_by(self.block).map(move |first| (g, first)));
+                    all.for_each(|(g, first)| {
+                        self.forward_block(
+                            &inputs,
+                            packed,
+                            self.head(chunk * s.groups + g),
+                            first,
+                            scratch,
+                            [o.get(), lse.get()],
+                        );
+                    });
+                });
+                return;
+            }
+            pool.run(heads, heads * size / 4, &|_: &mut Worker, chunk| {
+                self.pack(inputs.k, &s.k, s.channels, chunk, workspace.get().add(chunk * size));
+            });
+            pool.run(heads * s.groups * blocks, nanoseconds, &|worker: &mut Worker, chunk| {
+                // Late blocks see more keys: the longest first.
+                let (number, first) = (chunk / blocks, (blocks - 1 - chunk % blocks) * self.block);
+                let packed = workspace.get().add(number / s.groups * size);
+                self.forward_block(&inputs, packed, self.head(number), first, worker.scratch().cast(), [o.get(), lse.get()]);
+            });
+        }
+    }
+
+    fn operands(&self, inputs: &Inputs<'_, E>) -> [Operand<E>; 3] {
+        let s = &self.shape;
+        [
+            Operand::new(inputs.q.as_ptr(), &s.q, s.queries, s.channels),
+            Operand::new(inputs.k.as_ptr(), &s.k, s.keys, s.channels),
+            Operand::new(inputs.v.as_ptr(), &s.v, s.keys, s.values),
+        ]
     }
 
     /// Batch, key head and group of a query head's number.
@@ -224,46 +268,49 @@ impl<E: Real> Attention<E> {
         }
     }
 
-    /// Packs K (or V) of every head as column panels: columns are keys, steps are channels.
-    fn pack(&self, pool: &Pool, from: &[E], strides: &Strides, channels: usize, to: &mut [E]) {
-        let s = &self.shape;
-        let width = self.kernels.columns;
-        let size = self.packed(channels);
-        let to = SharedPtr::new(to.as_mut_ptr());
-        pool.run(s.batch * s.heads, s.batch * s.heads * size / 4, &|_: &mut Worker, chunk| {
-            let base = chunk / s.heads * strides.batch + chunk % s.heads * strides.head;
-            for key in (0..s.keys).step_by(width) {
-                let here = &from[base + key * strides.position..];
-                // SAFETY: `check_inputs` compared the operand with its strides; `to` holds `size` elements per head, and the chunk's
-                // panels are its own.
-                unsafe {
-                    let panel = to.get().add(chunk * size + key * channels);
-                    let (stride, step) = (strides.position as isize, strides.channel as isize);
-                    let size = Size { rows: width.min(s.keys - key), width, apart: width, steps: channels };
-                    (self.kernels.pack)(Source { from: here.as_ptr(), stride, step }, panel, size);
-                }
-            }
-        });
-    }
-
-    /// Scores of `rows` queries from `first` on against `keys` keys from `from` on, unscaled, KEYS apart.
+    /// Packs a head's K (or V) as column panels, [panel][channel][column]: columns are keys.
     ///
     /// # Safety
-    /// The task's operands and the block are inside the operands; `to` holds rows x KEYS.
-    unsafe fn product(&self, a: *const E, a_row: usize, depth: usize, packed: *const E, block: [usize; 4], to: *mut E) {
-        let [rows, _, from, keys] = block;
+    /// The operand was checked; `to` holds `packed` elements, which nobody else reads or writes.
+    unsafe fn pack(&self, from: &[E], strides: &Strides, channels: usize, number: usize, to: *mut E) {
+        let s = &self.shape;
         let width = self.kernels.columns;
+        let base = number / s.heads * strides.batch + number % s.heads * strides.head;
+        for key in (0..s.keys).step_by(width) {
+            let here = &from[base + key * strides.position..];
+            // SAFETY: `check_inputs` compared the operand with its strides; the rest is the caller's.
+            unsafe {
+                let panel = to.add(key * channels);
+                let (stride, step) = (strides.position as isize, strides.channel as isize);
+                let size = Size { rows: width.min(s.keys - key), width, apart: width, steps: channels };
+                (self.kernels.pack)(Source { from: here.as_ptr(), stride, step }, panel, size);
+            }
+        }
+    }
+
+    /// `rows` rows of A times `keys` keys (or values) from `from` on, KEYS apart.
+    ///
+    /// # Safety
+    /// All rows are inside the operands; `to` holds rows x KEYS.
+    unsafe fn product(&self, rows: usize, [a, b]: [Side<E>; 2], packed: *const E, [from, keys]: [usize; 2], to: *mut E) {
+        let (width, depth) = (self.kernels.columns, a.channels);
         for column in (0..keys).step_by(width) {
-            let b = packed.wrapping_add((from + column) * depth);
             let c = to.wrapping_add(column);
+            if keys - column == 1 && depth >= 2 * self.kernels.lanes {
+                let apart = Apart { strides: [KEYS, a.position], count: depth };
+                // SAFETY: the caller's.
+                unsafe { self.rows.column(c, a.from, b.from.wrapping_add((from + column) * b.position), &apart, rows) };
+                continue;
+            }
+            let b = packed.wrapping_add((from + column) * depth);
             // SAFETY: the caller's; panels are padded to the microkernel's width.
             unsafe {
                 self.tiles(
                     rows,
                     Block {
                         depth,
-                        a,
-                        a_row: a_row as isize,
+                        a: a.from,
+                        a_row: a.position as isize,
                         a_step: 1,
                         b,
                         b_step: width as isize,
@@ -320,23 +367,29 @@ impl<E: Real> Attention<E> {
         }
     }
 
+    /// O and Lse of a block of queries.
+    ///
     /// # Safety
-    /// The operands were checked; `scratch` holds `scratch_elements`; nobody else writes this block of O and Lse.
+    /// The operands were checked; `scratch` holds `scratch_elements`, `packed` the head's keys; nobody else writes this block of O, Lse.
     unsafe fn forward_block(
         &self,
-        task: &Task<'_, E>,
+        inputs: &Inputs<'_, E>,
+        packed: *const E,
         [b, h, g]: [usize; 3],
         first: usize,
         scratch: *mut E,
-        o: *mut E,
-        lse: *mut E,
+        [o, lse]: [*mut E; 2],
     ) {
         let s = &self.shape;
         let rows = self.block.min(s.queries - first);
         let (scores, sums) = (scratch, scratch.wrapping_add(self.block * KEYS));
-        let q = task.inputs.q.as_ptr().wrapping_add(b * s.q.batch + h * s.q.head + g * s.q.group + first * s.q.position);
-        let v = task.inputs.v.as_ptr().wrapping_add(b * s.v.batch + h * s.v.head);
-        let packed = task.packed_k.wrapping_add((b * s.heads + h) * self.packed(s.channels));
+        let q = inputs.q.as_ptr().wrapping_add(b * s.q.batch + h * s.q.head + g * s.q.group + first * s.q.position);
+        let k = inputs.k.as_ptr().wrapping_add(b * s.k.batch + h * s.k.head);
+        let sides = [
+            Side { from: q, position: s.q.position, channels: s.channels },
+            Side { from: k, position: s.k.position, channels: s.channels },
+        ];
+        let v = inputs.v.as_ptr().wrapping_add(b * s.v.batch + h * s.v.head);
         let mut state = [Row::<E>::start(); MAX_BLOCK];
         let seen = self.limit(first + rows - 1);
         // SAFETY: blocks stay inside the operands by the loops' limits.
@@ -346,10 +399,10 @@ impl<E: Real> Attention<E> {
             }
             for from in (0..seen).step_by(KEYS) {
                 let keys = KEYS.min(seen - from);
-                self.product(q, s.q.position, s.channels, packed, [rows, first, from, keys], scores);
+                self.product(rows, sides, packed, [from, keys], scores);
                 for (r, row) in state[..rows].iter_mut().enumerate() {
                     let count = self.limit(first + r).saturating_sub(from).min(keys);
-                    let mask = self.masked(task.inputs.mask, [b, h, g], first + r, from);
+                    let mask = self.masked(inputs.mask, [b, h, g], first + r, from);
                     row.describe(s.scale, mask, s.mask.channel, keys, count);
                 }
                 self.rows.softmax(scores, &mut state[..rows], sums, s.values);
@@ -370,210 +423,21 @@ impl<E: Real> Attention<E> {
                 };
                 self.accumulate(rows, s.values, product);
             }
-            for (r, row) in state[..rows].iter().enumerate() {
-                let (factor, log) = row.finish();
-                let t = first + r;
-                let at = b * s.o.batch + h * s.o.head + g * s.o.group + t * s.o.position;
-                let sums = sums.add(r * s.values);
-                match s.o.channel {
-                    1 => self.rows.scale(o.add(at), sums, factor, s.values),
-                    apart => (0..s.values).for_each(|f| *o.add(at + f * apart) = (*sums.add(f)).times(factor)),
-                }
-                *lse.add(b * s.lse.batch + h * s.lse.head + g * s.lse.group + t * s.lse.position) = log;
+            let o = o.add(b * s.o.batch + h * s.o.head + g * s.o.group + first * s.o.position);
+            let (state, in_place) = (&mut state[..rows], s.o.channel == 1);
+            let (to, apart) = if in_place { (o, s.o.position) } else { (sums, s.values) };
+            self.rows.finish(to, state, sums, &Apart { strides: [apart, s.values], count: s.values });
+            if !in_place {
+                let all = (0..rows).flat_map(|r| (0..s.values).map(move |f| (r, f)));
+                all.for_each(|(r, f)| *o.add(r * s.o.position + f * s.o.channel) = *sums.add(r * s.values + f));
+            }
+            for (r, row) in state.iter().enumerate() {
+                let at = b * s.lse.batch + h * s.lse.head + g * s.lse.group + (first + r) * s.lse.position;
+                *lse.add(at) = row.lse();
             }
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn values(count: usize, seed: usize) -> Vec<f64> {
-        (0..count).map(|i| ((i * 37 + seed * 101) as f64 * 0.731).sin()).collect()
-    }
-
-    /// Strides of dense (batch, head, group, position, channel), or (batch, position, head, group, channel).
-    fn strides(shape: &Shape, positions: usize, channels: usize, groups: usize, position_major: bool) -> Strides {
-        let (h, g) = (shape.heads, groups);
-        if position_major {
-            let position = h * g * channels;
-            Strides { batch: positions * position, head: g * channels, group: channels, position, channel: 1 }
-        } else {
-            let group = positions * channels;
-            Strides { batch: h * g * group, head: g * group, group, position: channels, channel: 1 }
-        }
-    }
-
-    fn base(batch: usize, heads: usize, groups: usize, [queries, keys, channels, width]: [usize; 4], major: bool) -> Shape {
-        let mut shape = Shape {
-            batch,
-            heads,
-            groups,
-            queries,
-            keys,
-            channels,
-            values: width,
-            scale: 0.37,
-            causal: None,
-            q: Strides::default(),
-            k: Strides::default(),
-            v: Strides::default(),
-            o: Strides::default(),
-            lse: Strides::default(),
-            mask: Strides::default(),
-        };
-        shape.q = strides(&shape, queries, channels, groups, major);
-        shape.k = Strides { group: 0, ..strides(&shape, keys, channels, 1, major) };
-        shape.v = Strides { group: 0, ..strides(&shape, keys, width, 1, major) };
-        shape.o = strides(&shape, queries, width, groups, major);
-        shape.lse = Strides { channel: 0, ..strides(&shape, queries, 1, groups, false) };
-        shape
-    }
-
-    /// O, Lse, dQ, dK, dV by definition; `mask` gives what is added to a score.
-    fn naive(
-        s: &Shape,
-        q: &[f64],
-        k: &[f64],
-        v: &[f64],
-        dy: &[f64],
-        mask: &dyn Fn([usize; 3], usize, usize) -> f64,
-    ) -> [Vec<f64>; 5] {
-        let (mut o, mut lse) = (vec![0.0; dy.len()], vec![0.0; s.batch * s.heads * s.groups * s.queries]);
-        let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
-        let at = |l: &Strides, [b, h, g]: [usize; 3], p: usize| b * l.batch + h * l.head + g * l.group + p * l.position;
-        for number in 0..s.batch * s.heads * s.groups {
-            let head = [number / (s.groups * s.heads), number / s.groups % s.heads, number % s.groups];
-            let key = [head[0], head[1], 0];
-            for t in 0..s.queries {
-                let (qt, ot) = (at(&s.q, head, t), at(&s.o, head, t));
-                let score = |j: usize| {
-                    let hidden = s.causal.is_some_and(|offset| j as i64 > t as i64 + offset);
-                    let dot: f64 = (0..s.channels).map(|e| q[qt + e] * k[at(&s.k, key, j) + e]).sum();
-                    if hidden { f64::NEG_INFINITY } else { dot * s.scale + mask(head, t, j) }
-                };
-                let scores: Vec<f64> = (0..s.keys).map(score).collect();
-                let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                let sum: f64 = if max.is_finite() { scores.iter().map(|x| (x - max).exp()).sum() } else { 0.0 };
-                lse[at(&s.lse, head, t)] = if sum > 0.0 { max + sum.ln() } else { f64::NEG_INFINITY };
-                if sum == 0.0 {
-                    continue;
-                }
-                let p: Vec<f64> = scores.iter().map(|x| (x - max).exp() / sum).collect();
-                for (j, p) in p.iter().enumerate() {
-                    (0..s.values).for_each(|f| o[ot + f] += p * v[at(&s.v, key, j) + f]);
-                }
-                let delta: f64 = (0..s.values).map(|f| dy[ot + f] * o[ot + f]).sum();
-                for (j, p) in p.iter().enumerate() {
-                    let (kj, vj) = (at(&s.k, key, j), at(&s.v, key, j));
-                    let dp: f64 = (0..s.values).map(|f| dy[ot + f] * v[vj + f]).sum();
-                    let ds = p * (dp - delta) * s.scale;
-                    (0..s.values).for_each(|f| dv[vj + f] += p * dy[ot + f]);
-                    (0..s.channels).for_each(|e| dq[qt + e] += ds * k[kj + e]);
-                    (0..s.channels).for_each(|e| dk[kj + e] += ds * q[qt + e]);
-                }
-            }
-        }
-        [o, lse, dq, dk, dv]
-    }
-
-    /// Runs both passes on NaN-preset memory.
-    fn run<E: Real>(s: &Shape, isa: Isa, threads: usize, inputs: [&[f64]; 4], mask: Mask<E>) -> [Vec<E>; 5] {
-        let [q, k, v, dy] = inputs.map(|x| x.iter().map(|x| E::from_f64(*x)).collect::<Vec<E>>());
-        let empty = |count: usize| vec![E::from_f64(f64::NAN); count];
-        let (attention, pool) = (Attention::<E>::with_isa(s, isa), Pool::new(threads));
-        let (mut o, mut lse) = (empty(dy.len()), empty(s.batch * s.heads * s.groups * s.queries));
-        let inputs = Inputs { q: &q, k: &k, v: &v, mask };
-        attention.forward(&pool, inputs, &mut o, &mut lse, &mut empty(attention.forward_workspace()));
-        let (mut dq, mut dk, mut dv) = (empty(q.len()), empty(k.len()), empty(v.len()));
-        let given = Gradient { output_gradient: &dy, output_gradient_strides: s.o, inputs, o: &o, lse: &lse };
-        let results = Gradients { dq: &mut dq, dk: &mut dk, dv: &mut dv, dq_strides: s.q, dk_strides: s.k, dv_strides: s.v };
-        attention.backward(&pool, &given, results, &mut empty(attention.backward_workspace()));
-        [o, lse, dq, dk, dv]
-    }
-
-    fn close<E: Real>(got: &[Vec<E>; 5], expected: &[Vec<f64>; 5], tolerance: f64, what: &str) {
-        for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
-            for (j, (x, y)) in got.iter().zip(expected).enumerate() {
-                let x = x.to_f64();
-                assert!(
-                    (x - y).abs() <= tolerance * (1.0 + y.abs()) || x == *y,
-                    "{what}: result {i}[{j}] is {x}, expected {y}"
-                );
-            }
-        }
-    }
-
-    /// `kind` 0: no mask, 1: additive (with -∞), 2: boolean.
-    fn check(s: &Shape, kind: usize) {
-        let mut s = s.clone();
-        let count = |l: &Strides, p, c| {
-            1 + (s.batch - 1) * l.batch + (s.heads - 1) * l.head + (s.groups - 1) * l.group + (p - 1) * l.position + c - 1
-        };
-        let q = values(count(&s.q, s.queries, s.channels), 1);
-        let (k, v) = (values(count(&s.k, s.keys, s.channels), 2), values(count(&s.v, s.keys, s.values), 3));
-        let dy = values(count(&s.o, s.queries, s.values), 4);
-        // The mask repeats over heads; query 1 sees nothing.
-        s.mask = Strides { batch: s.queries * s.keys, position: s.keys, channel: 1, ..Strides::default() };
-        let keep = |b: usize, t: usize, j: usize| t != 1 && !(b * 5 + t * 3 + j * 7).is_multiple_of(4);
-        let all: Vec<(usize, usize, usize)> =
-            (0..s.batch * s.queries * s.keys).map(|i| (i / (s.queries * s.keys), i / s.keys % s.queries, i % s.keys)).collect();
-        let boolean: Vec<u8> = all.iter().map(|(b, t, j)| u8::from(keep(*b, *t, *j))).collect();
-        let additive: Vec<f64> =
-            all.iter().map(|(b, t, j)| if keep(*b, *t, *j) { (*j as f64 * 0.3).cos() } else { f64::NEG_INFINITY }).collect();
-        let single: Vec<f32> = additive.iter().map(|x| *x as f32).collect();
-        let adds = |[b, _, _]: [usize; 3], t: usize, j: usize| match kind {
-            0 => 0.0,
-            1 => additive[(b * s.queries + t) * s.keys + j],
-            _ if keep(b, t, j) => 0.0,
-            _ => f64::NEG_INFINITY,
-        };
-        let expected = naive(&s, &q, &k, &v, &dy, &adds);
-        let inputs = [&q[..], &k[..], &v[..], &dy[..]];
-        let mut bits: Option<[Vec<f32>; 5]> = None;
-        for isa in Isa::available() {
-            for threads in [1, 3] {
-                let mask = [Mask::None, Mask::Additive(&single[..]), Mask::Boolean(&boolean[..])][kind];
-                let got = run::<f32>(&s, isa, threads, inputs, mask);
-                close(&got, &expected, 1e-4, &format!("{isa:?} {s:?} mask {kind}"));
-                if isa == Isa::detect() {
-                    let first = bits.get_or_insert_with(|| got.clone());
-                    assert!(
-                        first.iter().zip(&got).all(|(x, y)| x.iter().zip(y).all(|(x, y)| x.to_bits() == y.to_bits())),
-                        "{threads} threads differ"
-                    );
-                }
-                let mask = [Mask::None, Mask::Additive(&additive[..]), Mask::Boolean(&boolean[..])][kind];
-                close(&run::<f64>(&s, isa, threads, inputs, mask), &expected, 1e-12, &format!("f64 {isa:?} {s:?} mask {kind}"));
-            }
-        }
-    }
-
-    #[test]
-    fn against_the_definition() {
-        for major in [false, true] {
-            check(&base(2, 2, 1, [5, 7, 4, 4], major), 0);
-            check(&base(2, 3, 2, [60, 150, 16, 24], major), 0);
-            let causal = |offset, sizes| Shape { causal: Some(offset), ..base(1, 2, 2, sizes, major) };
-            check(&causal(0, [140, 140, 16, 16]), 0);
-            check(&causal(10, [20, 30, 8, 5]), 1);
-            check(&causal(-3, [20, 30, 8, 5]), 2);
-        }
-    }
-
-    #[test]
-    fn masks_of_both_kinds() {
-        for kind in [1, 2] {
-            check(&base(2, 2, 2, [13, 141, 8, 8], true), kind);
-        }
-    }
-
-    #[test]
-    fn nan_is_not_hidden() {
-        let s = base(1, 1, 1, [2, 3, 4, 4], false);
-        let (x, bad) = (values(16, 1), [f64::NAN; 12]);
-        let [o, ..] = run::<f32>(&s, Isa::detect(), 1, [&x[..8], &bad, &x[..12], &x[..8]], Mask::None);
-        assert!(o.iter().all(|x| x.is_nan()));
-    }
-}
+mod tests;

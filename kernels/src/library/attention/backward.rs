@@ -1,7 +1,8 @@
 //! The gradient of attention.
 
-use super::rows::Row;
-use super::{Attention, Inputs, KEYS, MAX_BLOCK, Shape, Strides, Task};
+use super::ahead::{Operand, fetch};
+use super::rows::{Apart, Row};
+use super::{Attention, Inputs, KEYS, MAX_BLOCK, Shape, Side, Strides};
 use crate::cpu::pool::{Pool, Worker};
 use crate::library::SharedPtr;
 use crate::library::math::Real;
@@ -27,10 +28,8 @@ pub struct Gradients<'a, E> {
     pub dv_strides: Strides,
 }
 
-/// Pointers of one backward pass.
+/// Operands of one backward pass.
 struct Pass<'a, E> {
-    task: Task<'a, E>,
-    packed_v: *const E,
     given: &'a Gradient<'a, E>,
     dq: SharedPtr<E>,
     dk: SharedPtr<E>,
@@ -39,10 +38,13 @@ struct Pass<'a, E> {
     strides: [Strides; 3],
 }
 
-// SAFETY: chunks write disjoint heads.
-unsafe impl<E: Send> Send for Pass<'_, E> {}
-// SAFETY: as above.
-unsafe impl<E: Sync> Sync for Pass<'_, E> {}
+/// A thread's space, and a head's packed keys and values.
+#[derive(Clone, Copy)]
+struct Space<E> {
+    scratch: *mut E,
+    packed_k: *mut E,
+    packed_v: *mut E,
+}
 
 /// A block of queries against a block of keys.
 #[derive(Clone, Copy)]
@@ -82,22 +84,40 @@ impl<E: Real> Attention<E> {
         self.check_inputs(&given.inputs);
         self.check_gradients(given, &results);
         assert!(workspace.len() >= self.backward_workspace(), "a workspace of {} elements", workspace.len());
-        let (for_k, for_v) = workspace.split_at_mut(self.forward_workspace());
-        self.pack(pool, given.inputs.k, &s.k, s.channels, for_k);
-        self.pack(pool, given.inputs.v, &s.v, s.values, for_v);
-        let task = Task { inputs: given.inputs, packed_k: for_k.as_ptr() };
         let pass = Pass {
-            task,
-            packed_v: for_v.as_ptr(),
             given,
             dq: SharedPtr::new(results.dq.as_mut_ptr()),
             dk: SharedPtr::new(results.dk.as_mut_ptr()),
             dv: SharedPtr::new(results.dv.as_mut_ptr()),
             strides: [results.dq_strides, results.dk_strides, results.dv_strides],
         };
+        let Inputs { k, v, .. } = given.inputs;
+        let [for_q, for_k, for_v] = self.operands(&given.inputs);
+        let [of_q, of_k, of_v] = &pass.strides;
+        let ahead = [
+            for_q,
+            for_k,
+            for_v,
+            Operand::new(given.output_gradient.as_ptr(), &given.output_gradient_strides, s.queries, s.values),
+            Operand::new(given.o.as_ptr(), &s.o, s.queries, s.values),
+            Operand::new(pass.dq.get(), of_q, s.queries, s.channels),
+            Operand::new(pass.dk.get(), of_k, s.keys, s.channels),
+            Operand::new(pass.dv.get(), of_v, s.keys, s.values),
+        ];
+        let (keys, values, own) = (self.packed(s.channels), self.packed(s.values), self.backward_workspace() == 0);
+        let workspace = SharedPtr::new(workspace.as_mut_ptr());
         pool.run(s.batch * s.heads, self.flops() * 5 / 32 / self.kernels.lanes, &|worker: &mut Worker, chunk| {
-            // SAFETY: lengths were checked; the chunk owns its key head's gradients and those of the queries that see it.
-            unsafe { self.backward_head(&pass, [chunk / s.heads, chunk % s.heads], worker.scratch().cast()) };
+            fetch(s, chunk + 1, &ahead);
+            let scratch = worker.scratch().cast::<E>();
+            // SAFETY: lengths were checked; the chunk owns its key head's gradients and those of the queries that see it, and its panels.
+            unsafe {
+                let packed_k =
+                    if own { scratch.add(self.scratch_elements()) } else { workspace.get().add(chunk * (keys + values)) };
+                let space = Space { scratch, packed_k, packed_v: packed_k.add(keys) };
+                self.pack(k, &s.k, s.channels, chunk, space.packed_k);
+                self.pack(v, &s.v, s.values, chunk, space.packed_v);
+                self.backward_head(&pass, [chunk / s.heads, chunk % s.heads], space);
+            }
         });
     }
 
@@ -118,20 +138,27 @@ impl<E: Real> Attention<E> {
         );
     }
 
+    /// Keys that the first block of queries sees.
+    fn seen_first(&self) -> usize {
+        let rows = self.block.min(self.shape.queries);
+        if rows == 0 { 0 } else { self.limit(rows - 1) }
+    }
+
     /// # Safety
-    /// The operands were checked, `scratch` holds `scratch_elements`, nobody else writes this head's gradients.
-    unsafe fn backward_head(&self, pass: &Pass<'_, E>, [b, h]: [usize; 2], scratch: *mut E) {
+    /// The operands were checked, the space holds `scratch_elements` and the head's keys and values, nobody else writes this head's gradients.
+    unsafe fn backward_head(&self, pass: &Pass<'_, E>, [b, h]: [usize; 2], space: Space<E>) {
         let s = &self.shape;
         // SAFETY: positions and channels stay below the operands' sizes.
         unsafe {
-            for key in 0..s.keys {
+            // The first block of queries overwrites the keys that it sees.
+            for key in self.seen_first()..s.keys {
                 let (dk, dv) = (at(&pass.strides[1], [b, h, 0], key), at(&pass.strides[2], [b, h, 0], key));
                 clear(pass.dk.get().add(dk), s.channels, pass.strides[1].channel);
                 clear(pass.dv.get().add(dv), s.values, pass.strides[2].channel);
             }
             for g in 0..s.groups {
                 for first in (0..s.queries).step_by(self.block) {
-                    self.backward_rows(pass, [b, h, g], first, scratch);
+                    self.backward_rows(pass, [b, h, g], first, space);
                 }
             }
         }
@@ -139,19 +166,21 @@ impl<E: Real> Attention<E> {
 
     /// # Safety
     /// As `backward_head`.
-    unsafe fn backward_rows(&self, pass: &Pass<'_, E>, head: [usize; 3], first: usize, scratch: *mut E) {
+    unsafe fn backward_rows(&self, pass: &Pass<'_, E>, head: [usize; 3], first: usize, space: Space<E>) {
         let s = &self.shape;
         let rows = self.block.min(s.queries - first);
         let seen = self.limit(first + rows - 1);
         let mut state = [Row::<E>::start(); MAX_BLOCK];
         // SAFETY: as above.
         unsafe {
+            let strides = &pass.given.output_gradient_strides;
+            let g = pass.given.output_gradient.as_ptr().add(at(strides, head, first));
+            let o = pass.given.o.as_ptr().add(at(&s.o, head, first));
             for (r, row) in state[..rows].iter_mut().enumerate() {
-                let (o, g) = (at(&s.o, head, first + r), at(&pass.given.output_gradient_strides, head, first + r));
-                let given = (&pass.given.output_gradient[g..], &pass.given.o[o..]);
+                let (g, o) = (g.add(r * strides.position), o.add(r * s.o.position));
                 let dot = match s.o.channel {
-                    1 => self.rows.dot(given.0.as_ptr(), given.1.as_ptr(), s.values),
-                    apart => (0..s.values).fold(E::ZERO, |dot, f| dot.plus(given.0[f].times(given.1[f * apart]))),
+                    1 => E::ZERO,
+                    apart => (0..s.values).fold(E::ZERO, |dot, f| dot.plus((*g.add(f)).times(*o.add(f * apart)))),
                 };
                 *row = Row::with(pass.given.lse[at(&s.lse, head, first + r)], dot);
                 if seen == 0 {
@@ -159,9 +188,13 @@ impl<E: Real> Attention<E> {
                     clear(pass.dq.get().add(dq), s.channels, pass.strides[0].channel);
                 }
             }
+            if s.o.channel == 1 {
+                let apart = Apart { strides: [strides.position, s.o.position], count: s.values };
+                self.rows.dots(&mut state[..rows], g, o, &apart);
+            }
             for from in (0..seen).step_by(KEYS) {
                 let cell = Cell { head, first, rows, from, keys: KEYS.min(seen - from) };
-                self.backward_cell(pass, cell, &mut state[..rows], scratch);
+                self.backward_cell(pass, cell, &mut state[..rows], space);
             }
         }
     }
@@ -170,28 +203,31 @@ impl<E: Real> Attention<E> {
     ///
     /// # Safety
     /// As `backward_head`.
-    unsafe fn backward_cell(&self, pass: &Pass<'_, E>, cell: Cell, state: &mut [Row<E>], scratch: *mut E) {
+    unsafe fn backward_cell(&self, pass: &Pass<'_, E>, cell: Cell, state: &mut [Row<E>], space: Space<E>) {
         let s = &self.shape;
         let Cell { head, first, rows, from, keys } = cell;
-        let number = head[0] * s.heads + head[1];
-        let (p, ds) = (scratch, scratch.wrapping_add(self.block * KEYS));
-        let block = [rows, first, from, keys];
+        let (p, ds) = (space.scratch, space.scratch.wrapping_add(self.block * KEYS));
+        let inputs = &pass.given.inputs;
         let strides = &pass.given.output_gradient_strides;
-        let q = pass.task.inputs.q.as_ptr().wrapping_add(at(&s.q, head, first));
+        let q = inputs.q.as_ptr().wrapping_add(at(&s.q, head, first));
         let g = pass.given.output_gradient.as_ptr().wrapping_add(at(strides, head, first));
+        let key = [head[0], head[1], 0];
+        let (k, v) = (inputs.k.as_ptr().wrapping_add(at(&s.k, key, 0)), inputs.v.as_ptr().wrapping_add(at(&s.v, key, 0)));
+        let side = |from, position, channels| Side { from, position, channels };
+        let for_p = [side(q, s.q.position, s.channels), side(k, s.k.position, s.channels)];
+        let for_ds = [side(g, strides.position, s.values), side(v, s.v.position, s.values)];
         // SAFETY: as above.
         unsafe {
-            self.product(q, s.q.position, s.channels, pass.task.packed_k.add(number * self.packed(s.channels)), block, p);
-            self.product(g, strides.position, s.values, pass.packed_v.add(number * self.packed(s.values)), block, ds);
+            self.product(rows, for_p, space.packed_k, [from, keys], p);
+            self.product(rows, for_ds, space.packed_v, [from, keys], ds);
             for (r, row) in state.iter_mut().enumerate() {
                 let count = self.limit(first + r).saturating_sub(from).min(keys);
-                row.describe(s.scale, self.masked(pass.task.inputs.mask, head, first + r, from), s.mask.channel, keys, count);
-                self.rows.probability(p.add(r * KEYS), row, count);
-                self.rows.gradient(ds.add(r * KEYS), row, p.add(r * KEYS), keys);
+                row.describe(s.scale, self.masked(inputs.mask, head, first + r, from), s.mask.channel, keys, count);
             }
-            let key = [head[0], head[1], 0];
+            self.rows.gradient(p, state, ds);
             let step = KEYS as isize;
             let [dq, dk, dv] = &pass.strides;
+            let into_sums = if head[2] == 0 && first == 0 { E::ZERO } else { E::ONE };
             let unit = |a, a_row, a_step, b, b_step: usize, depth| Block {
                 depth,
                 a,
@@ -205,7 +241,7 @@ impl<E: Real> Attention<E> {
                 c_column: 0,
                 columns: 0,
                 alpha: E::ONE,
-                beta: E::ONE,
+                beta: into_sums,
             };
             let into = |block: Block<E>, c: *mut E, layout: &Strides| Block {
                 c,
@@ -217,7 +253,7 @@ impl<E: Real> Attention<E> {
             self.accumulate(keys, s.values, product);
             let product = into(unit(ds, 1, step, q, s.q.position, rows), pass.dk.get().add(at(dk, key, from)), dk);
             self.accumulate(keys, s.channels, product);
-            let k = pass.task.inputs.k.as_ptr().add(at(&s.k, key, from));
+            let k = k.add(from * s.k.position);
             let product = into(unit(ds, step, 1, k, s.k.position, keys), pass.dq.get().add(at(dq, head, first)), dq);
             self.accumulate(rows, s.channels, Block { beta: if from == 0 { E::ZERO } else { E::ONE }, ..product });
         }

@@ -6,6 +6,9 @@ use crate::library::math::Real;
 use crate::library::vector::{Body, LANES, Primitive, compiled, keep_loop};
 use std::marker::PhantomData;
 
+/// The last keys of a row are not computed as `LANES` where so many are enough.
+const HALF: usize = LANES / 2;
+
 /// What a query has seen so far, and how to read its scores.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -18,7 +21,7 @@ pub(super) struct Row<E> {
     additive: *const E,
     boolean: *const u8,
     mask_step: usize,
-    /// Keys of the block, whole vectors; those the query may not see get probability 0.
+    /// Keys of the block, a multiple of `HALF`; those the query may not see get probability 0.
     keys: usize,
     /// How many of them are visible: the first.
     visible: usize,
@@ -42,7 +45,7 @@ impl<E: Real> Row<E> {
         self.scale = E::from_f64(scale);
         self.mask_step = mask_step;
         // The rest of the last vectors' lanes is hidden like keys that the query may not see.
-        self.keys = keys.next_multiple_of(LANES);
+        self.keys = keys.next_multiple_of(HALF);
         (self.additive, self.boolean) = match mask {
             Mask::None => (std::ptr::null(), std::ptr::null()),
             Mask::Additive(mask) => (mask.as_ptr(), std::ptr::null()),
@@ -50,14 +53,9 @@ impl<E: Real> Row<E> {
         };
     }
 
-    /// The factor that makes sums probabilities, and Lse.
-    pub fn finish(&self) -> (E, E) {
-        let sum = self.sum.to_f64();
-        if sum == 0.0 {
-            (E::ZERO, E::from_f64(f64::NEG_INFINITY))
-        } else {
-            (E::from_f64(1.0 / sum), E::from_f64(self.max.to_f64() + sum.ln()))
-        }
+    /// Lse, when `RowKernels::finish` has been there.
+    pub fn lse(&self) -> E {
+        self.max
     }
 }
 
@@ -65,20 +63,30 @@ impl<E: Real> Row<E> {
 #[derive(Clone, Copy)]
 pub(super) struct RowKernels {
     softmax: Primitive,
-    probability: Primitive,
+    finish: Primitive,
+    dots: Primitive,
+    column: Primitive,
     gradient: Primitive,
-    dot: Primitive,
-    scale: Primitive,
+}
+
+/// Elements of every row, in one operand or two.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct Apart {
+    /// From a row's elements to the next row's, in each operand.
+    pub strides: [usize; 2],
+    /// Elements of a row.
+    pub count: usize,
 }
 
 impl RowKernels {
     pub fn new<E: Real>(isa: Isa) -> Self {
         RowKernels {
             softmax: compiled::<Softmax<E>>(isa),
-            probability: compiled::<Probability<E>>(isa),
+            finish: compiled::<Finish<E>>(isa),
+            dots: compiled::<Dots<E>>(isa),
+            column: compiled::<Column<E>>(isa),
             gradient: compiled::<Gradient<E>>(isa),
-            dot: compiled::<Dot<E>>(isa),
-            scale: compiled::<Scale<E>>(isa),
         }
     }
 
@@ -92,44 +100,42 @@ impl RowKernels {
         unsafe { (self.softmax)(scores.cast(), rows.as_mut_ptr().cast(), sums.cast(), width as *const u8, rows.len()) };
     }
 
-    /// Scores become exp(score - Lse).
+    /// Each row's elements of `from`, its sums, become probabilities' in `to`; its maximum becomes Lse.
     ///
     /// # Safety
-    /// As `softmax`.
-    pub unsafe fn probability<E>(&self, scores: *mut E, row: &Row<E>, count: usize) {
+    /// The elements of `from`, the second operand, are readable, those of `to`, the first, may be written.
+    pub unsafe fn finish<E>(&self, to: *mut E, rows: &mut [Row<E>], from: *const E, apart: &Apart) {
         // SAFETY: the caller's.
-        unsafe { (self.probability)(scores.cast(), std::ptr::from_ref(row).cast(), std::ptr::null(), std::ptr::null(), count) };
+        unsafe {
+            (self.finish)(to.cast(), rows.as_mut_ptr().cast(), from.cast(), std::ptr::from_ref(apart).cast(), rows.len())
+        };
     }
 
-    /// dP becomes dS = scale · P (dP - Σ dO · O).
+    /// Each row's sum becomes Σ a · b of its elements.
     ///
     /// # Safety
-    /// Both rows hold `count` elements.
-    pub unsafe fn gradient<E>(&self, dp: *mut E, row: &Row<E>, p: *const E, count: usize) {
+    /// Both operands' elements are readable.
+    pub unsafe fn dots<E>(&self, rows: &mut [Row<E>], a: *const E, b: *const E, apart: &Apart) {
         // SAFETY: the caller's.
-        unsafe { (self.gradient)(dp.cast(), std::ptr::from_ref(row).cast(), p.cast(), std::ptr::null(), count) };
-    }
-}
-
-impl RowKernels {
-    /// Σ a · b.
-    ///
-    /// # Safety
-    /// Both hold `count` elements.
-    pub unsafe fn dot<E: Real>(&self, a: *const E, b: *const E, count: usize) -> E {
-        let mut sum = E::ZERO;
-        // SAFETY: the caller's.
-        unsafe { (self.dot)(std::ptr::from_mut(&mut sum).cast(), a.cast(), b.cast(), std::ptr::null(), count) };
-        sum
+        unsafe { (self.dots)(rows.as_mut_ptr().cast(), a.cast(), b.cast(), std::ptr::from_ref(apart).cast(), rows.len()) };
     }
 
-    /// to = a · factor.
+    /// to[r * strides[0]] = Σ a[r * strides[1] + i] · b[i] for r < rows.
     ///
     /// # Safety
-    /// Both hold `count` elements.
-    pub unsafe fn scale<E: Real>(&self, to: *mut E, a: *const E, factor: E, count: usize) {
+    /// `a` holds the rows, `b` one, `to` as many elements, so far apart.
+    pub unsafe fn column<E>(&self, to: *mut E, a: *const E, b: *const E, apart: &Apart, rows: usize) {
         // SAFETY: the caller's.
-        unsafe { (self.scale)(to.cast(), a.cast(), std::ptr::from_ref(&factor).cast(), std::ptr::null(), count) };
+        unsafe { (self.column)(to.cast(), a.cast(), b.cast(), std::ptr::from_ref(apart).cast(), rows) };
+    }
+
+    /// Scores become P = exp(score - Lse), dP becomes dS = scale · P (dP - Σ dO · O); both zero where a key is hidden. Rows lie KEYS apart.
+    ///
+    /// # Safety
+    /// As `softmax`; `dp` holds what `scores` does.
+    pub unsafe fn gradient<E>(&self, scores: *mut E, rows: &[Row<E>], dp: *mut E) {
+        // SAFETY: the caller's.
+        unsafe { (self.gradient)(scores.cast(), rows.as_ptr().cast(), dp.cast(), std::ptr::null(), rows.len()) };
     }
 }
 
@@ -211,10 +217,9 @@ unsafe fn peak<E: Real>(scores: *mut E, row: &Row<E>) -> E {
         };
         for i in (0..row.keys).step_by(LANES) {
             keep_loop();
-            let x = &mut *scores.add(i).cast::<[E; LANES]>();
-            for l in 0..LANES {
-                x[l] = x[l].times(scale);
-                lanes[l] = larger(x[l], lanes[l]);
+            match row.keys - i {
+                HALF => enlarge::<E, HALF>(scores.add(i), scale, &mut lanes),
+                _ => enlarge::<E, LANES>(scores.add(i), scale, &mut lanes),
             }
         }
     }
@@ -226,6 +231,20 @@ unsafe fn peak<E: Real>(scores: *mut E, row: &Row<E>) -> E {
         half /= 2;
     }
     lanes[0]
+}
+
+/// Scales scores; each lane becomes the largest of it and of them.
+///
+/// # Safety
+/// There are `N` scores.
+#[inline(always)]
+unsafe fn enlarge<E: Real, const N: usize>(scores: *mut E, scale: E, lanes: &mut [E; LANES]) {
+    // SAFETY: the caller's.
+    let x = unsafe { &mut *scores.cast::<[E; N]>() };
+    for l in 0..N {
+        x[l] = x[l].times(scale);
+        lanes[l] = larger(x[l], lanes[l]);
+    }
 }
 
 /// # Safety
@@ -254,7 +273,7 @@ unsafe fn exponentiate<E: Real>(scores: *mut E, row: &mut Row<E>, sums: *mut E, 
     }
 }
 
-/// scores = exp(scores - shift); returns their sum, in an order that depends on `count`, a multiple of `LANES`, only.
+/// scores = exp(scores - shift); returns their sum, in an order that depends on `count`, a multiple of `HALF`, only.
 ///
 /// # Safety
 /// `scores` holds `count` elements.
@@ -264,10 +283,11 @@ unsafe fn exponentials<E: Real>(scores: *mut E, shift: E, count: usize) -> E {
     for i in (0..count).step_by(LANES) {
         keep_loop();
         // SAFETY: the caller's.
-        let x = unsafe { &mut *scores.add(i).cast::<[E; LANES]>() };
-        for l in 0..LANES {
-            x[l] = Real::exp(x[l].plus(shift.times(E::from_f64(-1.0))));
-            lanes[l] = lanes[l].plus(x[l]);
+        unsafe {
+            match count - i {
+                HALF => add_exponentials::<E, HALF>(scores.add(i), shift, &mut lanes),
+                _ => add_exponentials::<E, LANES>(scores.add(i), shift, &mut lanes),
+            }
         }
     }
     let mut half = LANES / 2;
@@ -280,25 +300,106 @@ unsafe fn exponentials<E: Real>(scores: *mut E, shift: E, count: usize) -> E {
     lanes[0]
 }
 
-struct Probability<E>(PhantomData<E>);
+/// # Safety
+/// There are `N` scores.
+#[inline(always)]
+unsafe fn add_exponentials<E: Real, const N: usize>(scores: *mut E, shift: E, lanes: &mut [E; LANES]) {
+    // SAFETY: the caller's.
+    let x = unsafe { &mut *scores.cast::<[E; N]>() };
+    for l in 0..N {
+        x[l] = Real::exp(x[l].plus(shift.times(E::from_f64(-1.0))));
+        lanes[l] = lanes[l].plus(x[l]);
+    }
+}
 
-impl<E: Real> Body for Probability<E> {
+struct Finish<E>(PhantomData<E>);
+
+impl<E: Real> Body for Finish<E> {
     #[inline(always)]
-    unsafe fn run(dst: *mut u8, a: *const u8, _b: *const u8, _c: *const u8, n: usize) {
-        let scores = dst.cast::<E>();
-        // SAFETY: `RowKernels::probability`'s contract.
+    unsafe fn run(dst: *mut u8, a: *const u8, b: *const u8, c: *const u8, n: usize) {
+        let (to, from) = (dst.cast::<E>(), b.cast::<E>());
+        let hidden = E::from_f64(f64::NEG_INFINITY);
+        // SAFETY: `RowKernels::finish`'s contract.
         unsafe {
-            let row = &*a.cast::<Row<E>>();
-            scale_and_mask(scores, row, n);
-            if row.max == E::from_f64(f64::NEG_INFINITY) {
-                for i in 0..row.keys {
-                    *scores.add(i) = E::ZERO;
+            let rows = std::slice::from_raw_parts_mut(a.cast_mut().cast::<Row<E>>(), n);
+            let apart = &*c.cast::<Apart>();
+            for (r, row) in rows.iter_mut().enumerate() {
+                // All together: a logarithm by itself is a long wait.
+                let seen = row.sum != E::ZERO;
+                let log = row.max.plus(Real::log(row.sum));
+                row.max = if seen { log } else { hidden };
+                let factor = if seen { E::from_f64(1.0 / row.sum.to_f64()) } else { E::ZERO };
+                let (to, from) = (to.add(r * apart.strides[0]), from.add(r * apart.strides[1]));
+                for i in 0..apart.count {
+                    *to.add(i) = (*from.add(i)).times(factor);
                 }
-            } else {
-                exponentials(scores, row.max, row.keys);
             }
         }
     }
+}
+
+struct Dots<E>(PhantomData<E>);
+
+impl<E: Real> Body for Dots<E> {
+    #[inline(always)]
+    unsafe fn run(dst: *mut u8, a: *const u8, b: *const u8, c: *const u8, n: usize) {
+        let (a, b) = (a.cast::<E>(), b.cast::<E>());
+        // SAFETY: `RowKernels::dots`'s contract.
+        unsafe {
+            let rows = std::slice::from_raw_parts_mut(dst.cast::<Row<E>>(), n);
+            let apart = &*c.cast::<Apart>();
+            for (r, row) in rows.iter_mut().enumerate() {
+                row.sum = dot(a.add(r * apart.strides[0]), b.add(r * apart.strides[1]), apart.count);
+            }
+        }
+    }
+}
+
+struct Column<E>(PhantomData<E>);
+
+impl<E: Real> Body for Column<E> {
+    #[inline(always)]
+    unsafe fn run(dst: *mut u8, a: *const u8, b: *const u8, c: *const u8, n: usize) {
+        let (to, a, b) = (dst.cast::<E>(), a.cast::<E>(), b.cast::<E>());
+        // SAFETY: `RowKernels::column`'s contract.
+        unsafe {
+            let apart = &*c.cast::<Apart>();
+            for r in 0..n {
+                *to.add(r * apart.strides[0]) = dot(a.add(r * apart.strides[1]), b, apart.count);
+            }
+        }
+    }
+}
+
+/// Σ a · b.
+///
+/// # Safety
+/// Both hold `count` elements.
+#[inline(always)]
+unsafe fn dot<E: Real>(a: *const E, b: *const E, count: usize) -> E {
+    let whole = count / LANES * LANES;
+    let mut lanes = [E::ZERO; LANES];
+    // SAFETY: the caller's.
+    unsafe {
+        for i in (0..whole).step_by(LANES) {
+            keep_loop();
+            let (x, y) = (&*a.add(i).cast::<[E; LANES]>(), &*b.add(i).cast::<[E; LANES]>());
+            for l in 0..LANES {
+                lanes[l] = x[l].fma(y[l], lanes[l]);
+            }
+        }
+        for i in whole..count {
+            lanes[i - whole] = (*a.add(i)).fma(*b.add(i), lanes[i - whole]);
+        }
+    }
+    let mut half = LANES / 2;
+    while half > 0 {
+        for l in 0..half {
+            lanes[l] = lanes[l].plus(lanes[l + half]);
+        }
+        half /= 2;
+    }
+    lanes[0]
 }
 
 struct Gradient<E>(PhantomData<E>);
@@ -306,62 +407,54 @@ struct Gradient<E>(PhantomData<E>);
 impl<E: Real> Body for Gradient<E> {
     #[inline(always)]
     unsafe fn run(dst: *mut u8, a: *const u8, b: *const u8, _c: *const u8, n: usize) {
-        let (dp, p) = (dst.cast::<E>(), b.cast::<E>());
+        let (scores, dp) = (dst.cast::<E>(), b.cast_mut().cast::<E>());
         // SAFETY: `RowKernels::gradient`'s contract.
         unsafe {
-            let row = &*a.cast::<Row<E>>();
-            let minus = E::from_f64(-1.0);
-            for i in 0..n {
-                let centred = (*dp.add(i)).plus(row.sum.times(minus));
-                *dp.add(i) = (*p.add(i)).times(row.scale).times(centred);
+            let rows = std::slice::from_raw_parts(a.cast::<Row<E>>(), n);
+            for (r, row) in rows.iter().enumerate() {
+                let (scores, dp) = (scores.add(r * KEYS), dp.add(r * KEYS));
+                let plain = row.additive.is_null() && row.boolean.is_null();
+                if !plain {
+                    scale_and_mask(scores, row, row.visible);
+                }
+                // A query that sees no key has no gradient.
+                let visible = if row.max == E::from_f64(f64::NEG_INFINITY) { 0 } else { row.visible };
+                differentiate(scores, dp, row, if plain { row.scale } else { E::ONE }, visible);
             }
         }
     }
 }
 
-struct Dot<E>(PhantomData<E>);
-
-impl<E: Real> Body for Dot<E> {
-    #[inline(always)]
-    unsafe fn run(dst: *mut u8, a: *const u8, b: *const u8, _c: *const u8, n: usize) {
-        let (a, b, whole) = (a.cast::<E>(), b.cast::<E>(), n / LANES * LANES);
-        // SAFETY: `RowKernels::dot`'s contract.
-        unsafe {
-            let mut lanes = [E::ZERO; LANES];
-            for i in (0..whole).step_by(LANES) {
-                keep_loop();
-                let (x, y) = (&*a.add(i).cast::<[E; LANES]>(), &*b.add(i).cast::<[E; LANES]>());
-                for l in 0..LANES {
-                    lanes[l] = x[l].fma(y[l], lanes[l]);
-                }
+/// # Safety
+/// As `RowKernels::gradient`, for one row.
+#[inline(always)]
+unsafe fn differentiate<E: Real>(scores: *mut E, dp: *mut E, row: &Row<E>, scale: E, visible: usize) {
+    // SAFETY: the caller's; whole vectors are there.
+    unsafe {
+        for i in (0..visible).step_by(LANES) {
+            keep_loop();
+            match visible - i {
+                ..=HALF => differentiate_lanes::<E, HALF>(scores.add(i), dp.add(i), row, scale),
+                _ => differentiate_lanes::<E, LANES>(scores.add(i), dp.add(i), row, scale),
             }
-            for i in whole..n {
-                lanes[i - whole] = (*a.add(i)).fma(*b.add(i), lanes[i - whole]);
-            }
-            let mut half = LANES / 2;
-            while half > 0 {
-                for l in 0..half {
-                    lanes[l] = lanes[l].plus(lanes[l + half]);
-                }
-                half /= 2;
-            }
-            *dst.cast::<E>() = lanes[0];
+        }
+        for i in visible..row.keys {
+            *scores.add(i) = E::ZERO;
+            *dp.add(i) = E::ZERO;
         }
     }
 }
 
-struct Scale<E>(PhantomData<E>);
-
-impl<E: Real> Body for Scale<E> {
-    #[inline(always)]
-    unsafe fn run(dst: *mut u8, a: *const u8, b: *const u8, _c: *const u8, n: usize) {
-        let (dst, a) = (dst.cast::<E>(), a.cast::<E>());
-        // SAFETY: `RowKernels::scale`'s contract.
-        unsafe {
-            let factor = *b.cast::<E>();
-            for i in 0..n {
-                *dst.add(i) = (*a.add(i)).times(factor);
-            }
-        }
+/// # Safety
+/// There are `N` elements of both.
+#[inline(always)]
+unsafe fn differentiate_lanes<E: Real, const N: usize>(scores: *mut E, dp: *mut E, row: &Row<E>, scale: E) {
+    let minus = E::from_f64(-1.0);
+    let (shift, centre) = (row.max.times(minus), row.sum.times(minus));
+    // SAFETY: the caller's.
+    let (x, g) = unsafe { (&mut *scores.cast::<[E; N]>(), &mut *dp.cast::<[E; N]>()) };
+    for l in 0..N {
+        x[l] = Real::exp(x[l].times(scale).plus(shift));
+        g[l] = x[l].times(row.scale).times(g[l].plus(centre));
     }
 }
