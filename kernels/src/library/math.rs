@@ -74,21 +74,33 @@ impl LogOf for f64 {
     }
 }
 
+/// exp(x) is 2^n times the first result, which is of [0.7, 1.5]; the second has n + `bias` in its low 9 bits.
+#[inline(always)]
+fn exp_parts(x: f32, bias: f32) -> (f32, u32) {
+    let round = 12_582_912.0 + bias;
+    let shifted = x.mul_add(std::f32::consts::LOG2_E, round);
+    let n = shifted - round;
+    let r = n.mul_add(2.121_944_4e-4, n.mul_add(-0.693_359_4, x));
+    let p = horner!(r, 1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5);
+    ((r * r).mul_add(p, r) + 1.0, shifted.to_bits())
+}
+
+/// exp for -87 <= x <= 88, and NaN.
+#[inline(always)]
+fn exp_moderate(x: f32) -> f32 {
+    let (y, exponent) = exp_parts(x, 127.0);
+    y * f32::from_bits(exponent << 23)
+}
+
 impl Real for f32 {
     #[inline(always)]
     fn exp(self) -> f32 {
-        const ROUND: f32 = 12_582_912.0;
         let x = pick!(self > 89.0, 89.0, self);
         let x = pick!(x < -105.0, -105.0, x);
-        let shifted = x.mul_add(std::f32::consts::LOG2_E, ROUND);
-        let n = shifted - ROUND;
-        let r = n.mul_add(2.121_944_4e-4, n.mul_add(-0.693_359_4, x));
-        let p = horner!(r, 1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5);
-        let y = (r * r).mul_add(p, r) + 1.0;
-        // 2^n in two factors, so that subnormal results round once and overflow gives infinity.
-        let whole = shifted.to_bits() as i32 - ROUND.to_bits() as i32;
+        // 2^n in two factors, so that subnormal results round once and overflow gives infinity; twice the exponents' bias is in `whole`.
+        let (y, whole) = exp_parts(x, 254.0);
         let half = whole >> 1;
-        y * f32::from_bits(((half + 127) << 23) as u32) * f32::from_bits(((whole - half + 127) << 23) as u32)
+        y * f32::from_bits(half << 23) * f32::from_bits((whole - half) << 23)
     }
 
     #[inline(always)]
@@ -116,17 +128,21 @@ impl Real for f32 {
         let z = self * self;
         let p = horner!(z, -5.704_988_7e-3, 2.063_908_9e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1);
         let near = (p * z).mul_add(self, self);
-        let far = (1.0 - 2.0 / (Real::exp(2.0 * self.abs()) + 1.0)).copysign(self);
+        // From there on it is 1.
+        let t = pick!(self.abs() > 10.0, 10.0, self.abs());
+        let far = (1.0 - 2.0 / (exp_moderate(2.0 * t) + 1.0)).copysign(self);
         pick!(self.abs() < 0.625, near, far)
     }
 
     #[inline(always)]
     fn erf(self) -> f32 {
-        let (t, s) = (self.abs(), self * self);
+        // From 4 on it is 1.
+        let t = pick!(self.abs() > 4.0, 4.0, self.abs());
+        let s = t * t;
         let r = t.mul_add(-1.728_534_7e-5, 3.831_971_3e-4);
         let u = t.mul_add(-3.883_964_4e-3, 2.425_462_2e-2);
         let r = horner!(t, r.mul_add(s, u), -1.067_778_77e-1, -6.348_466_87e-1, -1.287_175_12e-1);
-        let far = (1.0 - Real::exp(r.mul_add(t, -t))).copysign(self);
+        let far = (1.0 - exp_moderate(r.mul_add(t, -t))).copysign(self);
         let p = horner!(s, -5.967_617e-4, 4.991_194_2e-3, -2.676_813_5e-2, 1.128_199_2e-1, -3.761_253_4e-1, 1.283_791_7e-1);
         pick!(t > 0.927_734_4, far, p.mul_add(self, self))
     }
