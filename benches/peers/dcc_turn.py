@@ -130,12 +130,12 @@ def watch(o, child, metrics, errors):
         if begin is None:
             if is_warm([s["step_ms"] / 1e3 for s in steps]):
                 pids = tree(child.pid)
-                begin = len(steps), cpu_s(pids)
+                begin = len(steps), cpu_s(pids), time.monotonic()
             continue
         timed = [s["step_ms"] for s in steps[begin[0]:]]
         if len(timed) >= LEAST and sum(timed) >= 1e3 * o["seconds"]:
             cpu = cpu_s(pids) - begin[1]
             peaks = [status_mib("VmHWM", pid) - o["start_mib"] for pid in pids]
             return {"losses": [s["loss"] for s in steps[:FIRST]], "steps": len(timed), "wall_ms": statistics.median(timed),
-                    "cpu_ms": 1e3 * cpu / len(timed), "memory_mib": sum(peaks), "rank_mib": max(peaks), "first_s": first,
+                    "cpu_ms": 1e3 * cpu / len(timed), "timed": [begin[2], time.monotonic()], "memory_mib": sum(peaks), "rank_mib": max(peaks), "first_s": first,
                     "versions": {}}

@@ -1,5 +1,6 @@
 """The machine: what it is, whether others use it, which processors a turn gets."""
 
+import contextlib
 import math
 import os
 import platform
@@ -9,6 +10,7 @@ from pathlib import Path
 
 TICK = os.sysconf("SC_CLK_TCK")
 PROBE = 0.5  # seconds over which the load before a turn is taken
+TRIES = 4  # of a turn on several processors
 
 
 def described():
@@ -38,7 +40,7 @@ class Pair:
     one core are little more than one."""
 
     def __init__(self, folder, processors):
-        self.command, self.least_ns = [folder / "pair", *map(str, processors[:2])], math.inf
+        self.command, self.least_ns, self.most = [folder / "pair", *map(str, processors[:2])], math.inf, 0.0
         source = Path(__file__).with_name("pair.c")
         subprocess.run(["cc", "-O2", "-march=native", "-pthread", "-o", self.command[0], source], check=True)
 
@@ -53,29 +55,68 @@ class Pair:
         """Processors that are not there."""
         return max(0.0, 2 - self.seen()[0])
 
+    @contextlib.contextmanager
+    def watched(self):
+        """Gives missing(start, end), for when this is over: how many processors were missing from one time to another
+        (time.monotonic) within, on average, or None where this process may not look before all others do."""
+        child = subprocess.Popen([*self.command, "watch"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        looks = []
+        try:
+            yield lambda start, end: self.looked(looks, start, end)
+        finally:
+            out, errors = child.communicate(timeout=10)
+            if child.returncode not in (0, 3):
+                raise RuntimeError(f"pair watch: {errors.strip()}")
+            looks += [tuple(map(float, line.split())) for line in out.splitlines()]
+
+    def looked(self, looks, start, end):
+        """Of what one alone can do, the most that was ever seen of either."""
+        self.most = max([self.most, *(rate for look in looks for rate in look[1:])])
+        within = [look for look in looks if start <= look[0] <= end]
+        return sum(max(0.0, 2 - sum(look[1:]) / self.most) for look in within) / len(within) if within else None
+
     def is_near(self):
         """Whether a cache line takes about as little as it ever took."""
         return self.seen()[1] < 1.5 * self.least_ns
 
 
 class Others:
-    """How many processors everyone else kept busy since this was made, or keeps from a turn on several by then."""
+    """How many processors everyone else kept busy since this was made."""
 
-    def __init__(self, pair=None):
-        self.pair, self.start, self.busy, self.own = pair, time.monotonic(), busy_s(), own_s()
+    def __init__(self):
+        self.start, self.busy, self.own = time.monotonic(), busy_s(), own_s()
 
     def load(self):
-        busy = (busy_s() - self.busy - own_s() + self.own) / (time.monotonic() - self.start)
-        return max(0.0, busy, self.pair.missing() if self.pair else 0.0)
+        return max(0.0, (busy_s() - self.busy - own_s() + self.own) / (time.monotonic() - self.start))
+
+
+def turn(limit, wait_s, pair, make):
+    """What `make()` gives, a turn with the times `timed`, and how many processors others kept busy before it or in it; None and that
+    where these were `limit` or more before it. With a pair, a turn in whose timed steps so many processors were missing is made
+    again, a few times."""
+    for _ in range(TRIES if pair else 1):
+        load = quiet(limit, wait_s, pair)
+        if load >= limit:
+            return None, load
+        others = Others()
+        with pair.watched() if pair else contextlib.nullcontext() as missing:
+            made = make()
+            load = max(load, others.load())
+        if pair and "timed" in made:
+            seen = missing(*made["timed"])
+            load = max(load, pair.missing() if seen is None else seen)
+        if load < limit:
+            break
+    return made, load
 
 
 def quiet(limit, wait_s, pair=None):
     """Waits until others keep fewer than `limit` processors busy; the load then, or that after `wait_s` seconds of waiting."""
     end = time.monotonic() + wait_s
     while True:
-        others = Others(pair)
+        others = Others()
         time.sleep(PROBE)
-        load = others.load()
+        load = max(others.load(), pair.missing() if pair else 0.0)
         if load < limit or time.monotonic() > end:
             return load
 

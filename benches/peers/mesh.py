@@ -9,6 +9,7 @@ as run.py compares them; dcc with another learning rate must fail that. Both pip
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import tempfile
@@ -83,12 +84,15 @@ class Meshes:
     def round(self, number):
         """A turn of each program, and the most processors that others kept busy; ends early where these are too many."""
         at, turns, worst = number % len(self.o.programs), [], 0.0
+        limit = math.inf if self.o.quick else self.o.max_load
         for name in self.o.programs[at:] + self.o.programs[:at]:
-            worst = max(worst, machine.quiet(self.o.max_load, self.o.wait, self.pair))
-            if worst < self.o.max_load or self.o.quick:
-                others = machine.Others(self.pair)
-                turns.append(self.turn(name) | {"program": name})
-                worst = max(worst, others.load())
+            turn, load = machine.turn(limit, self.o.wait, self.pair, lambda: self.turn(name))
+            worst = max(worst, load)
+            if turn is None:
+                break
+            turns.append(turn | {"program": name})
+            if worst >= limit:
+                break
         return turns, worst
 
     def control(self, turns):

@@ -188,7 +188,7 @@ def work(rank, o, port):
     model.load(stored.weights(o["folder"]))
     step = MESHES[o["mesh"]](o, rank, model)
     batches = [{name: torch.from_numpy(rows) for name, rows in batch.items()} for batch in stored.batches(o["folder"])]
-    losses, warm, timed = [], [], []
+    losses, warm, timed, begin = [], [], [], 0.0
     while len(timed) < turn.LEAST or sum(timed) < o["seconds"]:
         batch = batches[len(losses) % len(batches)]
         dist.barrier()
@@ -200,8 +200,9 @@ def work(rank, o, port):
         dist.all_reduce(mean)
         losses.append(mean.item())
         (timed if turn.is_warm(warm) else warm).append(took.item())
+        begin = begin if timed else time.monotonic()
     if rank == 0:
-        print(json.dumps({"losses": losses[:turn.FIRST], "steps": len(timed), "wall_ms": 1e3 * statistics.median(timed),
+        print(json.dumps({"losses": losses[:turn.FIRST], "steps": len(timed), "timed": [begin, time.monotonic()], "wall_ms": 1e3 * statistics.median(timed),
                           "versions": {"torch": torch.__version__}}), flush=True)
     # Without joining gloo's threads, which sometimes aborts the process: what was measured is told.
     dist.barrier()

@@ -1,16 +1,21 @@
 /* What two processors are to each other just now: guests of a host are moved between its cores.
    Prints how many times as many multiply-adds both do at once as one alone (about 2 on two cores, 1 on one core's two threads), and the
-   nanoseconds that a cache line takes from one to the other. Arguments: the processors. */
+   nanoseconds that a cache line takes from one to the other. Arguments: the processors. With a third, `watch`, it looks for half a
+   millisecond at a time, before all others (SCHED_FIFO), until its input ends: a line for each look has its time (CLOCK_MONOTONIC, s) and
+   the multiply-adds per second of each. */
 #define _GNU_SOURCE
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { CHAINS = 12, TURNS = 2000, PASSES = 2000, SPANS = 9 };
-static const double SPAN_S = 0.01;
+static const double SPAN_S = 0.01, LOOK_S = 0.0005, EVERY_S = 0.025, WAKE_S = 0.0002;
 static _Alignas(64) atomic_int ball;
 static _Alignas(64) atomic_int ready;
 static int processor[2];
@@ -28,14 +33,14 @@ static void pin(int to) {
     if (sched_setaffinity(0, sizeof set, &set)) perror("sched_setaffinity"), exit(1);
 }
 
-/* Multiply-adds per nanosecond from `start` for a span: chains enough to hide the latency, in 32-byte vectors. */
-static double multiply(double start) {
+/* Multiply-adds per second from `start` for a span: chains enough to hide the latency, in 32-byte vectors. */
+static double multiply(double start, double span) {
     typedef float vector __attribute__((vector_size(32)));
     vector x[CHAINS], a = {0.999f}, b = {0.001f};
     double done = 0;
     for (int i = 0; i < CHAINS; i++) x[i] = b;
     while (now() < start) {}
-    while (now() < start + SPAN_S) {
+    while (now() < start + span) {
         for (int t = 0; t < TURNS; t++)
 #pragma GCC unroll 12
             for (int i = 0; i < CHAINS; i++) x[i] = x[i] * a + b;
@@ -64,22 +69,55 @@ static double second_rate, together;
 static void *second(void *unused) {
     pin(processor[1]);
     meet(1);
-    second_rate = multiply(together);
+    second_rate = multiply(together, SPAN_S);
     for (int span = 0; span < SPANS; span++) meet(2 + span), bounce(1, span);
     return unused;
 }
 
+/* What watches does, thread `me` of two: the k-th look is at `together` + k EVERY_S. */
+static double rate[2];
+static atomic_int looks, over;
+
+static void *look(void *which) {
+    int me = which != NULL;
+    pin(processor[me]);
+    if (sched_setscheduler(0, SCHED_FIFO, &(struct sched_param){1})) perror("sched_setscheduler"), exit(3);
+    for (int k = 0; !atomic_load(&over); k++) {
+        double at = together + k * EVERY_S, wake = at - WAKE_S;
+        struct timespec until = {(time_t)wake, (long)(1e9 * (wake - (time_t)wake))};
+        clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
+        rate[me] = now() < at ? multiply(at, LOOK_S) : -1; /* too late to be together */
+        atomic_fetch_add(&looks, 1);
+        while (!me && atomic_load(&looks) < 2 * k + 2 && now() < at + EVERY_S) {}
+        if (me) continue;
+        if (atomic_load(&looks) == 2 * k + 2 && rate[0] > 0 && rate[1] > 0) printf("%.6f %.3f %.3f\n", at, rate[0], rate[1]), fflush(stdout);
+        atomic_store(&over, poll(&(struct pollfd){.fd = STDIN_FILENO, .events = POLLIN}, 1, 0) != 0);
+    }
+    return which;
+}
+
+static int watch(void) {
+    pthread_t thread;
+    together = now() + SPAN_S;
+    if (pthread_create(&thread, NULL, look, &ready)) return perror("pthread_create"), 1;
+    look(NULL);
+    pthread_join(thread, NULL);
+    return 0;
+}
+
 int main(int count, char **words) {
-    if (count != 3) return fprintf(stderr, "usage: pair FIRST SECOND\n"), 2;
+    int watches = count == 4 && !strcmp(words[3], "watch");
+    if (count != 3 && !watches) return fprintf(stderr, "usage: pair FIRST SECOND [watch]\n"), 2;
     for (int i = 0; i < 2; i++) processor[i] = atoi(words[i + 1]);
+    if (watches) return watch();
     pin(processor[0]);
-    multiply(now()); /* wakes the vector units */
-    double alone = multiply(now());
+    multiply(now(), SPAN_S); /* wakes the vector units */
+    double alone = multiply(now(), SPAN_S);
     together = now() + SPAN_S;
     pthread_t thread;
     if (pthread_create(&thread, NULL, second, NULL)) return perror("pthread_create"), 1;
     meet(1);
-    double both = multiply(together), best = 1;
+    double both = multiply(together, SPAN_S), best = 1;
     for (int span = 0; span < SPANS; span++) {
         meet(2 + span);
         double start = now();

@@ -169,13 +169,13 @@ class Model:
         where these are too many."""
         at, turns, worst = number % len(self.programs), [], 0.0
         for name in self.programs[at:] + self.programs[:at]:
-            pair = self.pair if threads > 1 else None
-            worst = max(worst, machine.quiet(self.o.max_load, self.o.wait, pair))
-            if worst < self.o.max_load:
-                others = machine.Others(pair)
-                turn = self.turn(name, threads)
-                worst = max(worst, others.load())
-                turns.append(dict(case=self.case.name, threads=threads, program=name, **turn))
+            turn, load = machine.turn(self.o.max_load, self.o.wait, self.pair if threads > 1 else None, lambda: self.turn(name, threads))
+            worst = max(worst, load)
+            if turn is None:
+                break
+            turns.append(dict(case=self.case.name, threads=threads, program=name, **turn))
+            if worst >= self.o.max_load:
+                break
         return turns, worst
 
 

@@ -3,7 +3,7 @@
     python {torch,jax,ort}_turn.py '{"case": ..., "folder": ..., "threads": ..., "seconds": ..., ...}'
 
 A step is timed from batch in hand to loss in hand and weights updated, as dcc's `step_ms` is. CPU time is that of all threads of
-the process over the timed steps; memory the peak resident set over what the process had when all its imports were made.
+the process over the timed steps, between the times `timed`; memory the peak resident set over what the process had when all its imports were made.
 """
 
 import json
@@ -52,9 +52,10 @@ def run(o, set_up, versions):
         losses.append(loss)
         if not timed:  # of what comes next
             first, cpu = (time.perf_counter() - started if len(warm) == 1 else first), time.process_time()
-    cpu = time.process_time() - cpu
+            begin = time.monotonic()
+    cpu, end = time.process_time() - cpu, time.monotonic()
     print(json.dumps({
         "losses": losses[:FIRST], "steps": len(timed), "wall_ms": 1e3 * statistics.median(timed), "cpu_ms": 1e3 * cpu / len(timed),
-        "memory_mib": status_mib("VmHWM") - base, "imports_mib": base, "first_s": first,
+        "timed": [begin, end], "memory_mib": status_mib("VmHWM") - base, "imports_mib": base, "first_s": first,
         "cpus": len(os.sched_getaffinity(0)), "versions": versions,
     }))
