@@ -230,7 +230,7 @@ impl Bench {
         let nest = Nest::bind(&kernel, &inputs, &outputs).expect("a bindable kernel");
         let parameters = Nest::parameters(&kernel, &inputs, &outputs).expect("a bindable kernel");
         let start = Instant::now();
-        let compiled = Jit::new().expect("a machine").compile(nest).expect("a kernel");
+        let compiled = Jit::new().expect("a machine").for_threads(self.pool.threads()).compile(nest).expect("a kernel");
         let compile = start.elapsed().as_micros();
         // All bytes 0x3f: every element is 0.747.
         let mut memory: Vec<Vec<u8>> = compiled.operand_bytes.iter().map(|bytes| vec![0x3f; *bytes]).collect();

@@ -46,8 +46,10 @@ struct Running<'a> {
 impl Cpu {
     /// `threads`: compute threads of this rank, the caller included.
     pub fn new(memory: Memory, threads: usize) -> Result<Cpu> {
+        let pool = Pool::new(threads);
         let jit = Jit::new().map_err(|error| Error::device(format!("no code can be generated for this machine: {error}")))?;
-        Ok(Cpu { memory, pool: Pool::new(threads), jit, arguments: Vec::new(), workspace: Vec::new() })
+        let jit = jit.for_threads(pool.threads());
+        Ok(Cpu { memory, pool, jit, arguments: Vec::new(), workspace: Vec::new() })
     }
 
     pub fn memory(&self) -> &Memory {

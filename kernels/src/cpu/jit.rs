@@ -20,6 +20,8 @@ type Entry = unsafe extern "C" fn(*const u64, *mut u8, i64, i64);
 pub struct Jit {
     module: Option<JITModule>,
     isa: Isa,
+    /// How many threads run the code.
+    threads: usize,
     compiled: BTreeMap<u64, Vec<(Nest, Arc<Compiled>)>>,
     /// Keeps the code of finished kernels mapped.
     count: usize,
@@ -57,7 +59,13 @@ impl Jit {
         }
         let machine = machine.finish(settings::Flags::new(flags)).map_err(|e| e.to_string())?;
         let module = JITModule::new(JITBuilder::with_isa(machine, default_libcall_names()));
-        Ok(Jit { module: Some(module), isa, compiled: BTreeMap::new(), count: 0 })
+        Ok(Jit { module: Some(module), isa, threads: usize::MAX, compiled: BTreeMap::new(), count: 0 })
+    }
+
+    /// Code for pools of so many threads: what it computes is the same for all, and it runs on all.
+    pub fn for_threads(mut self, threads: usize) -> Jit {
+        self.threads = threads;
+        self
     }
 
     /// Number of distinct kernels compiled so far.
@@ -91,7 +99,7 @@ impl Jit {
             module.clear_context(&mut context);
             context.func.signature = signature.clone();
             context.func.name = UserFuncName::user(0, self.count as u32);
-            let plan = Plan::new(&nest, &typing, longest);
+            let plan = Plan::new(&nest, &typing, longest, self.threads);
             let frontend = module.isa().frontend_config();
             let emitted =
                 emit(&mut context.func, &Source { nest: &nest, typing: &typing, plan: &plan, isa: self.isa, frontend });

@@ -47,8 +47,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// With no tile longer than `longest`: kernels of very many values need shorter ones.
-    pub fn new(nest: &Nest, typing: &Typing, longest: usize) -> Plan {
+    /// With no tile longer than `longest`: kernels of very many values need shorter ones. `threads` run it, and get chunks of their own.
+    pub fn new(nest: &Nest, typing: &Typing, longest: usize, threads: usize) -> Plan {
         let estimate = Estimate::new(nest, typing);
         let body = &nest.kernel.body;
         let best_own = |i: usize| {
@@ -69,7 +69,7 @@ impl Plan {
             return Plan::with_behind(nest, pair, cost, longest);
         }
         match column.filter(|column| column.0 < row_cost) {
-            Some((cost, dim)) => Plan::with_column(nest, &estimate, dim, cost, longest),
+            Some((cost, dim)) => Plan::with_column(nest, &estimate, (dim, cost), longest, threads),
             None => {
                 let tiling = |(_, dim): &(f64, Option<DimId>)| {
                     dim.map(|dim| {
@@ -83,14 +83,14 @@ impl Plan {
         }
     }
 
-    fn with_column(nest: &Nest, estimate: &Estimate, dim: DimId, cost: f64, longest: usize) -> Plan {
+    fn with_column(nest: &Nest, estimate: &Estimate, (dim, cost): (DimId, f64), longest: usize, threads: usize) -> Plan {
         let extent = nest.extents[usize::from(dim.0)];
         let mut order: Vec<DimId> = nest.kernel.outer.iter().copied().filter(|d| *d != dim).collect();
         let across = estimate.across(dim).filter(|d| order.contains(d));
         let others: usize = order.iter().map(|d| nest.extents[usize::from(d.0)]).product();
         let mut length = if across.is_some() { BLOCK } else { TILE }.min(longest);
-        if cost > 2.0 * CHUNK_NS && others < 16 {
-            // Few points otherwise: shorter tiles for enough chunks.
+        if threads > 1 && cost > 2.0 * CHUNK_NS && others < 16 {
+            // Few points otherwise: shorter tiles for enough chunks, though longer ones are read faster.
             length = length.min(extent.div_ceil(16usize.div_ceil(others.max(1))).next_multiple_of(32).max(64));
         }
         if let Some(across) = across {

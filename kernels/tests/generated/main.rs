@@ -88,7 +88,7 @@ impl Build {
 /// Whether tiles of the kernel have two dims.
 fn is_paired(kernel: &Kernel, inputs: &[Vec<Extent>], outputs: &[Vec<Extent>]) -> bool {
     let nest = Nest::bind(kernel, inputs, outputs).unwrap().simplified();
-    Plan::new(&nest, &Typing::new(&nest.kernel), 4096).behind.is_some()
+    Plan::new(&nest, &Typing::new(&nest.kernel), 4096, 2).behind.is_some()
 }
 
 fn whole(size: u64) -> Extent {
@@ -168,7 +168,7 @@ fn check(kernel: &Kernel, inputs: &[Vec<Extent>], outputs: &[Vec<Extent>], toler
     let mut first: Option<Vec<Vec<u8>>> = None;
     for isa in Isa::available() {
         for threads in [1, 3] {
-            let compiled = Jit::with_isa(isa).unwrap().compile(nest.clone()).unwrap();
+            let compiled = Jit::with_isa(isa).unwrap().for_threads(threads).compile(nest.clone()).unwrap();
             let raw: Vec<Vec<u8>> = kernel.inputs.iter().zip(&given).map(|(a, v)| bytes(a.dtype, v)).collect();
             let mut copies: Vec<Vec<u8>> = kernel.outputs.iter().zip(&start).map(|(a, v)| bytes(a.dtype, v)).collect();
             let refs: Vec<&[u8]> = raw.iter().map(|r| &r[..]).collect();
