@@ -5,6 +5,7 @@ import math
 import os
 import platform
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -59,15 +60,23 @@ class Pair:
     def watched(self):
         """Gives missing(start, end), for when this is over: how many processors were missing from one time to another
         (time.monotonic) within, on average, or None where this process may not look before all others do."""
-        child = subprocess.Popen([*self.command, "watch"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         looks = []
-        try:
-            yield lambda start, end: self.looked(looks, start, end)
-        finally:
-            out, errors = child.communicate(timeout=10)
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+            child = subprocess.Popen([*self.command, "watch"], stdin=subprocess.PIPE, stdout=out, stderr=errors)
+            try:
+                yield lambda start, end: self.looked(looks, start, end)
+            finally:
+                child.stdin.close()
+                try:
+                    child.wait(10)
+                except subprocess.TimeoutExpired:
+                    child.kill()
+                    child.wait()
+            for file in (out, errors):
+                file.seek(0)
             if child.returncode not in (0, 3):
-                raise RuntimeError(f"pair watch: {errors.strip()}")
-            looks += [tuple(map(float, line.split())) for line in out.splitlines()]
+                raise RuntimeError(f"pair watch: {errors.read().strip()}")
+            looks += [tuple(map(float, line.split())) for line in out]
 
     def looked(self, looks, start, end):
         """Of what one alone can do, the most that was ever seen of either."""
@@ -101,7 +110,7 @@ def turn(limit, wait_s, pair, make):
         others = Others()
         with pair.watched() if pair else contextlib.nullcontext() as missing:
             made = make()
-            load = max(load, others.load())
+        load = max(load, others.load())
         if pair and "timed" in made:
             seen = missing(*made["timed"])
             load = max(load, pair.missing() if seen is None else seen)

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 enum { CHAINS = 12, TURNS = 2000, PASSES = 2000, SPANS = 9 };
-static const double SPAN_S = 0.01, LOOK_S = 0.0005, EVERY_S = 0.025, WAKE_S = 0.0002;
+static const double SPAN_S = 0.01, LOOK_S = 0.0005, EVERY_S = 0.2, WAKE_S = 0.0002;
 static _Alignas(64) atomic_int ball;
 static _Alignas(64) atomic_int ready;
 static int processor[2];
@@ -86,11 +86,11 @@ static void *look(void *which) {
         double at = together + k * EVERY_S, wake = at - WAKE_S;
         struct timespec until = {(time_t)wake, (long)(1e9 * (wake - (time_t)wake))};
         clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
-        rate[me] = now() < at ? multiply(at, LOOK_S) : -1; /* too late to be together */
+        rate[me] = now() < at ? multiply(at, LOOK_S) : 0; /* away when it should have come */
         atomic_fetch_add(&looks, 1);
-        while (!me && atomic_load(&looks) < 2 * k + 2 && now() < at + EVERY_S) {}
         if (me) continue;
-        if (atomic_load(&looks) == 2 * k + 2 && rate[0] > 0 && rate[1] > 0) printf("%.6f %.3f %.3f\n", at, rate[0], rate[1]), fflush(stdout);
+        while (atomic_load(&looks) < 2 * k + 2 && now() < at + 4 * LOOK_S) {}
+        printf("%.6f %.0f %.0f\n", at, rate[0], atomic_load(&looks) == 2 * k + 2 ? rate[1] : 0), fflush(stdout);
         atomic_store(&over, poll(&(struct pollfd){.fd = STDIN_FILENO, .events = POLLIN}, 1, 0) != 0);
     }
     return which;
