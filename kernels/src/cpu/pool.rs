@@ -1,8 +1,8 @@
 //! A chunk-claiming thread pool: the caller and each worker have a range of the chunks, and take from the ends of others' when their own
 //! is done. Ranges are the same shares of every job, so that rows stay in the caches of the core that wrote them.
 //!
-//! Before: chunk boundaries are a function of shapes only, and chunks write disjoint memory; then results do not depend on the
-//! number of threads. After: a parallel-for allocates nothing. A worker spins briefly, then parks, so that more ranks than cores work.
+//! Before: no result depends on where one chunk ends and the next begins, and chunks write disjoint memory; then results do not depend on
+//! the number of threads. After: a parallel-for allocates nothing. A worker spins briefly, then parks, so that more ranks than cores work.
 //! The pool also owns the packing buffers that matrix products need, one per thread.
 
 use std::mem::MaybeUninit;

@@ -24,6 +24,8 @@ use rows::{Apart, Row, RowKernels};
 const MAX_BLOCK: usize = 96;
 /// Keys of one block: whole vectors, so that the last one may be padded.
 const KEYS: usize = 128;
+/// A last key by itself, one more than so many, is a dot product where the channels are as many: a vector of its own would take longer.
+const LONE: usize = 32;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 /// Chunks of a thread, at least, where a chunk is a whole key head.
@@ -105,7 +107,7 @@ impl<E: Real> Attention<E> {
     /// Plans for this machine.
     ///
     /// # Panics
-    /// If the channels of Q, K, V are not contiguous (`stride 1`): transpose first.
+    /// If the channels of Q, K, V are not contiguous (`stride 1`): transpose first. If there are very many of V.
     pub fn new(shape: &Shape) -> Self {
         Self::with_isa(shape, Isa::detect())
     }
@@ -119,15 +121,20 @@ impl<E: Real> Attention<E> {
             "channels of q, k and v are contiguous"
         );
         let kernels = E::kernels(isa);
-        // Larger blocks read and write the sums of keys less often, and compute more above the diagonal.
-        let most = if shape.causal.is_some() { 3 } else { 8 } * kernels.rows;
-        let block = shape.queries.div_ceil(shape.queries.div_ceil(most).max(1)).max(1);
-        let attention = Attention { shape: shape.clone(), kernels, rows: RowKernels::new::<E>(isa), block };
-        assert!(attention.fits(0), "{} value channels are too many", shape.values);
-        attention
+        let mut attention = Attention { shape: shape.clone(), kernels, rows: RowKernels::new::<E>(isa), block: 0 };
+        // Larger blocks read and write the sums of keys less often, and compute more above the diagonal. Sums go by blocks, so that their
+        // size is that of all machines.
+        let blocks = if shape.causal.is_some() { [36, 24, 12, 4, 1] } else { [MAX_BLOCK, 48, 24, 12, 1] };
+        for most in blocks {
+            attention.block = shape.queries.div_ceil(shape.queries.div_ceil(most).max(1)).max(1);
+            if attention.fits(0) {
+                return attention;
+            }
+        }
+        panic!("{} value channels are too many", shape.values)
     }
 
-    /// Elements of workspace that `forward` needs: packed keys, where several chunks share a head's.
+    /// Elements of workspace that `forward` may need: packed keys, which several chunks share where heads are few.
     pub fn forward_workspace(&self) -> usize {
         self.shape.batch * self.shape.heads * self.packed(self.shape.channels)
     }
@@ -296,7 +303,7 @@ impl<E: Real> Attention<E> {
         let (width, depth) = (self.kernels.columns, a.channels);
         for column in (0..keys).step_by(width) {
             let c = to.wrapping_add(column);
-            if keys - column == 1 && depth >= 2 * self.kernels.lanes {
+            if column + 1 == keys && keys % LONE == 1 && depth >= LONE {
                 let apart = Apart { strides: [KEYS, a.position], count: depth };
                 // SAFETY: the caller's.
                 unsafe { self.rows.column(c, a.from, b.from.wrapping_add((from + column) * b.position), &apart, rows) };

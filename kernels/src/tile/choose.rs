@@ -1,4 +1,5 @@
-//! Which dim runs in tiles, in what order the other loops run, and how many chunks of work that makes: functions of shapes only.
+//! Which dim runs in tiles, in what order the other loops run, and how many chunks of work that makes: functions of shapes, and of whether
+//! one thread runs them all, on which no sum depends.
 
 use super::access::{Access, Typing, bit, bits, over_of, reachable, value_of};
 use super::{Nest, behind};
@@ -47,7 +48,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// With no tile longer than `longest`: kernels of very many values need shorter ones. `threads` run it, and get chunks of their own.
+    /// With no tile longer than `longest`: kernels of very many values need shorter ones. Where more than one of `threads` run it, there
+    /// are chunks for them.
     pub fn new(nest: &Nest, typing: &Typing, longest: usize, threads: usize) -> Plan {
         let estimate = Estimate::new(nest, typing);
         let body = &nest.kernel.body;

@@ -129,7 +129,8 @@ impl RowKernels {
         unsafe { (self.column)(to.cast(), a.cast(), b.cast(), std::ptr::from_ref(apart).cast(), rows) };
     }
 
-    /// Scores become P = exp(score - Lse), dP becomes dS = scale · P (dP - Σ dO · O); both zero where a key is hidden. Rows lie KEYS apart.
+    /// Scores become P = exp(score - Lse), dP becomes dS = scale · P (dP - Σ dO · O); both zero behind the visible keys. Rows lie KEYS
+    /// apart.
     ///
     /// # Safety
     /// As `softmax`; `dp` holds what `scores` does.
