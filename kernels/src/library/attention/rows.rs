@@ -291,6 +291,12 @@ unsafe fn exponentials<E: Real>(scores: *mut E, shift: E, count: usize) -> E {
             }
         }
     }
+    total(lanes)
+}
+
+/// The sum of all lanes, by halves.
+#[inline(always)]
+fn total<E: Real>(mut lanes: [E; LANES]) -> E {
     let mut half = LANES / 2;
     while half > 0 {
         for l in 0..half {
@@ -393,14 +399,7 @@ unsafe fn dot<E: Real>(a: *const E, b: *const E, count: usize) -> E {
             lanes[i - whole] = (*a.add(i)).fma(*b.add(i), lanes[i - whole]);
         }
     }
-    let mut half = LANES / 2;
-    while half > 0 {
-        for l in 0..half {
-            lanes[l] = lanes[l].plus(lanes[l + half]);
-        }
-        half /= 2;
-    }
-    lanes[0]
+    total(lanes)
 }
 
 struct Gradient<E>(PhantomData<E>);
