@@ -2,7 +2,8 @@
 //!
 //! A residual stream is what a transformer's layers pass on, so that its blocks become regions of equal structure, each
 //! solved once. What masks and positions are made of is cheap and common to all layers: it is part of every region that reads
-//! it. Parameters, inputs and scalars are never part of one.
+//! it. Parameters, inputs and scalars are never part of one. What else no sample's numbers go into (rotations by angles that are
+//! parameters, a bias of positions) and what lives longer than a region can be passes through all layers: to that cuts are blind.
 
 use crate::graph::{Graph, NodeId, Phase};
 use crate::ops::Op;
@@ -19,7 +20,8 @@ const SHARED: usize = 48;
 pub enum Kind {
     /// Parameter, input, scalar: outside.
     Leaf,
-    /// Computed from constants and integer inputs alone, pointwise: part of each region that reads it.
+    /// Computed from constants and integer inputs alone, pointwise, or a common value under another shape: part of each region
+    /// that reads it.
     Shared,
     /// Part of one region.
     Own,
@@ -27,7 +29,7 @@ pub enum Kind {
 
 /// What each node is; dead nodes are `Leaf`.
 pub fn kinds(graph: &Graph) -> Vec<Kind> {
-    let live = graph.live();
+    let (live, common) = (graph.live(), common(graph));
     let mut size = vec![0usize; graph.nodes.len()];
     let mut kinds = Vec::with_capacity(graph.nodes.len());
     for id in graph.ids() {
@@ -46,6 +48,7 @@ pub fn kinds(graph: &Graph) -> Vec<Kind> {
             _ if !live[index] => Kind::Leaf,
             Op::Param(_) | Op::Input(_) | Op::Scalar(_) => Kind::Leaf,
             Op::Const(_) | Op::Iota(_) => Kind::Shared,
+            Op::BroadcastInDim(_) | Op::Reshape(_) | Op::Transpose(_) if common[index] => Kind::Shared,
             op if moves(op) && size[index] <= SHARED && cheap(&kinds) => Kind::Shared,
             _ => Kind::Own,
         });
@@ -75,7 +78,7 @@ pub fn cut(graph: &Graph, kinds: &[Kind], phase: Phase, stage: Option<u32>) -> V
         kinds[id.0 as usize] == Kind::Own && node.phase == phase && node.stage == stage
     };
     let nodes: Vec<NodeId> = graph.ids().filter(own).collect();
-    let passing = passing(graph, &nodes);
+    let passing = passing(graph, &common(graph), &nodes);
     let mut regions: Vec<Vec<NodeId>> = Vec::new();
     for (begin, end) in runs(&passing, 0, nodes.len(), 1) {
         // What only turns a result around belongs to what makes it.
@@ -88,8 +91,24 @@ pub fn cut(graph: &Graph, kinds: &[Kind], phase: Phase, stage: Option<u32>) -> V
     regions
 }
 
-/// After each node, how many values of the nodes up to it are still to be read.
-fn passing(graph: &Graph, nodes: &[NodeId]) -> Vec<usize> {
+/// Which nodes are made of parameters, constants and integer inputs alone, of the latter pointwise: no layer's own.
+fn common(graph: &Graph) -> Vec<bool> {
+    // And whether an input is among that.
+    let mut found: Vec<(bool, bool)> = Vec::with_capacity(graph.nodes.len());
+    for node in &graph.nodes {
+        let of = |o: &NodeId| found[o.0 as usize];
+        let fed = node.operands.iter().any(|o| of(o).1);
+        found.push(match &node.op {
+            Op::Input(input) => (!input.dtype.is_float(), true),
+            op => (node.operands.iter().all(|o| of(o).0) && (!fed || moves(op)), fed),
+        });
+    }
+    found.into_iter().map(|(common, _)| common).collect()
+}
+
+/// After each node, how many values of the nodes up to it are still to be read; without common ones, and without those that
+/// are read farther away than a region is long.
+fn passing(graph: &Graph, common: &[bool], nodes: &[NodeId]) -> Vec<usize> {
     let mut place = vec![usize::MAX; graph.nodes.len()];
     nodes.iter().enumerate().for_each(|(i, id)| place[id.0 as usize] = i);
     let mut last: Vec<usize> = (0..nodes.len()).collect();
@@ -101,12 +120,15 @@ fn passing(graph: &Graph, nodes: &[NodeId]) -> Vec<usize> {
             }
         }
     }
+    let counts = |i: usize| last[i] > i && last[i] - i < MOST && !common[nodes[i].0 as usize];
     let mut ends = vec![0usize; nodes.len()];
     let mut open = 0;
     (0..nodes.len())
         .map(|i| {
-            ends[last[i]] += usize::from(last[i] > i);
-            open += usize::from(last[i] > i);
+            if counts(i) {
+                ends[last[i]] += 1;
+                open += 1;
+            }
             open -= ends[i];
             open
         })

@@ -48,11 +48,11 @@ pub fn solve(problem: &Problem, rules: &[Rule]) -> Solution {
         ids.push(egraph.add(Term { head: local.head.clone(), ty: local.ty.clone(), args }));
     }
     egraph.rebuild();
-    for _ in 0..ROUNDS {
-        if !round(&mut egraph, rules) || egraph.total_number_of_nodes() > TERMS {
-            break;
-        }
+    let mut rounds = 0;
+    while rounds < ROUNDS && egraph.total_number_of_nodes() <= TERMS && round(&mut egraph, rules) {
+        rounds += 1;
     }
+    tracing::debug!(nodes = ids.len(), rounds, terms = egraph.total_number_of_nodes(), "rewrote a region");
     extract::cheapest(&egraph, problem, &ids).unwrap_or_else(|| unchanged(problem))
 }
 

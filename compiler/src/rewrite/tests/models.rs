@@ -213,6 +213,38 @@ fn layers_are_solved_once() {
     assert!(large >= 7 * small && large_problems <= 8, "{large} regions, {large_problems} problems");
 }
 
+/// Layers on a residual stream that all turn their queries by angles which are a parameter: two values that pass through all.
+fn rotating(layers: usize) -> Graph {
+    use dcc_program::kernel::BinaryOp::{Add, Mul, Sub};
+    let mut graph = Graph::new();
+    let shape = Shape::from_slice(&[4, 8]);
+    let input = Input { name: "x".to_owned(), dtype: DType::F64, shape: shape.clone(), batch_dim: Some(0) };
+    let mut x = graph.add(input, &[]).unwrap();
+    let angles = Param { name: "angles".to_owned(), kind: ParamKind::Weight, piece: None, dtype: DType::F64, shape };
+    let angles = graph.add(angles, &[]).unwrap();
+    let turns = [UnaryOp::Cos, UnaryOp::Sin].map(|op| graph.unary(op, angles).unwrap());
+    for _ in 0..layers {
+        let [q, k, v] =
+            [UnaryOp::Tanh, UnaryOp::Erf, UnaryOp::Logistic].map(|op| (0..8).fold(x, |from, _| graph.unary(op, from).unwrap()));
+        let [cos, sin] = turns.map(|turn| graph.binary(Mul, q, turn).unwrap());
+        let turned = graph.binary(Sub, cos, sin).unwrap();
+        let scores = graph.binary(Mul, turned, k).unwrap();
+        let read = graph.binary(Mul, scores, v).unwrap();
+        x = graph.binary(Add, x, read).unwrap();
+    }
+    graph.outputs = vec![("x".to_owned(), x)];
+    graph
+}
+
+/// Even the last layer, behind which nothing reads the angles any more, and layers that are few enough for all to be one region.
+#[test]
+fn what_all_layers_read_does_not_move_their_cuts() {
+    for layers in [2, 5, 12] {
+        let (regions, problems) = problems(&rotating(layers));
+        assert!(regions == layers && problems <= 3, "{layers} layers: {regions} regions, {problems} problems");
+    }
+}
+
 /// The training step of a model as `compile` makes it up to planning, and the parameters' names.
 fn step(forward: &Graph, imported: &Imported) -> Graph {
     let trainable =
