@@ -243,6 +243,13 @@ fn unary(op: UnaryOp, dtype: DType, x: Scalar) -> Scalar {
         UnaryOp::Tanh => x.tanh(),
         UnaryOp::Logistic => 1.0 / (1.0 + (-x).exp()),
         UnaryOp::Erf => crate::library::math::Real::erf(x),
+        UnaryOp::Gelu => x * normal(x),
+        UnaryOp::GeluSlope => normal(x) + x * (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt(),
+        UnaryOp::GeluTanh => 0.5 * x * (1.0 + gelu_tanh(x).0.tanh()),
+        UnaryOp::GeluTanhSlope => {
+            let (inner, slope) = gelu_tanh(x);
+            0.5 * (1.0 + inner.tanh()) + 0.5 * x * (1.0 - inner.tanh().powi(2)) * slope
+        }
         UnaryOp::Sin => x.sin(),
         UnaryOp::Cos => x.cos(),
         UnaryOp::Tan => x.tan(),
@@ -261,6 +268,16 @@ fn unary(op: UnaryOp, dtype: DType, x: Scalar) -> Scalar {
         UnaryOp::IsInf => return Scalar::Int(i64::from(x.is_infinite())),
         UnaryOp::Not => panic!("not of a float"),
     })
+}
+
+fn normal(x: f64) -> f64 {
+    0.5 * (1.0 + crate::library::math::Real::erf(x / std::f64::consts::SQRT_2))
+}
+
+/// What `gelu_tanh` takes the tanh of, and its derivative.
+fn gelu_tanh(x: f64) -> (f64, f64) {
+    let scale = (2.0 / std::f64::consts::PI).sqrt();
+    (scale * (x + 0.044715 * x * x * x), scale * (1.0 + 3.0 * 0.044715 * x * x))
 }
 
 fn binary(op: BinaryOp, dtype: DType, x: Scalar, y: Scalar) -> Scalar {

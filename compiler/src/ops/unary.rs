@@ -86,6 +86,13 @@ fn float(op: UnaryOp) -> fn(f64) -> f64 {
         UnaryOp::Tanh => f64::tanh,
         UnaryOp::Logistic => |x| 1.0 / (1.0 + (-x).exp()),
         UnaryOp::Erf => libm::erf,
+        UnaryOp::Gelu => |x| x * normal(x),
+        UnaryOp::GeluSlope => |x| normal(x) + x * (-0.5 * x * x).exp() * INV_SQRT_2PI,
+        UnaryOp::GeluTanh => |x| 0.5 * x * (1.0 + gelu_tanh(x).0.tanh()),
+        UnaryOp::GeluTanhSlope => |x| {
+            let (inner, slope) = gelu_tanh(x);
+            0.5 * (1.0 + inner.tanh()) + 0.5 * x * (1.0 - inner.tanh().powi(2)) * slope
+        },
         UnaryOp::Sin => f64::sin,
         UnaryOp::Cos => f64::cos,
         UnaryOp::Tan => f64::tan,
@@ -102,6 +109,27 @@ fn float(op: UnaryOp) -> fn(f64) -> f64 {
         UnaryOp::RoundEven => f64::round_ties_even,
         UnaryOp::Not | UnaryOp::IsNan | UnaryOp::IsInf => panic!("{} gives no float", op.name()),
     }
+}
+
+/// 1/√(2π).
+const INV_SQRT_2PI: f64 = 0.398_942_280_401_432_7;
+
+/// The distribution function of the standard normal distribution.
+fn normal(x: f64) -> f64 {
+    0.5 * (1.0 + libm::erf(x * std::f64::consts::FRAC_1_SQRT_2))
+}
+
+/// The factor of the cube in `gelu_tanh`.
+const CUBE: f64 = 0.044715;
+
+/// √(2/π), that of all that `gelu_tanh` takes the tanh of.
+fn gelu_scale() -> f64 {
+    (2.0 / std::f64::consts::PI).sqrt()
+}
+
+/// What `gelu_tanh` takes the tanh of, and its derivative. Hendrycks and Gimpel 2016, arXiv 1606.08415.
+fn gelu_tanh(x: f64) -> (f64, f64) {
+    (gelu_scale() * (x + CUBE * x * x * x), gelu_scale() * (1.0 + 3.0 * CUBE * x * x))
 }
 
 fn integer(op: UnaryOp, dtype: DType, x: i64) -> i64 {
@@ -159,6 +187,16 @@ fn derivative(op: UnaryOp, g: &mut Grad, x: NodeId, y: NodeId, dy: NodeId) -> Re
             let slope = g.scale(bell, std::f64::consts::FRAC_2_SQRT_PI)?;
             g.binary(Mul, dy, slope)
         }
+        UnaryOp::Gelu => times(g, dy, UnaryOp::GeluSlope, x),
+        UnaryOp::GeluTanh => times(g, dy, UnaryOp::GeluTanhSlope, x),
+        UnaryOp::GeluSlope => {
+            let slope = gelu_curvature(g, x)?;
+            g.binary(Mul, dy, slope)
+        }
+        UnaryOp::GeluTanhSlope => {
+            let slope = gelu_tanh_curvature(g, x)?;
+            g.binary(Mul, dy, slope)
+        }
         UnaryOp::Sin => times(g, dy, UnaryOp::Cos, x),
         UnaryOp::Cos => {
             let product = times(g, dy, UnaryOp::Sin, x)?;
@@ -185,6 +223,37 @@ fn derivative(op: UnaryOp, g: &mut Grad, x: NodeId, y: NodeId, dy: NodeId) -> Re
         }
         _ => Err(g.broken(y, "a function without derivative")),
     }
+}
+
+/// The second derivative of `gelu`: exp(-x²/2) (2 - x²) / √(2π).
+fn gelu_curvature(g: &mut Grad, x: NodeId) -> Result<NodeId> {
+    let square = g.binary(BinaryOp::Mul, x, x)?;
+    let exponent = g.scale(square, -0.5)?;
+    let bell = g.unary(UnaryOp::Exp, exponent)?;
+    let rest = squared_plus(g, x, -1.0, 2.0)?;
+    let product = g.binary(BinaryOp::Mul, bell, rest)?;
+    g.scale(product, INV_SQRT_2PI)
+}
+
+/// The second derivative of `gelu_tanh`, with t the tanh of u: (1 - t²) (u' + x (u''/2 - t u'²)).
+fn gelu_tanh_curvature(g: &mut Grad, x: NodeId) -> Result<NodeId> {
+    use BinaryOp::{Add, Mul, Sub};
+    let square = g.binary(Mul, x, x)?;
+    let scaled = g.scale(square, CUBE)?;
+    let inner = g.binary_scalar(Add, scaled, 1.0)?;
+    let inner = g.binary(Mul, inner, x)?;
+    let inner = g.scale(inner, gelu_scale())?;
+    let t = g.unary(UnaryOp::Tanh, inner)?;
+    let first = g.scale(square, 3.0 * CUBE * gelu_scale())?;
+    let first = g.binary_scalar(Add, first, gelu_scale())?;
+    let half_second = g.scale(x, 3.0 * CUBE * gelu_scale())?;
+    let bent = g.binary(Mul, first, first)?;
+    let bent = g.binary(Mul, bent, t)?;
+    let rest = g.binary(Sub, half_second, bent)?;
+    let rest = g.binary(Mul, rest, x)?;
+    let sum = g.binary(Add, first, rest)?;
+    let flat = squared_plus(g, t, -1.0, 1.0)?;
+    g.binary(Mul, flat, sum)
 }
 
 /// `dy · op(x)`.

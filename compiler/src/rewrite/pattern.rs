@@ -1,9 +1,10 @@
 //! Algebraic rules as text: `(mul ?x 1)` to `?x`. `?x` is any class, `$a` one that is a number, `2` that number.
 //!
-//! Ops go by the names that graphs print. Addition, multiplication, `max`, `min`, `and`, `or` match in both orders. Numbers of
+//! Ops go by the names that graphs print; a number is any that its dtype does not tell from it. Addition, multiplication, `max`, `min`, `and`, `or` match in both orders. Numbers of
 //! a right side have the type of what the rule replaces.
 
 use super::term::{Expr, Graph, Term};
+use crate::interp::{Precision, Tensor};
 use crate::ops::{Binary, Compare, Const, Op, Select, Unary};
 use dcc_program::TensorType;
 use dcc_program::kernel::{BinaryOp, CompareOp, UnaryOp};
@@ -88,7 +89,7 @@ impl Pattern {
         match self {
             Pattern::Any(name) => bind(name),
             Pattern::Constant(name) if data.splat.is_some() => bind(name),
-            Pattern::Number(n) if data.splat.as_ref().is_some_and(|v| v.value() == *n) => vec![bound.clone()],
+            Pattern::Number(n) if data.splat.as_ref().is_some_and(|v| is_number(v, *n)) => vec![bound.clone()],
             Pattern::Node(..) => egraph[id].nodes.iter().flat_map(|term| self.in_term(egraph, term, bound)).collect(),
             _ => Vec::new(),
         }
@@ -105,6 +106,12 @@ impl Pattern {
             Pattern::Node(op, args) => Expr::Node(op.clone(), args.iter().map(|arg| arg.fill(bound, ty)).collect()),
         }
     }
+}
+
+/// Whether `value` is `n`, as its dtype holds both.
+fn is_number(value: &Const, n: f64) -> bool {
+    let held = |x| Tensor::floats(value.dtype, &[], vec![x]).rounded(Precision::Declared).f64s()[0];
+    value.value() == n || value.dtype.is_float() && held(value.value()) == held(n)
 }
 
 fn commutes(op: &Op) -> bool {

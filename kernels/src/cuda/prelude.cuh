@@ -93,6 +93,7 @@ __device__ inline bool add(bool x, bool y) { return x || y; }
 __device__ inline bool max(bool x, bool y) { return x || y; }
 __device__ inline bool min(bool x, bool y) { return x && y; }
 
+constexpr double SQRT_HALF = 0.70710678118654752, GELU_SCALE = 0.79788456080286536;
 #define DCC_FLOAT(T, S)                                                                              \
     __device__ inline T add(T x, T y) { return x + y; }                                              \
     __device__ inline T mul(T x, T y) { return x * y; }                                              \
@@ -111,6 +112,19 @@ __device__ inline bool min(bool x, bool y) { return x && y; }
     __device__ inline T tanh(T x) { return ::tanh##S(x); }                                           \
     __device__ inline T logistic(T x) { return T(1) / (T(1) + ::exp##S(-x)); }                       \
     __device__ inline T erf(T x) { return ::erf##S(x); }                                             \
+    __device__ inline T gelu(T x) { return x * T(0.5) * (::erf##S(x * T(SQRT_HALF)) + T(1)); }       \
+    __device__ inline T gelu_slope(T x) {                                                            \
+        const T below = (::erf##S(x * T(SQRT_HALF)) + T(1)) * T(0.5);                                \
+        return x * (::exp##S(x * x * T(-0.5)) * T(0.39894228040143268)) + below;                     \
+    }                                                                                                \
+    __device__ inline T gelu_inner(T x) {                                                            \
+        return ::tanh##S(x * (x * x * T(GELU_SCALE * 0.044715) + T(GELU_SCALE)));                    \
+    }                                                                                                \
+    __device__ inline T gelu_tanh(T x) { return x * T(0.5) * (gelu_inner(x) + T(1)); }               \
+    __device__ inline T gelu_tanh_slope(T x) {                                                       \
+        const T t = gelu_inner(x), slope = x * x * T(3 * GELU_SCALE * 0.044715) + T(GELU_SCALE);     \
+        return (T(1) + t + x * (T(1) - t * t) * slope) * T(0.5);                                     \
+    }                                                                                                \
     __device__ inline T sin(T x) { return ::sin##S(x); }                                             \
     __device__ inline T cos(T x) { return ::cos##S(x); }                                             \
     __device__ inline T tan(T x) { return ::tan##S(x); }                                             \

@@ -15,6 +15,14 @@ pub trait Real: super::simd::Element + PartialOrd {
     fn tanh(self) -> Self;
     fn logistic(self) -> Self;
     fn erf(self) -> Self;
+    /// x Φ(x). Hendrycks and Gimpel 2016, arXiv 1606.08415.
+    fn gelu(self) -> Self;
+    /// The derivative of `gelu`: Φ(x) + x exp(-x²/2) / √(2π).
+    fn gelu_slope(self) -> Self;
+    /// Its approximation x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))).
+    fn gelu_tanh(self) -> Self;
+    /// The derivative of `gelu_tanh`, with t the tanh of u: (1 + t)/2 + x/2 (1 - t²) u'.
+    fn gelu_tanh_slope(self) -> Self;
 }
 
 /// c[0] x^n + c[1] x^(n-1) + … by Horner's rule.
@@ -34,9 +42,12 @@ macro_rules! pick {
     }};
 }
 
-/// What f32 and f64 compute alike, given `exp`, the sizes of the float and the polynomials.
+/// What f32 and f64 compute alike, given `exp`, the sizes of the float and the polynomials; √(2/π), and that times 0.044715.
 macro_rules! shared {
     ($log:expr) => {
+        shared!($log, 0.797_884_560_802_865_36, 0.035_677_408_136_300_125);
+    };
+    ($log:expr, $scale:expr, $cube:expr) => {
         #[inline(always)]
         fn log(self) -> Self {
             $log(self)
@@ -53,6 +64,30 @@ macro_rules! shared {
         #[inline(always)]
         fn logistic(self) -> Self {
             1.0 / (1.0 + Real::exp(-self))
+        }
+
+        #[inline(always)]
+        fn gelu(self) -> Self {
+            self * 0.5 * (Real::erf(self * 0.707_106_781_186_547_52) + 1.0)
+        }
+
+        #[inline(always)]
+        fn gelu_slope(self) -> Self {
+            let below = (Real::erf(self * 0.707_106_781_186_547_52) + 1.0) * 0.5;
+            self.mul_add(Real::exp(self * self * -0.5) * 0.398_942_280_401_432_68, below)
+        }
+
+        #[inline(always)]
+        fn gelu_tanh(self) -> Self {
+            self * 0.5 * (Real::tanh(self * (self * self).mul_add($cube, $scale)) + 1.0)
+        }
+
+        #[inline(always)]
+        fn gelu_tanh_slope(self) -> Self {
+            let square = self * self;
+            let t = Real::tanh(self * square.mul_add($cube, $scale));
+            let steep = self * (1.0 - t * t) * square.mul_add(3.0 * $cube, $scale);
+            (1.0 + t + steep) * 0.5
         }
     };
 }
@@ -434,6 +469,44 @@ mod tests {
             ("erf", relative(-5.0, 5.001, Real::erf, erf_series)),
         ];
         assert!(cases.iter().all(|case| case.1 <= 2e-15), "{cases:?}");
+    }
+
+    /// x, the exact value of `gelu` and of its slope, and the same of `gelu_tanh`, on a grid.
+    fn gelus() -> impl Iterator<Item = (f64, [f64; 4])> {
+        use std::f64::consts::{FRAC_1_SQRT_2, PI};
+        (-60_000..=60_000).map(|i| f64::from(i) / 10_000.0).map(|x| {
+            let below = 0.5 + 0.5 * erf_series(x * FRAC_1_SQRT_2);
+            let bell = (-0.5 * x * x).exp() / (2.0 * PI).sqrt();
+            let inner = (2.0 / PI).sqrt() * (x + 0.044715 * x * x * x);
+            let (t, steep) = (inner.tanh(), (2.0 / PI).sqrt() * (1.0 + 3.0 * 0.044715 * x * x));
+            let slope = 0.5 + 0.5 * t + 0.5 * x * steep / inner.cosh().powi(2);
+            (x, [x * below, below + x * bell, 0.5 * x * (1.0 + t), slope])
+        })
+    }
+
+    /// Both sums of which one half may cancel the other: errors are of 1 + |x|.
+    #[test]
+    fn gelus_within_a_few_rounding_errors() {
+        let worst = |mine: &dyn Fn(f64) -> [f64; 4]| {
+            let error = |(x, exact): (f64, [f64; 4])| {
+                let mine = mine(x);
+                (0..4).map(|i| (mine[i] - exact[i]).abs() / (1.0 + x.abs())).fold(0.0, f64::max)
+            };
+            gelus().map(error).fold(0.0, f64::max)
+        };
+        let single = worst(&|x| {
+            let x = x as f32;
+            [x.gelu(), x.gelu_slope(), x.gelu_tanh(), x.gelu_tanh_slope()].map(f64::from)
+        });
+        let double = worst(&|x| [x.gelu(), x.gelu_slope(), x.gelu_tanh(), x.gelu_tanh_slope()]);
+        assert!(single < 2e-7 && double < 1e-15, "f32 {single:e}, f64 {double:e}");
+        // The control: the two are not one function.
+        assert!(worst(&|x| [x.gelu_tanh(), x.gelu_tanh_slope(), x.gelu(), x.gelu_slope()]) > 1e-4);
+        let slope = |f: fn(f64) -> f64, x: f64| (f(x + 1e-5) - f(x - 1e-5)) / 2e-5;
+        for x in [-3.0, -0.7, 0.0, 0.4, 2.5] {
+            assert!((slope(Real::gelu, x) - x.gelu_slope()).abs() < 1e-9, "{x}");
+            assert!((slope(Real::gelu_tanh, x) - x.gelu_tanh_slope()).abs() < 1e-9, "{x}");
+        }
     }
 
     #[test]

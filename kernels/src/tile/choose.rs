@@ -245,6 +245,7 @@ impl<'a> Estimate<'a> {
                 | UnaryOp::Log1p,
                 _,
             ) => 0.3,
+            Expr::Unary(UnaryOp::Gelu | UnaryOp::GeluSlope | UnaryOp::GeluTanh | UnaryOp::GeluTanhSlope, _) => 0.5,
             Expr::Unary(UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Sign | UnaryOp::Not, _) => 0.03,
             Expr::Unary(UnaryOp::Sqrt | UnaryOp::Rsqrt | UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::RoundEven, _) => 0.15,
             Expr::Unary(..) | Expr::Binary(BinaryOp::Pow, ..) => 10.0,

@@ -46,7 +46,16 @@ fn random_value(random: &mut Random, b: &mut Build, values: &[ExprId], scalars: 
         let (x, y) = (pool[random.below(pool.len())], pool[random.below(pool.len())]);
         let next = match random.below(8) {
             0 => b.un(
-                [UnaryOp::Tanh, UnaryOp::Erf, UnaryOp::Logistic, UnaryOp::Abs, UnaryOp::Neg, UnaryOp::Floor][random.below(6)],
+                [
+                    UnaryOp::Tanh,
+                    UnaryOp::Erf,
+                    UnaryOp::Logistic,
+                    UnaryOp::Abs,
+                    UnaryOp::Neg,
+                    UnaryOp::Floor,
+                    UnaryOp::Gelu,
+                    UnaryOp::GeluTanhSlope,
+                ][random.below(8)],
                 x,
             ),
             1 => b.bin(BinaryOp::Max, x, y),

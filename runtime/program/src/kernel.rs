@@ -130,13 +130,14 @@ macro_rules! names {
 }
 
 names! {
-    /// Elementwise functions of one argument.
+    /// Elementwise functions of one argument. `gelu` is x Φ(x), `gelu_tanh` its approximation x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))),
+    /// `…_slope` the derivative of each.
     UnaryOp {
         Neg = "neg", Abs = "abs", Sign = "sign", Exp = "exp", Expm1 = "expm1", Log = "log", Log1p = "log1p", Sqrt = "sqrt",
         Rsqrt = "rsqrt", Tanh = "tanh", Logistic = "logistic", Erf = "erf", Sin = "sin", Cos = "cos", Tan = "tan",
         Asin = "asin", Acos = "acos", Atan = "atan", Sinh = "sinh", Cosh = "cosh", Asinh = "asinh", Acosh = "acosh",
         Atanh = "atanh", Floor = "floor", Ceil = "ceil", RoundEven = "round_even", Not = "not", IsNan = "is_nan",
-        IsInf = "is_inf",
+        IsInf = "is_inf", Gelu = "gelu", GeluSlope = "gelu_slope", GeluTanh = "gelu_tanh", GeluTanhSlope = "gelu_tanh_slope",
     }
 }
 names! {

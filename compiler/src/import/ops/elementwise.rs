@@ -234,23 +234,9 @@ pub(super) fn swish_of(build: &mut Build, x: &Value, alpha: f64) -> Result<Value
 
 /// `x/2 (1 + erf(x/√2))`, or with tanh `x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))`. Hendrycks and Gimpel 2016, arXiv 1606.08415.
 fn gelu(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
-    let x = call.input(0)?;
-    let inner = match call.node.string_or("approximate", "none")? {
-        "none" => {
-            let scaled = build.binary_scalar(BinaryOp::Mul, x, std::f64::consts::FRAC_1_SQRT_2)?;
-            build.unary(UnaryOp::Erf, &scaled)?
-        }
-        "tanh" => {
-            let square = build.binary(BinaryOp::Mul, x, x)?;
-            let cube = build.binary(BinaryOp::Mul, &square, x)?;
-            let cube = build.binary_scalar(BinaryOp::Mul, &cube, 0.044715)?;
-            let sum = build.binary(BinaryOp::Add, x, &cube)?;
-            let scaled = build.binary_scalar(BinaryOp::Mul, &sum, (2.0 / std::f64::consts::PI).sqrt())?;
-            build.unary(UnaryOp::Tanh, &scaled)?
-        }
-        other => return Err(attribute_value("approximate", format!("`{other}`"))),
-    };
-    let gate = build.binary_scalar(BinaryOp::Add, &inner, 1.0)?;
-    let half = build.binary_scalar(BinaryOp::Mul, x, 0.5)?;
-    Ok(vec![build.binary(BinaryOp::Mul, &half, &gate)?])
+    match call.node.string_or("approximate", "none")? {
+        "none" => unary(build, call, UnaryOp::Gelu),
+        "tanh" => unary(build, call, UnaryOp::GeluTanh),
+        other => Err(attribute_value("approximate", format!("`{other}`"))),
+    }
 }

@@ -294,6 +294,10 @@ functions! {
     Tanh<T: Float>(x: T, _y: u8, _z: u8) -> T = Real::tanh(x);
     Logistic<T: Float>(x: T, _y: u8, _z: u8) -> T = Real::logistic(x);
     Erf<T: Float>(x: T, _y: u8, _z: u8) -> T = Real::erf(x);
+    Gelu<T: Float>(x: T, _y: u8, _z: u8) -> T = Real::gelu(x);
+    GeluSlope<T: Float>(x: T, _y: u8, _z: u8) -> T = Real::gelu_slope(x);
+    GeluTanh<T: Float>(x: T, _y: u8, _z: u8) -> T = Real::gelu_tanh(x);
+    GeluTanhSlope<T: Float>(x: T, _y: u8, _z: u8) -> T = Real::gelu_tanh_slope(x);
     Sin<T: Float>(x: T, _y: u8, _z: u8) -> T = x.map(f64::sin);
     Cos<T: Float>(x: T, _y: u8, _z: u8) -> T = x.map(f64::cos);
     Tan<T: Float>(x: T, _y: u8, _z: u8) -> T = x.map(f64::tan);
@@ -370,6 +374,10 @@ pub fn unary(isa: Isa, op: UnaryOp, ty: Ty) -> Primitive {
         UnaryOp::Tanh => by_float!(ty, Tanh, one(isa)),
         UnaryOp::Logistic => by_float!(ty, Logistic, one(isa)),
         UnaryOp::Erf => by_float!(ty, Erf, one(isa)),
+        UnaryOp::Gelu => by_float!(ty, Gelu, one(isa)),
+        UnaryOp::GeluSlope => by_float!(ty, GeluSlope, one(isa)),
+        UnaryOp::GeluTanh => by_float!(ty, GeluTanh, one(isa)),
+        UnaryOp::GeluTanhSlope => by_float!(ty, GeluTanhSlope, one(isa)),
         UnaryOp::Sin => by_float!(ty, Sin, one(isa)),
         UnaryOp::Cos => by_float!(ty, Cos, one(isa)),
         UnaryOp::Tan => by_float!(ty, Tan, one(isa)),

@@ -96,6 +96,13 @@ pub(super) fn unary(op: UnaryOp, dtype: DType, x: Value) -> Value {
         UnaryOp::Tanh => x.tanh(),
         UnaryOp::Logistic => 1.0 / (1.0 + (-x).exp()),
         UnaryOp::Erf => erf(x),
+        UnaryOp::Gelu => x * normal(x),
+        UnaryOp::GeluSlope => normal(x) + x * (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt(),
+        UnaryOp::GeluTanh => 0.5 * x * (1.0 + gelu_tanh(x).0.tanh()),
+        UnaryOp::GeluTanhSlope => {
+            let (inner, slope) = gelu_tanh(x);
+            0.5 * (1.0 + inner.tanh()) + 0.5 * x * (1.0 - inner.tanh().powi(2)) * slope
+        }
         UnaryOp::Sin => x.sin(),
         UnaryOp::Cos => x.cos(),
         UnaryOp::Tan => x.tan(),
@@ -114,6 +121,17 @@ pub(super) fn unary(op: UnaryOp, dtype: DType, x: Value) -> Value {
         UnaryOp::IsNan => return flag(x.is_nan()),
         UnaryOp::IsInf => return flag(x.is_infinite()),
     })
+}
+
+/// The distribution function of the standard normal distribution.
+fn normal(x: f64) -> f64 {
+    0.5 * (1.0 + erf(x / std::f64::consts::SQRT_2))
+}
+
+/// What `gelu_tanh` takes the tanh of, and its derivative. Hendrycks and Gimpel 2016, arXiv 1606.08415.
+fn gelu_tanh(x: f64) -> (f64, f64) {
+    let scale = (2.0 / std::f64::consts::PI).sqrt();
+    (scale * (x + 0.044715 * x * x * x), scale * (1.0 + 3.0 * 0.044715 * x * x))
 }
 
 pub(super) fn binary(op: BinaryOp, dtype: DType, a: Value, b: Value) -> Value {
