@@ -335,6 +335,15 @@ const FAULTS: &[Planted] = &[
             *mode = StoreMode::Assign;
         }
     }),
+    ("a term of a sum assigned over the one before", Fault::Unused, "written once more before anything has read it", |p| {
+        let first = |i: &Instr| matches!(i.action, Action::Library(Library::Dot { mode: StoreMode::Assign, .. }));
+        let begun: Vec<BufferId> =
+            p[0].sections.iter().flat_map(|s| &s.body).filter(|i| first(i)).map(|i| i.results[0]).collect();
+        let site = find(p, SectionKind::Backward, |i| accumulates(i) && begun.contains(&i.results[0]));
+        if let Action::Library(Library::Dot { mode, .. }) = &mut instr(p, site).action {
+            *mode = StoreMode::Assign;
+        }
+    }),
     ("a gradient added twice", Fault::Accumulator, "what was added already", |p| {
         let site = find(p, SectionKind::Backward, accumulates);
         repeat(p, site);

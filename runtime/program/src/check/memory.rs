@@ -79,7 +79,7 @@ impl<'a> Run<'a> {
     fn content(&self, id: BufferId, k: usize) -> Content {
         let microbatch = self.p.order.get(k).map_or(0, |s| s.microbatch);
         let microbatch = is_per_microbatch(self.p, self.p.ty(id)).then_some(microbatch);
-        Content { names: smallvec![id], microbatch, additions: None, terms: None, step: k, read: k }
+        Content { names: smallvec![id], microbatch, additions: None, terms: None, step: k, read: k, used: false }
     }
 
     fn start_of_step(&mut self) -> Checked<()> {
@@ -149,7 +149,7 @@ impl<'a> Run<'a> {
         }
         let microbatches = self.p.mesh.size_of("mb");
         let content = self.memory.find(block, &span, id)?;
-        content.read = k;
+        (content.read, content.used) = (k, true);
         if let Some(additions) = &content.additions {
             let own = |(mb, n): (usize, &u32)| (*n > 0) == (mb as u32 == step.microbatch);
             if microbatches > 1 && (!section.kind.is_per_microbatch() || !additions.iter().enumerate().all(own)) {
@@ -172,6 +172,7 @@ impl<'a> Run<'a> {
         let (block, span) = self.block(id, k);
         let microbatches = self.p.mesh.size_of("mb");
         let content = self.memory.find(block, &span, id)?;
+        content.used = true;
         let equal = |a: &Vec<u32>| a[0] > 0 && a.iter().all(|&n| n == a[0]);
         match (&content.additions, content.terms) {
             (Some(additions), Some(terms)) if equal(additions) && additions[0] != terms => {
@@ -217,6 +218,9 @@ impl<'a> Run<'a> {
                 content.names.push(id);
             }
             return Ok(());
+        }
+        if self.memory.find(block, &span, id).is_ok_and(|before| before.step == k && !before.used) {
+            return refuse(Fault::Unused, format!("b{} is written once more before anything has read it", id.0));
         }
         let mut content = self.content(id, k);
         let sums = self.p.mesh.microbatch_axis().is_some_and(|mb| self.p.ty(id).sharding.is_pending(mb));

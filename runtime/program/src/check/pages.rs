@@ -117,8 +117,8 @@ const PAGES: &[(Fault, &str, &str)] = &[
     (
         Fault::Unused,
         "the gate: a value that nothing reads",
-        "An instruction computes what nothing reads, or an area keeps it for a section that does not: what was to use it, such \
-         as one term of a sum, has been lost.",
+        "An instruction computes what nothing reads, or what is written once more before anything has, or an area keeps it for a \
+         section that does not read it: what was to use it, such as one term of a sum, has been lost.",
     ),
 ];
 

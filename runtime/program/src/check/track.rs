@@ -20,6 +20,8 @@ pub(super) struct Content {
     /// Steps of the order in which it was written, and last read.
     pub step: usize,
     pub read: usize,
+    /// Whether anything has read it.
+    pub used: bool,
 }
 
 /// A block, or one slot of an area.
