@@ -1,6 +1,8 @@
 //! The CPU: threads, instruction sets and generated code.
 
 mod emit;
+#[cfg(all(test, target_os = "linux"))]
+mod guarded;
 pub mod isa;
 pub mod jit;
 pub mod pool;

@@ -11,7 +11,8 @@ mod simplify;
 
 pub use access::Typing;
 pub(crate) use access::{
-    Access, Dims, bit, bits as dims_of, children, computed, defines, over_of, pass_of, reachable, slope, value_of,
+    Access, Dims, along, bit, bits as dims_of, children, computed, defines, dims_in, over_of, pass_of, reachable, slope,
+    value_of,
 };
 pub(crate) use choose::SINGLE;
 pub use choose::{Plan, Tiling};

@@ -8,6 +8,7 @@ mod behind;
 mod columns;
 mod memory;
 mod value;
+mod window;
 
 use behind::{Behind, Tiles};
 

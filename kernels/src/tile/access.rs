@@ -149,6 +149,24 @@ impl Access {
     }
 }
 
+/// The loop dims that an index depends on.
+pub fn dims_in(index: &Index, typing: &Typing) -> Dims {
+    match index {
+        Index::Dim(dim) => bit(*dim),
+        Index::Affine { terms, .. } => terms.iter().fold(0, |all, term| all | bit(term.0)),
+        Index::Expr(expr) => typing.depends(*expr),
+    }
+}
+
+/// Whether an index that goes along `dim` step by step is shifted against it.
+pub fn along(index: &Index, dim: DimId) -> Option<bool> {
+    match index {
+        Index::Dim(d) if *d == dim => Some(false),
+        Index::Affine { terms, .. } if terms[..] == [(dim, 1)] => Some(true),
+        _ => None,
+    }
+}
+
 /// Direct operands of an expression.
 pub fn children(expr: &Expr) -> Vec<ExprId> {
     match expr {

@@ -1,9 +1,10 @@
-//! Pairs of dims that one tile can hold: a dim and one right behind it in every operand that has both.
+//! Pairs of dims that one tile can hold: a dim and one right behind it in every operand that has both, or one whose points are rows that
+//! can be copied together.
 //!
 //! Images behind channels, features behind rows: where the dim behind is short, tiles along it alone are mostly calls.
 
 use super::Nest;
-use super::access::{Access, Typing, bit, bits, over_of, reachable, value_of};
+use super::access::{Access, Typing, along, bit, dims_in, over_of, reachable, value_of};
 use dcc_program::kernel::{DimId, Expr, ExprId, Index, Outside, Stmt};
 
 /// Most points of the dim behind: longer ones are tiles of their own, which read memory in order.
@@ -25,12 +26,14 @@ pub fn pairs(nest: &Nest, typing: &Typing, longest: usize) -> Vec<(DimId, DimId)
 
 fn is_pair(nest: &Nest, typing: &Typing, exprs: &[ExprId], (dim, behind): (DimId, DimId)) -> bool {
     let pair = bit(dim) | bit(behind);
+    let sums = nest.kernel.body.iter().any(|stmt| matches!(stmt, Stmt::Reduce { .. }));
     let value = |id: &ExprId| match nest.kernel.get(*id) {
         Expr::Load { input, index, outside } => {
-            lies(nest, typing, &Access::new(nest, &nest.inputs[usize::from(*input)], index, *outside), index, (dim, behind))
+            let access = Access::new(nest, &nest.inputs[usize::from(*input)], index, *outside);
+            lies(nest, typing, &access, index, (dim, behind)) || !sums && in_rows(typing, &access, index, (dim, behind))
         }
-        // Counted along one dim.
-        Expr::Position(d) => bit(*d) & pair == 0,
+        // Where there are sums, tiles stay what they are without it.
+        Expr::Position(d) => bit(*d) & pair == 0 || !sums,
         Expr::Uniform { .. } => typing.depends(*id) & pair == 0,
         _ => true,
     };
@@ -57,12 +60,19 @@ fn is_pair(nest: &Nest, typing: &Typing, exprs: &[ExprId], (dim, behind): (DimId
 /// Whether an operand has `behind` right behind `dim`, or has at most one of them.
 fn lies(nest: &Nest, typing: &Typing, access: &Access, index: &[Index], (dim, behind): (DimId, DimId)) -> bool {
     let pair = bit(dim) | bit(behind);
-    let plain = |index: &Index| match index {
-        Index::Dim(_) => true,
-        Index::Affine { terms, .. } => bits(&terms.iter().map(|term| term.0).collect::<Vec<_>>()) & pair == 0,
-        Index::Expr(expr) => typing.depends(*expr) & pair == 0,
-    };
+    let plain = |index: &Index| matches!(index, Index::Dim(_)) || dims_in(index, typing) & pair == 0;
     let extent = nest.extents[usize::from(behind.0)] as i64;
     let [first, second] = [dim, behind].map(|d| access.strides[usize::from(d.0)]);
     index.iter().all(plain) && (first == 0 || second == 0 || (second == 1 && first == extent))
+}
+
+/// Whether the points of `dim` are rows along `behind` that one call copies, at a distance and shifted.
+fn in_rows(typing: &Typing, access: &Access, index: &[Index], (dim, behind): (DimId, DimId)) -> bool {
+    let pair = bit(dim) | bit(behind);
+    let Some((last, others)) = index.split_last() else { return false };
+    let other = |index: &Index| match index {
+        Index::Dim(d) => *d != behind,
+        _ => dims_in(index, typing) & pair == 0,
+    };
+    along(last, behind).is_some() && others.iter().all(other) && access.strides[usize::from(behind.0)] == 1
 }

@@ -5,6 +5,7 @@ use super::access::{Access, Typing, bit, bits, over_of, reachable, value_of};
 use super::{Nest, behind};
 use crate::library::vector::Ty;
 use dcc_program::kernel::{BinaryOp, DimId, Expr, ExprId, Outside, Stmt, UnaryOp};
+use dcc_program::types::DType;
 
 /// Elements of a tile: operands and temporaries of a usual kernel, a KiB of each, stay in the first-level cache while its primitives pass
 /// over them one after another.
@@ -19,6 +20,9 @@ const LEAST: usize = 128;
 const CHUNK_NS: f64 = 20_000.0;
 /// Nanoseconds of a primitive's call.
 const CALL_NS: f64 = 6.0;
+
+/// Nanoseconds of a copied row.
+const ROW_NS: f64 = 2.0;
 
 /// How a dim is cut into tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +72,7 @@ impl Plan {
         let pair = pairs.map(|pair| (estimate.with_behind(pair), pair)).min_by(|x, y| x.0.total_cmp(&y.0));
         let best = column.map_or(row_cost, |column| column.0.min(row_cost));
         if let Some((cost, pair)) = pair.filter(|pair| pair.0 < best) {
-            return Plan::with_behind(nest, pair, cost, longest);
+            return Plan::with_behind(&estimate, pair, cost, longest);
         }
         match column.filter(|column| column.0 < row_cost) {
             Some((cost, dim)) => Plan::with_column(nest, &estimate, (dim, cost), longest, threads),
@@ -104,15 +108,21 @@ impl Plan {
         Plan::finish(nest, Some(Tiling { dim, length }), order, vec![None; nest.kernel.body.len()], cost)
     }
 
-    /// Tiles of two dims. The other outer loops run within a point where there are points enough.
-    fn with_behind(nest: &Nest, (dim, behind): (DimId, DimId), cost: f64, longest: usize) -> Plan {
+    /// Tiles of two dims. The other outer loops run within a point where there are points enough and values that these loops share.
+    fn with_behind(estimate: &Estimate, (dim, behind): (DimId, DimId), cost: f64, longest: usize) -> Plan {
+        let nest = estimate.nest;
         let extent = |d: DimId| nest.extents[usize::from(d.0)];
         let chunks = (cost / CHUNK_NS).clamp(1.0, 16.0) as usize;
         let most = (TILE.min(longest) / extent(behind)).clamp(1, extent(dim));
-        let length = most.min(extent(dim).div_ceil(chunks).max(LEAST.div_ceil(extent(behind))));
+        let mut length = most.min(extent(dim).div_ceil(chunks).max(LEAST.div_ceil(extent(behind))));
         let others: Vec<DimId> = nest.kernel.outer.iter().copied().filter(|d| *d != dim && *d != behind).collect();
         let enough = extent(dim).div_ceil(length) >= chunks;
-        let (mut order, within) = if enough { (vec![], others) } else { (others, vec![]) };
+        if !enough && others.iter().map(|d| extent(*d)).product::<usize>() >= chunks {
+            // The other loops make the chunks.
+            length = most;
+        }
+        let shares = others.last().is_none_or(|last| estimate.shares(*last, (dim, behind)));
+        let (mut order, within) = if enough && shares { (vec![], others) } else { (others, vec![]) };
         order.push(dim);
         let mut plan = Plan::finish(nest, Some(Tiling { dim, length }), order, vec![None; nest.kernel.body.len()], cost);
         (plan.behind, plan.within) = (Some(behind), within);
@@ -222,6 +232,10 @@ impl<'a> Estimate<'a> {
                 let strides = [dim, behind].map(|d| access.strides[usize::from(d.0)]);
                 each += match strides {
                     [0, 0] => 0.0,
+                    [row, 1] if row != 0 && (row != width as i64 || !access.checked.is_empty()) => {
+                        calls += 1.0;
+                        0.05 + ROW_NS / width
+                    }
                     [1, 0] | [0, 1] => 0.05 / shared,
                     [0, _] | [_, 0] => (0.05 + 1.0 / width) / shared,
                     _ => 0.05,
@@ -230,6 +244,27 @@ impl<'a> Estimate<'a> {
             points * (each + calls * CALL_NS / length)
         };
         (0..self.nest.kernel.body.len()).map(statement).sum()
+    }
+
+    /// Whether something is computed for a tile of two dims that a loop over `other` need not compute again.
+    fn shares(&self, other: DimId, (dim, behind): (DimId, DimId)) -> bool {
+        let pair = bit(dim) | bit(behind);
+        let made = |id: &ExprId| match self.nest.kernel.get(*id) {
+            Expr::Load { input, index, outside } => {
+                let array = &self.nest.inputs[usize::from(*input)];
+                let access = Access::new(self.nest, array, index, *outside);
+                let widened = array.dtype != DType::F32 && array.dtype != DType::F64;
+                let [first, second] = [dim, behind].map(|d| access.strides[usize::from(d.0)]);
+                widened || !access.checked.is_empty() || second != 1 || first != self.extent(behind) as i64
+            }
+            Expr::Const { .. } | Expr::Var(_) => false,
+            _ => true,
+        };
+        let shared = |id: &&ExprId| {
+            let depends = self.typing.depends(**id);
+            depends & pair != 0 && depends != bit(behind) && depends & bit(other) == 0 && made(id)
+        };
+        self.parts.iter().flat_map(|part| &part.0).any(|id| shared(&id))
     }
 
     fn operation(&self, id: ExprId) -> f64 {

@@ -2,6 +2,7 @@
 
 mod named;
 mod random;
+mod shifts;
 mod sums;
 
 use dcc_kernels::reference::{self, Scalar};
@@ -154,7 +155,12 @@ fn compare(got: &[Scalar], expected: &[Scalar], tolerance: f64, what: &str) {
 
 /// Runs `kernel` by JIT and by reference and compares; every instruction set and 1 and 3 threads must agree in all bits.
 fn check(kernel: &Kernel, inputs: &[Vec<Extent>], outputs: &[Vec<Extent>], tolerance: f64) {
-    let nest = Nest::bind(kernel, inputs, outputs).unwrap();
+    check_as(kernel, kernel, inputs, outputs, tolerance);
+}
+
+/// Runs `kernel` by JIT, `meant` by reference.
+fn check_as(kernel: &Kernel, meant: &Kernel, inputs: &[Vec<Extent>], outputs: &[Vec<Extent>], tolerance: f64) {
+    let [nest, meant] = [kernel, meant].map(|kernel| Nest::bind(kernel, inputs, outputs).unwrap());
     let parameters = Nest::parameters(kernel, inputs, outputs).unwrap();
     let mut random = Random(7);
     let size = |dims: &Vec<Extent>| dims.iter().map(|e| e.block as usize).product::<usize>();
@@ -164,7 +170,7 @@ fn check(kernel: &Kernel, inputs: &[Vec<Extent>], outputs: &[Vec<Extent>], toler
     let mut expected: Vec<Vec<Scalar>> =
         kernel.outputs.iter().zip(outputs).map(|(a, dims)| vec![preset(a.dtype); size(dims)]).collect();
     let start = expected.clone();
-    reference::run(&nest, &parameters, &given, &mut expected);
+    reference::run(&meant, &parameters, &given, &mut expected);
     let mut first: Option<Vec<Vec<u8>>> = None;
     for isa in Isa::available() {
         for threads in [1, 3] {

@@ -40,7 +40,13 @@ fn random_kernel(random: &mut Random, float: DType) -> (Build, Vec<Vec<u8>>) {
 }
 
 /// A random value; with `positions`, of loop dims' positions as well, in that type.
-fn random_value(random: &mut Random, b: &mut Build, values: &[ExprId], scalars: &[ExprId], positions: Option<DType>) -> ExprId {
+pub(super) fn random_value(
+    random: &mut Random,
+    b: &mut Build,
+    values: &[ExprId],
+    scalars: &[ExprId],
+    positions: Option<DType>,
+) -> ExprId {
     let mut pool: Vec<ExprId> = values.iter().chain(scalars).copied().collect();
     for _ in 0..1 + random.below(5) {
         let (x, y) = (pool[random.below(pool.len())], pool[random.below(pool.len())]);
@@ -146,7 +152,7 @@ fn random_kernels_of_small_images() {
 }
 
 /// The dims of each output.
-fn dims_in(kernel: &Kernel) -> Vec<Vec<u8>> {
+pub(super) fn dims_in(kernel: &Kernel) -> Vec<Vec<u8>> {
     let mut all = vec![vec![]; kernel.outputs.len()];
     for stmt in &kernel.body {
         if let Stmt::Store { output, index, .. } = stmt {

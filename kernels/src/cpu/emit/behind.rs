@@ -23,8 +23,8 @@ pub(super) enum Behind {
 /// The tiles of a point.
 #[derive(Clone, Copy)]
 pub(super) struct Tiles {
-    column: Tile,
-    across: Tile,
+    pub(super) column: Tile,
+    pub(super) across: Tile,
     whole: Tile,
 }
 

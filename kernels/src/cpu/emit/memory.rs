@@ -14,25 +14,27 @@ const OUTSIDE: i64 = i64::MIN / 2;
 const FAR: usize = 256 << 10;
 
 /// How the elements of an access lie along the tile.
-struct Walk {
+pub(super) struct Walk {
     /// Element offset of the tile's first element, computed and affine indices along the tile left out.
-    first: Value,
+    pub(super) first: Value,
     /// Element stride along the tile.
-    stride: i64,
+    pub(super) stride: i64,
     /// False where no element is inside.
-    inside: Option<Value>,
+    pub(super) inside: Option<Value>,
     /// Operand dims whose index along the tile is not a plain stride.
-    uneven: Vec<usize>,
+    pub(super) uneven: Vec<usize>,
 }
 
 impl Emitter<'_, '_> {
-    pub(super) fn load(&mut self, input: u8, index: &[Index], outside: Outside, shape: Shape) -> Val {
-        let nest = self.nest;
+    pub(super) fn load(&mut self, expr: ExprId, input: u8, index: &[Index], outside: Outside) -> Val {
+        let (nest, shape) = (self.nest, self.shape_of(expr));
         let array = &nest.inputs[usize::from(input)];
         let base = self.operand(usize::from(input));
         let walk = self.walk(array, index, outside, shape);
         let (bytes, ty) = (array.dtype.bytes() as usize, computed(array.dtype));
-        let raw = if !walk.uneven.is_empty() {
+        let raw = if let Some(stride) = self.row_stride(array, index, outside, shape) {
+            self.window(expr, (array, index), base, &walk, stride)
+        } else if !walk.uneven.is_empty() {
             self.gather(array, index, base, &walk)
         } else {
             let mut pointer = self.at(base, walk.first, bytes);
@@ -107,7 +109,7 @@ impl Emitter<'_, '_> {
         self.builder.ins().load(types::I64, MemFlagsData::trusted().with_readonly(), self.arguments, 8 * number as i32)
     }
 
-    fn at(&mut self, base: Value, elements: Value, bytes: usize) -> Value {
+    pub(super) fn at(&mut self, base: Value, elements: Value, bytes: usize) -> Value {
         let offset = self.builder.ins().imul_imm_s(elements, bytes as i64);
         self.builder.ins().iadd(base, offset)
     }
@@ -161,7 +163,7 @@ impl Emitter<'_, '_> {
     }
 
     /// Σ times · dim + offset, less the operand's own offset.
-    fn affine(&mut self, terms: &[(DimId, i64)], offset: i64, own: usize) -> Value {
+    pub(super) fn affine(&mut self, terms: &[(DimId, i64)], offset: i64, own: usize) -> Value {
         let own = self.parameter(own);
         let constant = self.integer(offset);
         let mut sum = self.builder.ins().isub(constant, own);
@@ -228,7 +230,14 @@ impl Emitter<'_, '_> {
         let Stmt::Store { output, index, value, mode, .. } = stmt else { return };
         let nest = self.nest;
         let array = &nest.outputs[usize::from(*output)];
-        let arithmetic = matches!(nest.kernel.get(*value), Expr::Unary(..) | Expr::Binary(..) | Expr::Select(..));
+        let arithmetic = match nest.kernel.get(*value) {
+            Expr::Unary(..) | Expr::Binary(..) | Expr::Select(..) => true,
+            Expr::Load { input, index, outside } => {
+                let array = &nest.inputs[usize::from(*input)];
+                self.row_stride(array, index, *outside, self.shape_of(*value)).is_some()
+            }
+            _ => false,
+        };
         let stored_as_computed = arithmetic::narrow(self.isa, array.dtype).is_none();
         if arithmetic && stored_as_computed && *mode == StoreMode::Assign && self.is_whole(*value) && !self.known(*value) {
             // The address is computed first: nothing that the value needs is.

@@ -75,14 +75,14 @@ impl Emitter<'_, '_> {
         self.scopes.iter().rev().find_map(|scope| scope.vars.get(&var)).copied()
     }
 
-    fn shape_of(&self, expr: ExprId) -> Shape {
+    pub(super) fn shape_of(&self, expr: ExprId) -> Shape {
         if self.depends_on_tile(expr) { Shape::Tile } else { Shape::Single }
     }
 
     fn compute(&mut self, expr: ExprId) -> Val {
         let ty = self.typing.ty(expr);
         match self.nest.kernel.get(expr).clone() {
-            Expr::Load { input, index, outside } => self.load(input, &index, outside, self.shape_of(expr)),
+            Expr::Load { input, index, outside } => self.load(expr, input, &index, outside),
             Expr::Var(var) => self.variable(var).expect("statements define variables before they are read"),
             Expr::Const { bits, .. } => {
                 let to = self.slot(ty, Shape::Single);

@@ -2,7 +2,7 @@
 //!
 //! Elements are moved by their size. Strides are in bytes; integer arguments stand in place of pointers.
 
-use super::{Body, Primitive, compiled};
+use super::{Body, Primitive, compiled, keep_loop};
 use crate::cpu::isa::Isa;
 use crate::library::random::{Stream, fill_uniform, uniform as to_uniform, word};
 use crate::library::simd::prefetch;
@@ -18,6 +18,43 @@ impl Body for Fetch {
     unsafe fn run(_dst: *mut u8, a: *const u8, _b: *const u8, _c: *const u8, n: usize) {
         (0..n).step_by(64).for_each(|at| prefetch(a.wrapping_add(at)));
     }
+}
+
+/// Writes `n` bytes of `from`, or zeros: no call for a few of them, no loop over single ones.
+///
+/// # Safety
+/// Both are good for `n` bytes.
+#[inline(always)]
+unsafe fn set_row(to: *mut u8, from: Option<*const u8>, n: usize) {
+    // SAFETY: the caller's; blocks at both ends may overlap, which writes the same twice.
+    unsafe {
+        match n {
+            32.. => {
+                for at in (0..n - 31).step_by(32) {
+                    set_block::<32>(to, from, at);
+                    keep_loop();
+                }
+                set_block::<32>(to, from, n - 32);
+            }
+            16.. => [0, n - 16].into_iter().for_each(|at| set_block::<16>(to, from, at)),
+            8.. => [0, n - 8].into_iter().for_each(|at| set_block::<8>(to, from, at)),
+            4.. => [0, n - 4].into_iter().for_each(|at| set_block::<4>(to, from, at)),
+            _ => {
+                for at in 0..n {
+                    set_block::<1>(to, from, at);
+                    keep_loop();
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// Both are good for `at + N` bytes.
+#[inline(always)]
+unsafe fn set_block<const N: usize>(to: *mut u8, from: Option<*const u8>, at: usize) {
+    // SAFETY: the caller's; bytes lie anywhere.
+    unsafe { *to.add(at).cast::<[u8; N]>() = from.map_or([0; N], |from| *from.add(at).cast::<[u8; N]>()) }
 }
 
 macro_rules! bodies {
@@ -69,6 +106,16 @@ bodies! {
     }
     Move<T>(dst, a, _b, _c, n) {
         std::ptr::copy(a.cast::<T>(), dst.cast::<T>(), n);
+    }
+    Window<T>(dst, a, b, _c, n) {
+        let [width, before, count, stride] = *b.cast::<[usize; 4]>();
+        let (size, after) = (size_of::<T>(), width - before - count);
+        for i in 0..n {
+            let row = dst.add(i * width * size);
+            set_row(row, None, before * size);
+            set_row(row.add(before * size), Some(a.wrapping_add(i.wrapping_mul(stride * size))), count * size);
+            set_row(row.add((before + count) * size), None, after * size);
+        }
     }
     Gather<T>(dst, a, b, _c, n) {
         let (dst, a, offsets) = (dst.cast::<T>(), a.cast::<T>(), b.cast::<i64>());
@@ -155,6 +202,12 @@ pub fn cycle(isa: Isa, bytes: usize) -> Primitive {
 /// dst[i] = a[i].
 pub fn copy(isa: Isa, bytes: usize) -> Primitive {
     by_size!(isa, bytes, Move)
+}
+
+/// With b = [width, before, count, stride], a row of `width` elements for each i: dst[i width + before + j] = a[i stride + j] for
+/// j < count, zero left and right of these. Reads nothing else.
+pub fn window(isa: Isa, bytes: usize) -> Primitive {
+    by_size!(isa, bytes, Window)
 }
 
 /// Asks for the memory of n bytes at a, which need not be there.
