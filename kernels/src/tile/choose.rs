@@ -108,21 +108,25 @@ impl Plan {
         Plan::finish(nest, Some(Tiling { dim, length }), order, vec![None; nest.kernel.body.len()], cost)
     }
 
-    /// Tiles of two dims. The other outer loops run within a point where there are points enough and values that these loops share.
+    /// Tiles of two dims. Loops that share values run within a point where there are points enough without them.
     fn with_behind(estimate: &Estimate, (dim, behind): (DimId, DimId), cost: f64, longest: usize) -> Plan {
         let nest = estimate.nest;
         let extent = |d: DimId| nest.extents[usize::from(d.0)];
         let chunks = (cost / CHUNK_NS).clamp(1.0, 16.0) as usize;
         let most = (TILE.min(longest) / extent(behind)).clamp(1, extent(dim));
-        let mut length = most.min(extent(dim).div_ceil(chunks).max(LEAST.div_ceil(extent(behind))));
+        let least = most.min(extent(dim).div_ceil(chunks).max(LEAST.div_ceil(extent(behind))));
         let others: Vec<DimId> = nest.kernel.outer.iter().copied().filter(|d| *d != dim && *d != behind).collect();
-        let enough = extent(dim).div_ceil(length) >= chunks;
-        if !enough && others.iter().map(|d| extent(*d)).product::<usize>() >= chunks {
-            // The other loops make the chunks.
-            length = most;
+        let enough = |loops: &[DimId], length: usize| {
+            loops.iter().map(|d| extent(*d)).product::<usize>() * extent(dim).div_ceil(length) >= chunks
+        };
+        // Tiles are shorter only where that makes the chunks.
+        let length = |loops: &[DimId]| if enough(loops, most) { most } else { least };
+        let (mut within, mut order): (Vec<DimId>, Vec<DimId>) =
+            others.iter().partition(|other| estimate.shares(**other, (dim, behind)));
+        if !enough(&order, length(&order)) {
+            (within, order) = (vec![], others);
         }
-        let shares = others.last().is_none_or(|last| estimate.shares(*last, (dim, behind)));
-        let (mut order, within) = if enough && shares { (vec![], others) } else { (others, vec![]) };
+        let length = length(&order);
         order.push(dim);
         let mut plan = Plan::finish(nest, Some(Tiling { dim, length }), order, vec![None; nest.kernel.body.len()], cost);
         (plan.behind, plan.within) = (Some(behind), within);
