@@ -85,8 +85,8 @@ impl Fuser<'_> {
 
     /// Whether `user` can compute its operand `id` in place instead of loading it.
     fn may_compute(&self, user: NodeId, id: NodeId) -> bool {
-        let op = &self.graph[user].op;
-        let loaded = self.graph[user].operands.iter().enumerate().any(|(i, &o)| o == id && refs::is_loaded(op, i));
+        let mut operands = self.graph[user].operands.iter().enumerate();
+        let loaded = operands.any(|(i, &o)| o == id && refs::is_loaded(self.graph, user, i));
         match self.fusion.roles[user.0 as usize] {
             Role::Member(_) => !loaded,
             Role::Inline => !loaded && self.uses[user.0 as usize].iter().all(|&u| self.may_compute(u, user)),

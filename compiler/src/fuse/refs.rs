@@ -3,7 +3,7 @@
 use super::{Cluster, Fusion, Role};
 use crate::graph::{Graph, NodeId};
 use crate::ops::{Op, Reduce};
-use dcc_program::kernel::{DimId, Index};
+use dcc_program::kernel::{DimId, Index, UnaryOp};
 
 /// The loop dim of a plain index.
 pub fn dim_of(index: &Index) -> DimId {
@@ -30,7 +30,7 @@ fn visit_operands(
     let node = &graph[id];
     for (i, &operand) in node.operands.iter().enumerate() {
         let at = index.and_then(|index| operand_index(graph, id, i, index));
-        let loaded = is_loaded(&node.op, i) || fusion.loads.contains(&id);
+        let loaded = is_loaded(graph, id, i) || fusion.loads.contains(&id);
         match fusion.roles[operand.0 as usize] == Role::Inline && !loaded {
             true => visit_operands(graph, fusion, operand, at.as_deref(), found),
             false => found(operand, at.as_deref()),
@@ -49,9 +49,35 @@ pub fn reduced_index(op: &Reduce, index: &[Index], inner: &[DimId]) -> Vec<Index
         .collect()
 }
 
-/// Whether operand `i` of `op` is read from a buffer even where it could be computed in place: reads outside of it give zero.
-pub fn is_loaded(op: &Op, i: usize) -> bool {
-    matches!(op, Op::Pad(_) | Op::Concatenate(_)) || (matches!(op, Op::Gather(_)) && i == 0)
+/// Whether operand `i` of `id` is read from a buffer even where it could be computed in place: reads outside of it give zero. Parts of
+/// another value are computed outside as well, and not used there.
+pub fn is_loaded(graph: &Graph, id: NodeId, i: usize) -> bool {
+    let node = &graph[id];
+    match &node.op {
+        Op::Concatenate(_) => node.operands.len() > 2 || !is_part(graph, node.operands[i]),
+        Op::Pad(op) => op.interior.iter().any(|&n| n != 0) || !is_part(graph, node.operands[0]),
+        Op::Gather(_) => i == 0,
+        _ => false,
+    }
+}
+
+/// A part of a value of the same section, perhaps with its dims in another order, with the other sign or of another type.
+fn is_part(graph: &Graph, part: NodeId) -> bool {
+    let (mut id, mut changes) = (part, false);
+    loop {
+        match &graph[id].op {
+            Op::Slice(op) if op.stride.iter().all(|&stride| stride == 1) => changes = true,
+            Op::Unary(op) if op.op == UnaryOp::Neg => changes = true,
+            Op::Cast(_) => changes = true,
+            Op::Transpose(_) => {}
+            Op::BroadcastInDim(_) | Op::Slice(_) | Op::Pad(_) | Op::Concatenate(_) | Op::Reverse(_) | Op::Gather(_) => {
+                return false;
+            }
+            Op::Uniform(_) => return false,
+            _ => return changes && graph[id].section() == graph[part].section(),
+        }
+        id = graph[id].operands[0];
+    }
 }
 
 /// The loop dims at which operand `i` of `id` is read when `id` is read at `index`; `None` where that is no list of loop dims.
@@ -80,7 +106,7 @@ pub fn binds(graph: &Graph, fusion: &Fusion, cluster: &Cluster, id: NodeId, at: 
     let node = &graph[id];
     node.operands.iter().enumerate().any(|(i, &operand)| {
         let at = plain_index(graph, id, i, at);
-        match fusion.roles[operand.0 as usize] == Role::Inline && !is_loaded(&node.op, i) {
+        match fusion.roles[operand.0 as usize] == Role::Inline && !is_loaded(graph, id, i) {
             true => binds(graph, fusion, cluster, operand, &at, dim),
             false => !cluster.index.contains_key(&operand) && at.contains(&Some(dim)),
         }

@@ -3,6 +3,9 @@
 //! Members of the cluster become row variables or are recomputed in the statement that needs them; inline nodes turn into index
 //! arithmetic; everything else is loaded from its buffer. All indices are global.
 
+#[cfg(test)]
+mod tests;
+
 use crate::fuse::refs::{dim_of, is_loaded, reduced_index};
 use crate::fuse::{Cluster, Fusion, Role};
 use crate::graph::{Graph, NodeId};
@@ -75,6 +78,8 @@ struct Emitter<'a> {
     vars: HashMap<NodeId, VarId>,
     memo: HashMap<(NodeId, Vec<Index>), ExprId>,
     interned: HashMap<Expr, ExprId>,
+    /// What loads give where the element at hand may not exist.
+    outside: Outside,
 }
 
 impl<'a> Emitter<'a> {
@@ -88,6 +93,7 @@ impl<'a> Emitter<'a> {
             vars: HashMap::new(),
             memo: HashMap::new(),
             interned: HashMap::new(),
+            outside: Outside::Never,
         }
     }
 
@@ -151,7 +157,7 @@ impl<'a> Emitter<'a> {
         }
         let own = self.cluster.and_then(|c| c.index.get(&node)).is_some_and(|own| own == index);
         let inline = self.fusion.roles[node.0 as usize] == Role::Inline;
-        if own || inline { self.compute(node, index) } else { self.load(node, index, Outside::Never) }
+        if own || inline { self.compute(node, index) } else { self.load(node, index, self.outside) }
     }
 
     fn load(&mut self, node: NodeId, index: &[Index], outside: Outside) -> ExprId {
@@ -275,7 +281,7 @@ impl<'a> Emitter<'a> {
             Op::Pad(op) => self.pad(id, op, index),
             Op::Concatenate(op) => self.concatenate(id, usize::from(op.dim), index),
             Op::Gather(op) => {
-                debug_assert!(is_loaded(&node.op, 0));
+                debug_assert!(is_loaded(self.graph, id, 0));
                 let position = |f| op.spec.result.iter().position(|d| d.first() == Some(&f)).expect("a result factor");
                 let at: Vec<Index> = op.spec.operands[1].iter().map(|d| index[position(d[0])].clone()).collect();
                 let row = self.element(node.operands[1], &at);
@@ -324,14 +330,61 @@ impl<'a> Emitter<'a> {
             let outside = self.int(-1);
             at.push(Index::Expr(self.expr(Expr::Select(before, outside, quotient))));
         }
-        let value = self.load(first, &at, Outside::Zero);
-        match holes {
+        let value = self.at_distance(id, 0, &at);
+        match holes.or_else(|| self.edges(id, op, index)) {
             Some(here) => {
                 let zero = self.expr(Expr::Const { dtype: self.graph.ty(id).dtype, bits: 0 });
                 self.expr(Expr::Select(here, value, zero))
             }
             None => value,
         }
+    }
+
+    /// Operand `i` of `id` at an index that may lie outside of it: zero there if it is loaded, anything if it is computed.
+    fn at_distance(&mut self, id: NodeId, i: usize, at: &[Index]) -> ExprId {
+        let operand = self.graph[id].operands[i];
+        if is_loaded(self.graph, id, i) || self.fusion.roles[operand.0 as usize] != Role::Inline {
+            return self.load(operand, at, Outside::Zero);
+        }
+        let outside = std::mem::replace(&mut self.outside, Outside::Zero);
+        let value = self.element(operand, at);
+        self.outside = outside;
+        value
+    }
+
+    /// Whether an element of a pad lies inside, where that must be asked: what is computed outside is not zero by itself.
+    fn edges(&mut self, id: NodeId, op: &crate::ops::Pad, index: &[Index]) -> Option<ExprId> {
+        let first = self.graph[id].operands[0];
+        if is_loaded(self.graph, id, 0) || self.fusion.roles[first.0 as usize] != Role::Inline {
+            return None;
+        }
+        let mut inside = None;
+        for (d, i) in index.iter().enumerate().filter(|(d, _)| op.low[*d] != 0 || op.high[*d] != 0) {
+            let (zero, low) = (self.zero_around(first, d), op.low[d] as i64);
+            let high = low + self.graph.ty(first).shape[d] as i64;
+            let sides = [(op.low[d], zero[0], CompareOp::Ge, low), (op.high[d], zero[1], CompareOp::Lt, high)];
+            for (_, _, compare, bound) in sides.into_iter().filter(|&(count, zero, ..)| count != 0 && !zero) {
+                let (position, bound) = (self.position(i), self.int(bound));
+                let here = self.expr(Expr::Compare(compare, position, bound));
+                inside = Some(inside.map_or(here, |other| self.expr(Expr::Binary(BinaryOp::And, other, here))));
+            }
+        }
+        inside
+    }
+
+    /// Whether a part of a loaded value is zero below its first and above its last place along `d`, since that is outside of the value.
+    fn zero_around(&self, part: NodeId, mut d: usize) -> [bool; 2] {
+        let (mut id, mut start, size) = (part, 0, self.graph.ty(part).shape[d]);
+        while self.fusion.roles[id.0 as usize] == Role::Inline {
+            match &self.graph[id].op {
+                Op::Slice(op) => start += op.start[d],
+                Op::Transpose(op) => d = usize::from(op.perm[d]),
+                Op::Cast(_) => {}
+                _ => return [false; 2],
+            }
+            id = self.graph[id].operands[0];
+        }
+        [start == 0, start + size == self.graph.ty(id).shape[d]]
     }
 
     fn concatenate(&mut self, id: NodeId, dim: usize, index: &[Index]) -> ExprId {
@@ -342,10 +395,10 @@ impl<'a> Emitter<'a> {
             starts.push(starts[starts.len() - 1] + self.graph.ty(operand).shape[dim] as i64);
         }
         let mut value = None;
-        for (k, &operand) in operands.iter().enumerate().rev() {
+        for k in (0..operands.len()).rev() {
             let mut at = index.to_vec();
             at[dim] = self.affine(&index[dim], 1, -starts[k]);
-            let here = self.load(operand, &at, Outside::Zero);
+            let here = self.at_distance(id, k, &at);
             value = Some(match value {
                 Some(later) => {
                     let end = self.int(starts[k + 1]);
