@@ -334,7 +334,7 @@ fn planted_bugs_are_found() {
         (&plain, "across = 16=>across = 8"),
         (&plain, "x = F::of(x, exchanged(x, across))=>x = exchanged(x, across)"),
         (&plain, "__syncthreads();\n        x = parts=>x = parts"),
-        (&plain, "op::gelu_tanh=>op::gelu"),
+        (&plain, "GELU_SCALE = 0.797=>GELU_SCALE = 0.787"),
         (&plain, "op::rsqrt(=>op::sqrt("),
         (&plain, "op::exp(=>op::expm1("),
         (&plain, "blockIdx.x=>(blockIdx.x / 2)"),

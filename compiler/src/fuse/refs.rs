@@ -61,9 +61,13 @@ pub fn is_loaded(graph: &Graph, id: NodeId, i: usize) -> bool {
     }
 }
 
-/// A part of a value of the same section, perhaps with its dims in another order, with the other sign or of another type.
+/// A part of a value of the same section, perhaps with its dims in another order, with the other sign or of another type. Not of
+/// integers: these are labels, few, which several kernels read.
 fn is_part(graph: &Graph, part: NodeId) -> bool {
     let (mut id, mut changes) = (part, false);
+    if !graph.ty(part).dtype.is_float() {
+        return false;
+    }
     loop {
         match &graph[id].op {
             Op::Slice(op) if op.stride.iter().all(|&stride| stride == 1) => changes = true,

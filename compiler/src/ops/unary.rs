@@ -187,16 +187,7 @@ fn derivative(op: UnaryOp, g: &mut Grad, x: NodeId, y: NodeId, dy: NodeId) -> Re
             let slope = g.scale(bell, std::f64::consts::FRAC_2_SQRT_PI)?;
             g.binary(Mul, dy, slope)
         }
-        UnaryOp::Gelu => times(g, dy, UnaryOp::GeluSlope, x),
-        UnaryOp::GeluTanh => times(g, dy, UnaryOp::GeluTanhSlope, x),
-        UnaryOp::GeluSlope => {
-            let slope = gelu_curvature(g, x)?;
-            g.binary(Mul, dy, slope)
-        }
-        UnaryOp::GeluTanhSlope => {
-            let slope = gelu_tanh_curvature(g, x)?;
-            g.binary(Mul, dy, slope)
-        }
+        UnaryOp::Gelu | UnaryOp::GeluSlope | UnaryOp::GeluTanh | UnaryOp::GeluTanhSlope => derivative_of_gelu(op, g, x, dy),
         UnaryOp::Sin => times(g, dy, UnaryOp::Cos, x),
         UnaryOp::Cos => {
             let product = times(g, dy, UnaryOp::Sin, x)?;
@@ -223,6 +214,17 @@ fn derivative(op: UnaryOp, g: &mut Grad, x: NodeId, y: NodeId, dy: NodeId) -> Re
         }
         _ => Err(g.broken(y, "a function without derivative")),
     }
+}
+
+/// dx of the functions around GELU.
+fn derivative_of_gelu(op: UnaryOp, g: &mut Grad, x: NodeId, dy: NodeId) -> Result<NodeId> {
+    let slope = match op {
+        UnaryOp::Gelu => g.unary(UnaryOp::GeluSlope, x)?,
+        UnaryOp::GeluTanh => g.unary(UnaryOp::GeluTanhSlope, x)?,
+        UnaryOp::GeluSlope => gelu_curvature(g, x)?,
+        _ => gelu_tanh_curvature(g, x)?,
+    };
+    g.binary(BinaryOp::Mul, dy, slope)
 }
 
 /// The second derivative of `gelu`: exp(-x²/2) (2 - x²) / √(2π).

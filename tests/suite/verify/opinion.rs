@@ -91,12 +91,12 @@ fn planted(from: &'static str, to: &'static str, is_met: impl Fn(&Program) -> bo
 fn a_wrong_kernel_is_found_at_its_node() {
     // Its nodes all give tensors, so that what is fused can be followed back through them.
     let question = question(&root().join("tests/models/gpt2_tiny_legacy.onnx"));
-    let error = opinion(&question, &planted("tanh(", "erf(", |_| true)).err().expect("a difference");
+    let error = opinion(&question, &planted(" tanh(", " erf(", |_| true)).err().expect("a difference");
     assert!(error.contains("DCC0911") && error.contains("(Tanh, opset 17)") && error.contains("a kernel"), "{error}");
     // One that is wrong only where no value inside the model is an output, so that it is fused with others.
     let alone = |program: &Program| program.outputs.len() == 1;
-    let error = opinion(&question, &planted("tanh(", "erf(", alone)).err().expect("a difference");
-    assert!(error.contains("DCC0911") && error.contains("(Tanh, opset 17)") && error.contains("fused"), "{error}");
+    let error = opinion(&question, &planted("gelu_tanh(", "tanh(", alone)).err().expect("a difference");
+    assert!(error.contains("DCC0911") && error.contains("(Mul, opset 17)") && error.contains("fused"), "{error}");
 }
 
 /// The same of library kernels and of a gather: other windows, another layout, another row, another scale.
