@@ -44,10 +44,10 @@ macro_rules! pick {
 
 /// What f32 and f64 compute alike, given `exp`, the sizes of the float and the polynomials; √(2/π), and that times 0.044715.
 macro_rules! shared {
-    ($log:expr) => {
-        shared!($log, 0.797_884_560_802_865_36, 0.035_677_408_136_300_125);
+    ($log:expr, $float:ident) => {
+        shared!($log, $float, 0.797_884_560_802_865_36, 0.035_677_408_136_300_125);
     };
-    ($log:expr, $scale:expr, $cube:expr) => {
+    ($log:expr, $float:ident, $scale:expr, $cube:expr) => {
         #[inline(always)]
         fn log(self) -> Self {
             $log(self)
@@ -68,12 +68,12 @@ macro_rules! shared {
 
         #[inline(always)]
         fn gelu(self) -> Self {
-            self * 0.5 * (Real::erf(self * 0.707_106_781_186_547_52) + 1.0)
+            self * 0.5 * (Real::erf(self * std::$float::consts::FRAC_1_SQRT_2) + 1.0)
         }
 
         #[inline(always)]
         fn gelu_slope(self) -> Self {
-            let below = (Real::erf(self * 0.707_106_781_186_547_52) + 1.0) * 0.5;
+            let below = (Real::erf(self * std::$float::consts::FRAC_1_SQRT_2) + 1.0) * 0.5;
             self.mul_add(Real::exp(self * self * -0.5) * 0.398_942_280_401_432_68, below)
         }
 
@@ -182,7 +182,7 @@ impl Real for f32 {
         pick!(t > 0.927_734_4, far, p.mul_add(self, self))
     }
 
-    shared!(log_f32);
+    shared!(log_f32, f32);
 }
 
 impl Real for f64 {
@@ -259,7 +259,7 @@ impl Real for f64 {
         value.copysign(self)
     }
 
-    shared!(log_f64);
+    shared!(log_f64, f64);
 }
 
 /// x = m 2^e with m in [sqrt(1/2), sqrt(2)); then log m = 2 atanh((m-1)/(m+1)).
