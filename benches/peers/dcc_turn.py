@@ -1,7 +1,7 @@
 """dcc's turn: an artifact, compiled once as onnxruntime's are, trained by `dcc run` until enough steps are timed.
 
-Wall time is the metrics' `step_ms`. CPU time and memory are read from /proc while it runs, of the launcher and the rank together:
-memory is the sum of both peaks over that of a dcc that only starts.
+Wall time is the metrics' `step_ms`. CPU time and memory are read from /proc while it runs, of all its processes (one, as its
+ranks are): memory is the sum of their peaks, each over that of a dcc that only starts.
 """
 
 import fcntl
@@ -137,5 +137,5 @@ def watch(o, child, metrics, errors):
             cpu = cpu_s(pids) - begin[1]
             peaks = [status_mib("VmHWM", pid) - o["start_mib"] for pid in pids]
             return {"losses": [s["loss"] for s in steps[:FIRST]], "steps": len(timed), "wall_ms": statistics.median(timed),
-                    "cpu_ms": 1e3 * cpu / len(timed), "timed": [begin[2], time.monotonic()], "memory_mib": sum(peaks), "rank_mib": max(peaks), "first_s": first,
+                    "cpu_ms": 1e3 * cpu / len(timed), "timed": [begin[2], time.monotonic()], "memory_mib": sum(peaks), "first_s": first,
                     "versions": {}}

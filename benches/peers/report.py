@@ -122,14 +122,14 @@ def memory(m):
     rows = []
     for case in m.cases:
         for threads in m.threads:
-            own, rank = (m.median(case, threads, "dcc", what) for what in ("memory_mib", "rank_mib"))
+            own = m.median(case, threads, "dcc", "memory_mib")
             peer, leanest = m.leanest(case, threads, "memory_mib")
             if own is None:
                 continue
             cells = [number(m.median(case, threads, p, "memory_mib")) for p in F32]
             rows.append([case.title, threads, number(own), number(rank), *cells, TITLES.get(leanest, "–"),
                          f"{100 * own / peer:.0f} %" if peer else "–", f"{100 * case.memory:.0f} %"])
-    return table(["model", "threads", "dcc", "of it the rank", *(TITLES[p] for p in F32), "leanest peer", "dcc needs", "bar"], rows)
+    return table(["model", "threads", "dcc", *(TITLES[p] for p in F32), "leanest peer", "dcc needs", "bar"], rows)
 
 
 def plural(threads):
@@ -214,7 +214,7 @@ def section(result):
     if any(t["program"] == "dcc bf16" for t in m.all_turns()):
         parts += ["### Milliseconds of a step in bf16, torch under autocast", "", speeds(m, "wall_ms", ("dcc bf16", *BF16), True)]
     parts += ["### Memory", "",
-              "MiB at the peak: of a peer over its own imports, of dcc (rank and launcher) over a dcc that has only started.", "",
+              "MiB at the peak: of a peer over its own imports, of dcc over a dcc that has only started.", "",
               memory(m)]
     parts += [f"{TITLES[p]} refused {case}: {text}\n" for (p, case), text in refused.items()]
     parts += ["### Bars", "", "Speeds are how many times as fast, memory a share.", "",

@@ -161,6 +161,11 @@ impl Error {
         Error::Rank(report(601, what))
     }
 
+    /// The user did not wait for the end of a step.
+    pub fn second_stop() -> Error {
+        Error::rank("ended by a second request to stop, before the step was complete")
+    }
+
     /// Ranks of one run with different programs, worlds or builds.
     pub fn handshake(what: impl Into<String>) -> Error {
         Error::Rank(report(602, what))

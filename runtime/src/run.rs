@@ -36,7 +36,7 @@ use crate::exec::ranks::{Rank, local_ranks, ranks_on};
 use crate::exec::{Tally, World};
 use crate::launch::{self, Launch, Message, Outcome, Worker};
 use crate::metrics::{Context, Display, EvalRecord, MetricsFile, StepRecord, trace};
-use crate::signal::StopSignals;
+use crate::signal::{Requests, StopSignals};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -88,8 +88,9 @@ impl Summary {
     }
 }
 
-/// Trains on local ranks, and returns when the last has ended. On CPUs each is a process; on GPUs all are threads of this one, which share
-/// what they compile and read each other's memory. Progress goes to stderr, metrics to their file.
+/// Trains on local ranks, and returns when the last has ended. Several on CPUs are a process each. One by itself is a thread of this
+/// process: memory, profile and debugger are those of one program. On GPUs all are such threads, which share what they compile and read
+/// each other's memory. Progress goes to stderr, metrics to their file. A second request to stop ends this process if ranks are its threads.
 /// Errors: the first failure, already with its place; no rank is left then.
 pub fn launch(source: Source<'_>, flags: &Flags, stop: &StopSignals) -> Result<Summary> {
     let job = Job::new(&source, flags)?;
@@ -106,8 +107,8 @@ pub fn launch(source: Source<'_>, flags: &Flags, stop: &StopSignals) -> Result<S
     if let Some(path) = &flags.trace {
         trace::check_writable(path)?;
     }
-    let (outcome, failed) = match flags.is_on_gpus() {
-        true => (on_gpus(&job, &mut desk, stop), None),
+    let (outcome, failed) = match flags.is_on_gpus() || world.ranks() == 1 {
+        true => (here(&job, &mut desk, stop), None),
         false => {
             let (arguments, file) = job.hand_over(&source)?;
             let mut launch = Launch::of_this_process(world.layout().clone(), timeout)?;
@@ -170,35 +171,48 @@ fn work(worker: &mut Worker) -> Result<Outcome> {
     train(&mut rank, &job, &mut Outside { tell, asked_to_stop: &|| signals.take() })
 }
 
-/// The ranks as threads of this process, rank r on GPU r, counted round.
-fn on_gpus(job: &Job, desk: &mut Desk, stop: &StopSignals) -> Result<Outcome> {
-    let world = job.world()?;
-    let timeout = job.flags.timeout()?;
-    let (gpus, together, ids, desk) = (Gpu::count()?.max(1), Together::default(), UniqueIds::default(), Mutex::new(desk));
-    let device = |comm: &mut Peer| {
-        let own = job.flags.gemm == "own";
-        let gpu = Cuda::new(comm.rank() % gpus, Memory::new(comm.arena()), timeout, own)?;
-        if job.flags.device == "both" {
-            let cpu = Cpu::new(Memory::new(comm.arena()), job.flags.threads(world.ranks())?)?;
-            return Ok(Device::Both(Box::new(Both::new(cpu, gpu))));
-        }
-        match &job.flags.gpu_comm[..] {
-            "nccl" => gpu.connect_by_nccl(&ids, comm, &world, timeout)?,
-            "host" => {}
-            _ => gpu.connect(&together, comm, &world)?,
-        }
-        Ok(Device::Cuda(Box::new(gpu)))
+/// The ranks as threads of this process.
+fn here(job: &Job, desk: &mut Desk, stop: &StopSignals) -> Result<Outcome> {
+    let (world, timeout, desk) = (job.world()?, job.flags.timeout()?, Mutex::new(desk));
+    let on = |asked: &Requests, device: &(dyn Fn(&mut Peer) -> Result<Device> + Sync)| {
+        ranks_on(&world, Patience { timeout }, device, |rank| {
+            let number = rank.rank;
+            let tell = &mut |message: &Message| {
+                let mut desk = desk.lock().unwrap_or_else(PoisonError::into_inner);
+                desk.receive(number, message.clone())
+            };
+            let outcome = train(rank, job, &mut Outside { tell, asked_to_stop: &|| asked.take() });
+            outcome.map_err(|error| error.at(format!("rank {number} at {}", rank.comm.place())))
+        })
     };
-    let outcomes = ranks_on(&world, Patience { timeout }, device, |rank| {
-        let number = rank.rank;
-        let tell = &mut |message: &Message| {
-            let mut desk = desk.lock().unwrap_or_else(PoisonError::into_inner);
-            desk.receive(number, message.clone())
-        };
-        train(rank, job, &mut Outside { tell, asked_to_stop: &|| stop.take() })
+    let outcomes = stop.heeded(|asked| match job.flags.is_on_gpus() {
+        true => {
+            let (together, ids) = (Together::default(), UniqueIds::default());
+            on(asked, &|comm| gpu(comm, job, &world, &together, &ids))
+        }
+        false => on(asked, &|comm| Ok(Device::Cpu(cpu(comm, job, &world)?))),
     })?;
     let stopped = outcomes.contains(&Outcome::Stopped);
     Ok(if stopped { Outcome::Stopped } else { Outcome::Finished })
+}
+
+fn cpu(comm: &Peer, job: &Job, world: &World) -> Result<Cpu> {
+    Cpu::new(Memory::new(comm.arena()), job.flags.threads(world.ranks())?)
+}
+
+/// Of rank r GPU r, counted round.
+fn gpu(comm: &mut Peer, job: &Job, world: &World, together: &Together, ids: &UniqueIds) -> Result<Device> {
+    let (gpus, timeout, own) = (Gpu::count()?.max(1), job.flags.timeout()?, job.flags.gemm == "own");
+    let gpu = Cuda::new(comm.rank() % gpus, Memory::new(comm.arena()), timeout, own)?;
+    if job.flags.device == "both" {
+        return Ok(Device::Both(Box::new(Both::new(cpu(comm, job, world)?, gpu))));
+    }
+    match &job.flags.gpu_comm[..] {
+        "nccl" => gpu.connect_by_nccl(ids, comm, world, timeout)?,
+        "host" => {}
+        _ => gpu.connect(together, comm, world)?,
+    }
+    Ok(Device::Cuda(Box::new(gpu)))
 }
 
 /// The same ranks as threads of this process, without a launcher: for tests. The messages of all ranks, in each rank's order.

@@ -2,7 +2,9 @@
 
 use crate::comm::Stop;
 use crate::error::{Error, Result};
+use rustix::event::{PollFd, PollFlags};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Receives the requests to stop that this process gets from now on.
 #[derive(Debug)]
@@ -39,6 +41,53 @@ impl StopSignals {
         match rustix::io::read(&self.0, &mut info) {
             Ok(bytes) if bytes > 0 => Stop::Requested,
             _ => Stop::Continue,
+        }
+    }
+}
+
+/// Of a process that trains in threads of its own: whether it was asked to stop.
+#[derive(Debug, Default)]
+pub struct Requests(AtomicBool);
+
+impl Requests {
+    /// Whether a request came; true from then on.
+    pub fn take(&self) -> Stop {
+        if self.0.load(Relaxed) { Stop::Requested } else { Stop::Continue }
+    }
+}
+
+impl StopSignals {
+    /// Runs `body`, which looks at the requests at its steps' ends, while a thread waits for them. The second one ends this process at
+    /// once, with its message: threads cannot be ended from outside.
+    pub fn heeded<T>(&self, body: impl FnOnce(&Requests) -> Result<T>) -> Result<T> {
+        let failed = |error: rustix::io::Errno| Error::system("wait for signals", error);
+        let (over, done) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(failed)?;
+        let requests = Requests::default();
+        std::thread::scope(|scope| {
+            let listen = || self.listen(&over, &requests);
+            let listener = std::thread::Builder::new().name("signals".to_owned());
+            listener.spawn_scoped(scope, listen).map_err(|error| Error::system("start a thread", error))?;
+            let result = body(&requests);
+            // The listener sees its other end closed.
+            drop(done);
+            result
+        })
+    }
+
+    fn listen(&self, over: &OwnedFd, requests: &Requests) {
+        loop {
+            let mut fds = [PollFd::new(self, PollFlags::IN), PollFd::new(over, PollFlags::IN)];
+            let limit = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
+            // However it returns, both are looked at.
+            let _ = rustix::event::poll(&mut fds, Some(&limit));
+            if !fds[1].revents().is_empty() {
+                return;
+            }
+            if self.take() == Stop::Requested && requests.0.swap(true, Relaxed) {
+                let error = Error::second_stop();
+                eprintln!("{error}");
+                std::process::exit(error.exit());
+            }
         }
     }
 }

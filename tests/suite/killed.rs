@@ -155,3 +155,55 @@ fn more_ranks_than_cores_train() {
     assert_eq!((ranks.len(), pids.len()), (16, 16), "{summary}");
     assert_eq!(folder.lines("m.jsonl").len(), 3);
 }
+
+/// Runs the command until its metrics have `steps` lines, and gives the process, which has started no other.
+#[track_caller]
+fn alone(folder: &Folder, words: &str, steps: usize) -> Child {
+    let words = words.split_whitespace().map(|word| word.replace("@/", &folder.at("")));
+    let child = spawn(dcc_command().args(words).args(["--metrics-file", &folder.at("m.jsonl")]));
+    let began = Instant::now();
+    while std::fs::read_to_string(folder.path().join("m.jsonl")).map_or(0, |text| text.lines().count()) < steps {
+        if began.elapsed() > Duration::from_secs(120) {
+            panic!("not {steps} steps: {}", finish(child).stderr);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(ranks_of(child.id()), [0; 0], "a rank by itself has no process of its own");
+    child
+}
+
+/// One rank trains in the process that was started: it stops at the end of a step, continues to the same bits, and heeds a second
+/// request within a step.
+#[test]
+fn one_rank_stops_when_it_is_asked() {
+    let folder = Folder::new();
+    let run = "run tests/models/mlp.onnx --data tests/models/data/mlp.npz --global-batch-size 8 --init 3 --lr 1e-3 --threads 1";
+    let child = alone(&folder, &format!("{run} --steps 100000000 --save-dir @/saved"), 3);
+    signal("INT", child.id());
+    let output = finish(child);
+    assert_eq!(output.code, Some(75), "{}", output.stderr);
+    let (stopped, _) = newest(&folder, "saved").expect("a checkpoint");
+    assert!(output.stderr.contains(&format!("stopped on request after step {stopped} of")), "{}", output.stderr);
+    let last = |name: &str, flags: &str| {
+        let words = format!("{run} --steps {} --save-dir @/{name} {flags}", stopped + 5);
+        dcc(words.split_whitespace().map(|word| word.replace("@/", &folder.at("")))).ok();
+        let (step, path) = newest(&folder, name).expect("a checkpoint");
+        assert_eq!(step, stopped + 5);
+        std::fs::read(path.join("rank-00000.safetensors")).expect("a file of the checkpoint")
+    };
+    let whole = last("whole", "");
+    assert!(last("saved", "--resume auto") == whole, "weights after an interruption differ");
+    assert!(last("other", "--weight-decay 0.5") != whole, "the comparison sees a difference");
+
+    // A step of seconds.
+    let folder = Folder::new();
+    let long = "run samples/gpt/model.onnx --data samples/gpt/tokens.npy --global-batch-size 64 --init 1 --threads 1 --steps 9";
+    let child = alone(&folder, long, 1);
+    signal("INT", child.id());
+    std::thread::sleep(Duration::from_millis(50));
+    signal("INT", child.id());
+    let output = finish(child);
+    assert_eq!(output.code, Some(6), "{}", output.stderr);
+    assert!(output.stderr.contains("ended by a second request to stop"), "{}", output.stderr);
+    assert_eq!(folder.lines("m.jsonl").len(), 1);
+}

@@ -260,6 +260,11 @@ impl Peer {
         .at(format!("rank {} at {}", self.rank, self.place_of(need)))
     }
 
+    /// Where the rank said last that it is.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
     /// Where the transfer was started that a wait is for.
     fn place_of(&self, need: &Need) -> Place {
         let head = need.channel.and_then(|channel| self.channels[channel as usize].queue.front());

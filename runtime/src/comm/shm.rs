@@ -265,10 +265,6 @@ pub fn control(file: impl AsFd, layout: &Layout) -> Result<Segment> {
 pub fn attach(file: impl AsFd, layout: &Layout, rank: u32, patience: Patience) -> Result<Peer> {
     control(&file, layout)?.verify()?;
     let arenas = (0..layout.world()).map(|owner| {
-        // Nobody reads a lone rank's arena; private memory gets huge pages where shared memory may not.
-        if layout.world() == 1 {
-            return Ok(Mapping::anonymous(layout.arena_range(owner).len())?.in_huge_pages());
-        }
         let range = layout.arena_range(owner);
         let access = if owner == rank { Access::Write } else { Access::Read };
         Ok(Mapping::shared(&file, range.start, range.len(), access)?.in_huge_pages())

@@ -126,7 +126,7 @@ impl Watch {
             return Ok(());
         }
         self.kill();
-        Err(Error::rank("ended by a second request to stop, before the step was complete"))
+        Err(Error::second_stop())
     }
 
     /// Ranks that wait report a silent peer themselves; here count those for which nobody waits.
