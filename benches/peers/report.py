@@ -127,7 +127,7 @@ def memory(m):
             if own is None:
                 continue
             cells = [number(m.median(case, threads, p, "memory_mib")) for p in F32]
-            rows.append([case.title, threads, number(own), number(rank), *cells, TITLES.get(leanest, "–"),
+            rows.append([case.title, threads, number(own), *cells, TITLES.get(leanest, "–"),
                          f"{100 * own / peer:.0f} %" if peer else "–", f"{100 * case.memory:.0f} %"])
     return table(["model", "threads", "dcc", *(TITLES[p] for p in F32), "leanest peer", "dcc needs", "bar"], rows)
 
