@@ -21,9 +21,6 @@
 #define emulated_state unused_here
 #include "device.h"
 #undef emulated_state
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/common_interface_defs.h>
-#endif
 
 namespace {
 using emulated::Function;
@@ -32,33 +29,30 @@ using emulated::Running;
 
 Running running;
 
-// One block: its fibers, and what each waits for.
+// A stack and the registers of who waits on it. The first switch to a fiber is the system's; the others save no signals.
+using Registers = void*[5];
+
+// One block: its fibers, and what each waits for. Fibers live as long as the process: each runs its thread of one block after the other.
 struct Block {
     enum State { Ready, AtBarrier, AtWarp, Done };
-    static constexpr size_t STACK = 64 << 10;
+    static constexpr size_t STACK = 64 << 10, MOST = 1024;
     struct Fiber {
-        ucontext_t context;
+        Registers registers;
+        bool begun;
         State state;
         int place;  // of the barrier
         unsigned warp_mask;
         uint64_t value;   // given to the warp, then got from it
         int from;         // lane to get from; -1: a ballot
         Index index;
-#if defined(__SANITIZE_ADDRESS__)
-        void* fake;
-#endif
     };
-    std::vector<Fiber> fibers;
-    std::vector<unsigned char> stacks;
-    ucontext_t scheduler;
+    std::vector<Fiber> fibers{MOST};
+    unsigned char* stacks = nullptr;
+    Registers scheduler;
+    int count = 0;  // of threads
     int current = -1;
     void (*entry)(void**);
     void** arguments;
-#if defined(__SANITIZE_ADDRESS__)
-    void* scheduler_fake;
-    const void* scheduler_stack;
-    size_t scheduler_size;
-#endif
     uint64_t seed;
 };
 Block block;
@@ -68,22 +62,19 @@ Block block;
     abort();
 }
 
-void leave(bool last) {
-    Block::Fiber& fiber = block.fibers[block.current];
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_start_switch_fiber(last ? nullptr : &fiber.fake, block.scheduler_stack, block.scheduler_size);
-#endif
-    if (last) setcontext(&block.scheduler);
-    swapcontext(&fiber.context, &block.scheduler);
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(fiber.fake, &block.scheduler_stack, &block.scheduler_size);
-#endif
+__attribute__((noinline)) void go(Registers& to) { __builtin_longjmp(to, 1); }
+
+__attribute__((noinline)) void change(Registers& from, Registers& to) {
+    if (!__builtin_setjmp(from)) go(to);
 }
+
+// The thread waits, or has ended.
+void leave() { change(block.fibers[block.current].registers, block.scheduler); }
 
 void barrier(int place) {
     block.fibers[block.current].state = Block::AtBarrier;
     block.fibers[block.current].place = place;
-    leave(false);
+    leave();
 }
 
 uint64_t at_warp(unsigned mask, uint64_t value, int from) {
@@ -92,36 +83,48 @@ uint64_t at_warp(unsigned mask, uint64_t value, int from) {
     fiber.warp_mask = mask;
     fiber.value = value;
     fiber.from = from;
-    leave(false);
+    leave();
     return block.fibers[block.current].value;
 }
 uint64_t exchange(unsigned mask, uint64_t value, int from) { return at_warp(mask, value, from); }
 unsigned ballot(unsigned mask, bool vote) { return (unsigned)at_warp(mask, vote, -1); }
 
 void start() {
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(nullptr, &block.scheduler_stack, &block.scheduler_size);
-#endif
-    block.entry(block.arguments);
-    block.fibers[block.current].state = Block::Done;
-    leave(true);
+    for (;;) {
+        block.entry(block.arguments);
+        block.fibers[block.current].state = Block::Done;
+        leave();
+    }
+}
+
+__attribute__((noinline)) void begin(Block::Fiber& fiber, unsigned char* stack) {
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = stack;
+    context.uc_stack.ss_size = Block::STACK;
+    context.uc_link = nullptr;
+    makecontext(&context, start, 0);
+    fiber.begun = true;
+    setcontext(&context);
+}
+
+__attribute__((noinline)) void first(Block::Fiber& fiber, unsigned char* stack) {
+    if (!__builtin_setjmp(block.scheduler)) begin(fiber, stack);
 }
 
 void resume(int n) {
+    Block::Fiber& fiber = block.fibers[n];
     block.current = n;
-    running.thread = block.fibers[n].index;
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_start_switch_fiber(&block.scheduler_fake, &block.stacks[n * Block::STACK], Block::STACK);
-#endif
-    swapcontext(&block.scheduler, &block.fibers[n].context);
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(block.scheduler_fake, nullptr, nullptr);
-#endif
+    running.thread = fiber.index;
+    if (fiber.begun)
+        change(block.scheduler, fiber.registers);
+    else
+        first(fiber, block.stacks + n * Block::STACK);
 }
 
 // Lets a warp's lanes go on that are all there.
 bool release_warp(int first) {
-    const int count = (int)block.fibers.size(), lanes = count - first < 32 ? count - first : 32;
+    const int count = block.count, lanes = count - first < 32 ? count - first : 32;
     unsigned there = 0, votes = 0;
     for (int l = 0; l < lanes; ++l)
         if (block.fibers[first + l].state == Block::AtWarp) there |= 1u << l;
@@ -147,9 +150,10 @@ bool release_warp(int first) {
 
 // Lets the block go on if all its threads are at the barrier.
 bool release_block() {
-    for (auto& fiber : block.fibers)
-        if (fiber.state != Block::AtBarrier && fiber.state != Block::Done) return false;
-    for (auto& fiber : block.fibers) {
+    for (int n = 0; n < block.count; ++n)
+        if (block.fibers[n].state != Block::AtBarrier && block.fibers[n].state != Block::Done) return false;
+    for (int n = 0; n < block.count; ++n) {
+        Block::Fiber& fiber = block.fibers[n];
         if (fiber.state == Block::Done) fail("a thread ended where others wait at a barrier");
         if (fiber.place != block.fibers[0].place) fail("threads of a block wait at different barriers");
         fiber.state = Block::Ready;
@@ -167,16 +171,8 @@ void shuffle(std::vector<int>& order) {
 }
 
 void run_block() {
-    const int count = (int)block.fibers.size();
-    for (int n = 0; n < count; ++n) {
-        Block::Fiber& fiber = block.fibers[n];
-        getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = &block.stacks[n * Block::STACK];
-        fiber.context.uc_stack.ss_size = Block::STACK;
-        fiber.context.uc_link = nullptr;
-        fiber.state = Block::Ready;
-        makecontext(&fiber.context, start, 0);
-    }
+    const int count = block.count;
+    for (int n = 0; n < count; ++n) block.fibers[n].state = Block::Ready;
     // One warp after the other as far as it comes alone: what a missing barrier lets it overwrite, others have not read yet.
     std::vector<int> warps((count + 31) / 32), lanes(32);
     for (size_t n = 0; n < warps.size(); ++n) warps[n] = (int)n;
@@ -193,7 +189,7 @@ void run_block() {
                 if (!release_warp(warp * 32)) break;
             }
         bool done = true;
-        for (auto& fiber : block.fibers) done &= fiber.state == Block::Done;
+        for (int n = 0; n < count; ++n) done &= block.fibers[n].state == Block::Done;
         if (done) return;
         if (!release_block()) fail("threads wait for others that never come");
     }
@@ -512,8 +508,13 @@ CUresult cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, u
         std::lock_guard<std::mutex> held(lock);  // kernels keep shared memory in statics
         void* dynamic = nullptr;
         if (posix_memalign(&dynamic, 1024, shared) != 0) fail("no memory for a block");
-        if (block.fibers.size() != threads) block.fibers.resize(threads);
-        if (block.stacks.size() < threads * Block::STACK) block.stacks.resize(threads * Block::STACK);
+        if (!block.stacks) {
+            const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+            void* stacks = mmap(nullptr, Block::MOST * Block::STACK, PROT_READ | PROT_WRITE, flags, -1, 0);
+            if (stacks == MAP_FAILED) fail("no memory for stacks");
+            block.stacks = (unsigned char*)stacks;
+        }
+        block.count = (int)threads;
         block.entry = kernel.call;
         block.arguments = arguments;
         block.seed = seed();
