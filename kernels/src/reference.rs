@@ -4,6 +4,7 @@ use crate::library::random::{Stream, uniform, word};
 use crate::library::vector::arithmetic::{self, power};
 use crate::tile::{Access, Array, Nest, Typing};
 use dcc_program::kernel::{BinaryOp, CompareOp, DimId, Expr, ExprId, Index, Outside, Stmt, StoreMode, UnaryOp, VarId};
+use dcc_program::rounding::stochastic;
 use dcc_program::types::{DType, Reduce};
 use std::collections::BTreeMap;
 
@@ -309,6 +310,7 @@ fn binary(op: BinaryOp, dtype: DType, x: Scalar, y: Scalar) -> Scalar {
             BinaryOp::And => x & y,
             BinaryOp::Or => x | y,
             BinaryOp::Xor => x ^ y,
+            BinaryOp::RoundStochastic => panic!("{} of integers", op.name()),
         });
     }
     let (x, y) = (x.float(), y.float());
@@ -334,6 +336,7 @@ fn binary(op: BinaryOp, dtype: DType, x: Scalar, y: Scalar) -> Scalar {
                 x.min(y)
             }
         }
+        BinaryOp::RoundStochastic => f64::from(stochastic(x as f32, y as f32)),
         other => panic!("{} of floats", other.name()),
     })
 }

@@ -330,7 +330,7 @@ fn binary(op: BinaryOp, a: f64, b: f64) -> f64 {
                 a.min(b)
             }
         }
-        BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => f64::NAN,
+        BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::RoundStochastic => f64::NAN,
     }
 }
 
@@ -359,6 +359,8 @@ fn int_binary(op: BinaryOp, a: i64, b: i64) -> i64 {
         BinaryOp::And => a & b,
         BinaryOp::Or => a | b,
         BinaryOp::Xor => a ^ b,
+        // No operator of ONNX.
+        BinaryOp::RoundStochastic => 0,
     }
 }
 

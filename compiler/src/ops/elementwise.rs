@@ -1,12 +1,13 @@
 //! Pointwise ops: every operand has the result's shape.
 
-use super::example::{Example, bools, floats, ints, within};
+use super::example::{Example, bools, floats, ints, rounded, within};
 use super::{Op, OpDef, exactly};
 use crate::autodiff::Grad;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};
 use crate::interp::{Data, Tensor, wrap};
 use dcc_program::kernel::{BinaryOp, CompareOp, UnaryOp};
+use dcc_program::rounding::stochastic;
 use dcc_program::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 
@@ -55,8 +56,11 @@ impl OpDef for Binary {
         let [a, b] = exactly::<2>(self.op.name(), operands)?;
         same_shape(self.op.name(), a, b)?;
         same_dtype(self.op.name(), a, b)?;
-        let logic = matches!(self.op, BinaryOp::And | BinaryOp::Or | BinaryOp::Xor);
-        let fits = if logic { !a.dtype.is_float() } else { a.dtype != DType::Bool };
+        let fits = match self.op {
+            BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => !a.dtype.is_float(),
+            BinaryOp::RoundStochastic => a.dtype == DType::F32,
+            _ => a.dtype != DType::Bool,
+        };
         if fits { Ok(a.clone()) } else { Err(Error::dtype(format!("{} of {}", self.op.name(), a.dtype.name()))) }
     }
 
@@ -128,12 +132,18 @@ impl OpDef for Binary {
                 g.give(1, |g| grad_of_chosen(g, CompareOp::Gt, b, a, dy))
             }
             BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => Err(g.broken(y, "logic has no gradient")),
+            BinaryOp::RoundStochastic => Err(g.broken(y, "rounding has no gradient")),
         }
     }
 
     fn examples() -> Vec<Example> {
         let mut all = Vec::new();
         for &op in BinaryOp::ALL {
+            if op == BinaryOp::RoundStochastic {
+                let operands = [within(-1.5, 1.5, 1, &[3, 5]), within(0.0, 1.0, 2, &[3, 5])];
+                all.push(Example::new(Binary { op }, operands.map(|x| rounded(DType::F32, &x))).wrt(&[]));
+                continue;
+            }
             let logic = matches!(op, BinaryOp::And | BinaryOp::Or | BinaryOp::Xor);
             if logic {
                 all.push(Example::new(Binary { op }, [bools(1, &[7]), bools(2, &[7])]));
@@ -300,6 +310,7 @@ fn float(op: BinaryOp) -> fn(f64, f64) -> f64 {
         BinaryOp::Pow => f64::powf,
         BinaryOp::Max => max,
         BinaryOp::Min => |a, b| -max(-a, -b),
+        BinaryOp::RoundStochastic => |x, u| f64::from(stochastic(x as f32, u as f32)),
         BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => panic!("{} of floats", op.name()),
     }
 }
@@ -335,6 +346,7 @@ pub(super) fn integer(op: BinaryOp, dtype: DType, a: i64, b: i64) -> i64 {
         BinaryOp::And => a & b,
         BinaryOp::Or => a | b,
         BinaryOp::Xor => a ^ b,
+        BinaryOp::RoundStochastic => panic!("{} of integers", op.name()),
     }
 }
 

@@ -150,6 +150,12 @@ DCC_FLOAT(float, f)
 DCC_FLOAT(double, )
 #undef DCC_FLOAT
 
+// To what bf16 holds, by the leading 16 bits of a uniform number; a NaN's digits could carry into its sign.
+__device__ inline float round_stochastic(float x, float u) {
+    const unsigned bits = (unsigned)__float_as_int(x) + (unsigned)(int)(u * 65536.0f) & 0xffff0000u;
+    return x != x ? x : __int_as_float((int)bits);
+}
+
 // Philox4x32-10 (Salmon et al. 2011): key of `seed`, counter (element / 4, id, step), word element % 4, as a multiple of 2^-24.
 __device__ inline float uniform(unsigned id, long long seed, long long step, long long element) {
     const unsigned long long counter = (unsigned long long)element / 4;

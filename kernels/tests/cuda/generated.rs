@@ -83,6 +83,14 @@ const DROPOUT: Case = Case {
     sizes: &[&[3000], &[], &[3000]],
 };
 
+/// What updates parameters in bf16; its result stays f32, whose tolerance sees each last digit.
+const ROUNDING: Case = Case {
+    what: "stochastic rounding",
+    kernel: "(x0: f32[_], x1: i64[]) -> (y0: f32[_]) dims(i) outer(i)
+  y0[i] = round_stochastic(x0[i] * 0.333251953125:f32, uniform.3(x1[], 5:i64, position(i)))",
+    sizes: &[&[3000], &[], &[3000]],
+};
+
 /// Norms of a stream that each layer adds to, all results at the end: more values of a row than a thread can hold.
 const STREAM: Case = Case {
     what: "norms of a stream",
@@ -215,7 +223,7 @@ fn running(name: &str) -> Job {
     job
 }
 
-const ALL: [(&str, Case); 9] = [
+const ALL: [(&str, Case); 10] = [
     ("elementwise", ELEMENTWISE),
     ("transposed", TRANSPOSED),
     ("layer_norm", LAYER_NORM),
@@ -223,6 +231,7 @@ const ALL: [(&str, Case); 9] = [
     ("columns", COLUMNS),
     ("norm", NORM),
     ("dropout", DROPOUT),
+    ("stochastic_rounding", ROUNDING),
     ("stream", STREAM),
     ("many_operands", LONG),
 ];
@@ -235,9 +244,9 @@ fn jobs() -> Vec<Job> {
 fn generated_kernels() {
     let jobs = jobs();
     let launches: Vec<usize> = jobs.iter().map(|job| job.source.launches.len()).collect();
-    assert_eq!(launches, [1, 1, 1, 1, 2, 2, 1, 1, 1, 1], "some in parts, some not");
+    assert_eq!(launches, [1, 1, 1, 1, 2, 2, 1, 1, 1, 1, 1], "some in parts, some not");
     let tiles: Vec<usize> = jobs.iter().map(|job| job.source.text.matches("DCC_SHARED_ARRAY").count()).collect();
-    assert_eq!(tiles, [0, 1, 0, 0, 0, 0, 0, 0, 0, 0], "one operand lies across its result");
+    assert_eq!(tiles, [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0], "one operand lies across its result");
     check("generated_kernels", &jobs);
 }
 
@@ -288,6 +297,7 @@ pub fn planted() -> Vec<Planted> {
         (Bug::NoBarrier, TRANSPOSED, "\n    __syncthreads();\n", "\n"),
         (Bug::Index, TRANSPOSED, "[column][r]", "[r][column]"),
         (Bug::Index, STREAM, "kept6[trip * 4 + v] * e22", "kept18[trip * 4 + v] * e22"),
+        (Bug::Precision, ROUNDING, "(u * 65536.0f)", "(0.5f * 65536.0f)"),
         (Bug::Index, DROPOUT, "(unsigned)element % 4", "(unsigned)element / 4 % 4"),
     ];
     let one = |(n, (kind, case, from, to)): (usize, (Bug, Case, &'static str, &'static str))| Planted {

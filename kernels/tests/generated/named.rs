@@ -271,6 +271,38 @@ fn adamw_in_place_and_dropout() {
     check(&b.kernel, &[vec![s, c]], &[vec![s, c], vec![s, c]], 0.0);
 }
 
+/// To the bits of the reference, whole and in shards, and not as it is to nearest: a control.
+#[test]
+fn stochastic_rounding() {
+    let rounded = |is_nearest: bool| {
+        let mut b = Build::new(&["s", "c"]).outer(&[0, 1]);
+        let x = b.input(F, &[0, 1]);
+        let (seed, step) = (b.int(1 << 40 | 5), b.int(3));
+        let (s, c) = (b.kernel.expr(Expr::Position(DimId(0))), b.kernel.expr(Expr::Position(DimId(1))));
+        let width = b.int(100);
+        let row = b.mul(s, width);
+        let element = b.add(row, c);
+        let u = b.kernel.expr(Expr::Uniform { id: u32::MAX, seed, step, element });
+        // What f32 and not bf16 holds.
+        let third = b.float(F, f64::from(1.0_f32 / 3.0));
+        let x = b.mul(x, third);
+        let y = if is_nearest { x } else { b.bin(BinaryOp::RoundStochastic, x, u) };
+        let half = b.kernel.expr(Expr::Cast(DType::BF16, y));
+        b.store(DType::BF16, &[], &[0, 1], half);
+        b.kernel
+    };
+    let (s, c) = (Extent { offset: 30, valid: 13, block: 15 }, Extent { offset: 34, valid: 33, block: 34 });
+    for extents in [vec![s, c], vec![whole(40), whole(100)]] {
+        check(&rounded(false), std::slice::from_ref(&extents), std::slice::from_ref(&extents), 0.0);
+    }
+    let extents = vec![s, c];
+    let control = || {
+        let (kernel, meant) = (rounded(true), rounded(false));
+        check_as(&kernel, &meant, std::slice::from_ref(&extents), std::slice::from_ref(&extents), 0.0);
+    };
+    assert!(std::panic::catch_unwind(control).is_err(), "rounding to nearest passes");
+}
+
 #[test]
 fn more_values_than_long_tiles_hold() {
     let (mut b, n) = (Build::new(&["i", "j"]).outer(&[0]), 3000);

@@ -143,9 +143,11 @@ names! {
 names! {
     /// Elementwise functions of two arguments of one dtype. `min` and `max` return NaN where an argument is NaN. Integer
     /// arithmetic wraps; integer `div` truncates toward zero and gives 0 for a zero divisor, `rem` takes the dividend's sign.
+    /// `round_stochastic` is of f32 alone: the first argument, rounded to what bf16 holds by the second, which is uniform in [0, 1)
+    /// (`rounding::stochastic`).
     BinaryOp {
         Add = "add", Sub = "sub", Mul = "mul", Div = "div", Rem = "rem", Pow = "pow", Max = "max", Min = "min",
-        And = "and", Or = "or", Xor = "xor",
+        And = "and", Or = "or", Xor = "xor", RoundStochastic = "round_stochastic",
     }
 }
 names! {

@@ -14,6 +14,7 @@ pub mod map;
 pub mod mesh;
 pub mod philox;
 pub mod program;
+pub mod rounding;
 pub mod simulate;
 pub mod text;
 pub mod types;

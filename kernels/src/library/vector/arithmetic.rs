@@ -4,6 +4,7 @@ use super::{Body, LANES, Primitive, Shape, Ty, compiled, fetch, keep_loop, put};
 use crate::cpu::isa::Isa;
 use crate::library::math::Real;
 use dcc_program::kernel::{BinaryOp, CompareOp, UnaryOp};
+use dcc_program::rounding::stochastic;
 use dcc_program::types::DType;
 use std::marker::PhantomData;
 
@@ -324,6 +325,7 @@ functions! {
     Max<T: Number>(x: T, y: T, _z: u8) -> T = larger(x, y);
     Min<T: Number>(x: T, y: T, _z: u8) -> T = smaller(x, y);
     Pow<T: Float>(x: T, y: T, _z: u8) -> T = Float::powf(x, y);
+    RoundStochastic<T>(x: f32, y: f32, _z: PhantomData<T>) -> f32 = stochastic(x, y);
     PowInt<T>(x: i64, y: i64, _z: PhantomData<T>) -> i64 = power(x, y);
     AndBool<T>(x: u8, y: u8, _z: PhantomData<T>) -> u8 = x & y;
     OrBool<T>(x: u8, y: u8, _z: PhantomData<T>) -> u8 = x | y;
@@ -418,6 +420,7 @@ pub fn binary(isa: Isa, op: BinaryOp, ty: Ty, shapes: [Shape; 2]) -> Primitive {
         BinaryOp::Min => by_type!(ty, Min, two(isa, shapes)),
         BinaryOp::Pow if ty == Ty::I64 => two::<PowInt>(isa, shapes),
         BinaryOp::Pow => by_float!(ty, Pow, two(isa, shapes)),
+        BinaryOp::RoundStochastic => two::<RoundStochastic>(isa, shapes),
     }
 }
 

@@ -159,6 +159,7 @@ fn binary(op: BinaryOp, a: DType) -> Result<DType, String> {
     let fits = match op {
         BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => !a.is_float(),
         BinaryOp::Max | BinaryOp::Min => true,
+        BinaryOp::RoundStochastic => a == DType::F32,
         _ => a != DType::Bool,
     };
     if fits { Ok(a) } else { Err(format!("{} of {}", op.name(), a.name())) }

@@ -146,6 +146,7 @@ pub(super) fn binary(op: BinaryOp, dtype: DType, a: Value, b: Value) -> Value {
             BinaryOp::Max | BinaryOp::Min if a.is_nan() || b.is_nan() => f64::NAN,
             BinaryOp::Max => a.max(b),
             BinaryOp::Min => a.min(b),
+            BinaryOp::RoundStochastic => round_stochastic(a, b),
             BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => f64::NAN,
         }),
         (Value::Int(a), Value::Int(b)) => integer(op, dtype, a, b),
@@ -186,8 +187,30 @@ fn integer(op: BinaryOp, dtype: DType, a: i64, b: i64) -> Value {
             BinaryOp::And => a & b,
             BinaryOp::Or => a | b,
             BinaryOp::Xor => a ^ b,
+            // Of floats alone.
+            BinaryOp::RoundStochastic => a,
         },
     )
+}
+
+/// `x`, which f32 holds first, as one of its neighbours among multiples of bf16's last digit: away from zero where the fraction between
+/// them and the leading 16 bits of `u` add up to a whole. Values at the border of that may differ by a last digit from a program's, if these
+/// computed another sum.
+fn round_stochastic(x: f64, u: f64) -> f64 {
+    let x = f64::from(x as f32);
+    if !x.is_finite() || x == 0.0 {
+        return x;
+    }
+    let mut digit = 2.0_f64.powi(-133);
+    while digit * 256.0 <= x.abs() {
+        digit *= 2.0;
+    }
+    let whole = (x.abs() / digit).floor();
+    let fraction = x.abs() / digit - whole;
+    let up = (fraction * 65536.0).floor() + (u * 65536.0).floor() >= 65536.0;
+    let rounded = (whole + f64::from(u8::from(up))) * digit;
+    let held = if rounded >= 2.0_f64.powi(128) { f64::INFINITY } else { rounded };
+    held.copysign(x)
 }
 
 pub(super) fn compare(op: CompareOp, dtype: DType, a: Value, b: Value) -> Value {
@@ -279,6 +302,17 @@ mod tests {
         // Abramowitz and Stegun, table 7.1.
         for (x, y) in [(0.5, 0.520_499_877_8), (1.0, 0.842_700_792_9), (2.0, 0.995_322_265_0), (-1.0, -0.842_700_792_9)] {
             assert!((erf(x) - y).abs() < 1e-10, "{x}");
+        }
+    }
+
+    #[test]
+    fn rounding_is_that_of_the_bits() {
+        let mut word = 1_u32;
+        for element in 0..100_000 {
+            word = word.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let (x, u) = (f32::from_bits(word ^ word >> 9), uniform(0, 1, 2, element));
+            let (found, due) = (round_stochastic(x.into(), u), f64::from(crate::rounding::stochastic(x, u as f32)));
+            assert!(found == due || found.is_nan() && due.is_nan(), "{x:e} with {u}: {found:e}, {due:e}");
         }
     }
 
