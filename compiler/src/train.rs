@@ -14,7 +14,7 @@ use crate::graph::{Graph, NodeId};
 use crate::loss::{self, Loss, LossOptions};
 use crate::ops::{Op, Param};
 use crate::optimizer::{self, OptimizerOptions, Update};
-use crate::precision::{self, Mixed, Scaler};
+use crate::precision::{self, Mixed, Scaler, Stored};
 use dcc_program::Glob;
 use dcc_program::kernel::{BinaryOp, CompareOp};
 use dcc_program::program::{ParamKind, Piece};
@@ -29,7 +29,7 @@ pub struct TrainingOptions {
     pub loss: LossOptions,
     pub optimizer: OptimizerOptions,
     pub selection: Selection,
-    /// `--dtype bf16` and `f16`: contractions in a half type, the rest and all that persists in f32.
+    /// `--dtype bf16` and `f16`: contractions in a half type, the rest and, unless it says otherwise, all that persists in f32.
     pub mixed: Option<Mixed>,
 }
 
@@ -192,9 +192,14 @@ pub fn train_step(forward: &Graph, trainable: &[Trainable], options: &TrainingOp
     }
     let trained: BTreeSet<String> = params.iter().map(|&id| param(&graph, id).name.clone()).collect();
     let frozen: BTreeSet<String> = trainable.iter().map(|t| t.name.clone()).filter(|n| !trained.contains(n)).collect();
+    let (mut graph, mut eval) = (live(&graph)?, eval_step(forward, &options.loss)?);
+    if let Some(mixed) = options.mixed.filter(|mixed| mixed.parameters == mixed.half) {
+        let stored = Stored::of(&graph, mixed.half);
+        (graph, eval) = (stored.apply(&graph)?, stored.apply(&eval)?);
+    }
     Ok(Training {
-        eval: eval_step(forward, &options.loss)?,
-        graph: live(&graph)?,
+        eval,
+        graph,
         loss: loss.report,
         classes: loss.classes,
         trained: trained.into_iter().collect(),

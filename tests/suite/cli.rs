@@ -334,6 +334,10 @@ fn wrong_flags() {
     check("--steps 1 --dtype f8", "DCC0001", &["'f8'", "bf16"]);
     check("--steps 1 --grad-dtype bf16", "DCC0001", &["--grad-dtype bf16 with no --dtype", "--dtype bf16"]);
     check("--steps 1 --dtype f16 --grad-dtype bf16", "DCC0001", &["--grad-dtype bf16 with --dtype f16"]);
+    check("--steps 1 --param-dtype bf16", "DCC0001", &["--param-dtype bf16 with no --dtype", "--dtype bf16"]);
+    check("--steps 1 --dtype f16 --param-dtype bf16", "DCC0001", &["--param-dtype bf16 with --dtype f16"]);
+    check("--steps 1 --dtype f32 --param-dtype bf16", "DCC0001", &["--param-dtype bf16 with --dtype f32"]);
+    check("--steps 1 --dtype bf16 --param-dtype f16", "DCC0001", &["'f16'", "bf16"]);
     check("--steps 1 --dtype bf16 --loss-scale 8", "DCC0001", &["a loss scale with --dtype bf16", "--dtype f16"]);
     check("--steps 1 --dtype f16 --loss-scale 0", "DCC0001", &["--loss-scale 0 is no positive number"]);
     check("--steps 1 --dtype f16 --loss-scale-growth 0.5", "DCC0001", &["--loss-scale-growth 0.5 is less than 1"]);

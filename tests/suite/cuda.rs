@@ -67,6 +67,7 @@ fn generated_kernels_of_models_agree_with_float64() {
         ("gpt2_tiny", "--global-batch-size 4 --optimizer adamw --grad-clip 1"),
         ("gpt2_tiny_dropout", "--tp 2 --dp 2 --zero 3 --grad-accum 2 --global-batch-size 8"),
         ("llama_tiny", "--global-batch-size 4 --dtype bf16 --optimizer lion"),
+        ("gpt2_tiny", "--global-batch-size 4 --dtype bf16 --param-dtype bf16 --dp 2 --zero 1"),
         ("bert_tiny", "--pp 2 --grad-accum 2 --global-batch-size 8 --optimizer lamb"),
         ("cnn", "--global-batch-size 4 --dtype f16 --optimizer adafactor"),
         ("static_mixer", "--dtype f64 --optimizer muon"),
@@ -135,6 +136,7 @@ fn training_on_gpus_equals_the_cpu() {
         ("families/resnet", "mlp", "--global-batch-size 8 --dp 2 --tp 2 --optimizer sgd", 1e-5),
         // Roundings of half floats fall elsewhere where sums have another order.
         ("gpt2_tiny", "gpt2_tiny_next", "--global-batch-size 4 --dtype bf16 --optimizer sgd", 5e-3),
+        ("gpt2_tiny", "gpt2_tiny_next", "--global-batch-size 4 --dtype bf16 --param-dtype bf16 --optimizer sgd", 5e-3),
         ("gpt2_tiny", "gpt2_tiny_next", "--global-batch-size 4 --dtype f16 --optimizer sgd", 5e-3),
     ] {
         let folder = Folder::new();

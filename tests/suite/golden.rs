@@ -57,6 +57,7 @@ impl Case {
             "loss",
             "optimizer",
             "stage",
+            "params",
             "show",
         ];
         let mut found = BTreeMap::new();
@@ -104,7 +105,8 @@ impl Case {
         let kind = LossKind::parse(self.text("loss").unwrap_or("output")).expect("a loss");
         let half = self.text("dtype").map(|dtype| DType::parse(dtype).expect("a dtype"));
         let scale = |half| (half == DType::F16).then(LossScale::default);
-        let mixed = half.map(|half| Mixed { half, gradients: DType::F32, scale: scale(half) });
+        let parameters = self.text("params").map_or(DType::F32, |dtype| DType::parse(dtype).expect("a dtype"));
+        let mixed = half.map(|half| Mixed { half, gradients: DType::F32, parameters, scale: scale(half) });
         TrainingOptions { loss: LossOptions { kind, ..LossOptions::default() }, optimizer, mixed, ..TrainingOptions::default() }
     }
 

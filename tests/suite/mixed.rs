@@ -211,6 +211,37 @@ fn the_scale_grows_and_backs_off() {
     assert_eq!(quarter, [(large, true), (large / 4.0, true)]);
 }
 
+/// Parameters in bf16 go on to the bit, whatever the ranks share, and are exported in the model's f32, as they are.
+#[test]
+fn parameters_in_bf16_go_on_to_the_bit() {
+    let (folder, numbers) = (Folder::new(), "--dtype bf16 --param-dtype bf16");
+    let [model, data, metrics] = ["tests/models/mlp.onnx", "tests/models/data/mlp.npz", &folder.at("m.jsonl")];
+    let run = |steps: u32, saved: &str, more: &str| -> Vec<f64> {
+        let words = format!("run {model} --data {data} --init 1 --global-batch-size 32 --steps {steps} --lr 0.001");
+        let words = format!("{words} --metrics-file {metrics} --save-dir {} --resume auto {more}", folder.at(saved));
+        dcc(words.split_whitespace()).ok();
+        folder.lines("m.jsonl").iter().map(|line| line["loss"].as_f64().expect("a loss")).collect()
+    };
+    let whole = run(6, "whole", &format!("{numbers} --dp 2"));
+    run(3, "parts", &format!("{numbers} --dp 2"));
+    let parts = run(6, "parts", &format!("{numbers} --dp 2 --zero 3"));
+    assert!(whole == parts && whole.len() == 6, "{whole:?}, in parts {parts:?}");
+    let seeded = run(6, "seeded", &format!("{numbers} --dp 2 --seed 2 --order sequential"));
+    let again = run(6, "again", &format!("{numbers} --dp 2 --seed 3 --order sequential"));
+    assert!(seeded[0] == again[0] && seeded != again, "a control: of another seed other numbers are rounded by");
+    let holds = |saved: &str| {
+        let weights = exported(&folder, &folder.at(saved));
+        let narrow = |values: &Vec<f64>| values.iter().all(|x| (*x as f32).to_bits() & 0xffff == 0);
+        weights.values().filter(|values| narrow(values)).count()
+    };
+    let (stored, masters) = (holds("whole"), run(6, "masters", "--dtype bf16 --dp 2"));
+    assert!(stored > holds("masters"), "{stored} tensors are of bf16 numbers, whose losses are {masters:?} in f32");
+    let path = folder.at("trained.onnx");
+    dcc(["export", &folder.at("whole"), "--model", model, "--onnx", &path]).ok();
+    let listed = dcc(["inspect", &path]).ok().stdout;
+    assert!(!listed.contains("bf16"), "{listed}");
+}
+
 /// Checkpoints have f32 parameters and the scale: f16 goes on to the bit, in the middle of an interval of the scale, and any precision
 /// continues any other.
 #[test]
@@ -232,9 +263,13 @@ fn checkpoints_go_on_in_any_precision() {
     assert!((0..6).all(|step| of(&whole, step) == of(&parts, step)), "{whole:?} {parts:?}");
     assert_eq!(of(&whole, 5)[2], Some(262_144.0));
     let plain = run(8, "plain", "");
-    for (saved, first, then) in
-        [("a", "", "--dtype f16"), ("b", f16, "--dtype bf16 --tp 2"), ("c", "--dtype bf16", "--dtype f32")]
-    {
+    for (saved, first, then) in [
+        ("a", "", "--dtype f16"),
+        ("b", f16, "--dtype bf16 --tp 2"),
+        ("c", "--dtype bf16", "--dtype f32"),
+        ("d", "--dtype bf16 --param-dtype bf16", "--dp 2"),
+        ("e", "", "--dtype bf16 --param-dtype bf16 --tp 2"),
+    ] {
         run(4, saved, first);
         let then = run(8, saved, then);
         let [found, expected] = [&then, &plain].map(|lines| of(lines, 7)[0].expect("a loss"));

@@ -25,6 +25,7 @@ use dcc_program::artifact::{Artifact, Data};
 use dcc_program::manifest::Manifest;
 use dcc_program::program::{ParamKind, Program};
 use dcc_program::{DType, Glob, Shape, TensorType};
+use dcc_runtime::data::Convert;
 use dcc_runtime::exec::whole::{Outcome, Parameters, Run, Tensor};
 use dcc_runtime::exec::{Fresh, Scalars};
 use std::collections::BTreeMap;
@@ -208,6 +209,11 @@ fn encode(dtype: DType, values: impl Iterator<Item = f64>) -> Vec<u8> {
         // The same values in both precisions.
         DType::F32 => bytes.extend((x as f32).to_ne_bytes()),
         DType::F64 => bytes.extend(f64::from(x as f32).to_ne_bytes()),
+        DType::BF16 => {
+            let mut half = [0; 2];
+            Convert::new(DType::F32, dtype).run(&(x as f32).to_ne_bytes(), &mut half);
+            bytes.extend(half);
+        }
         DType::Bool => bytes.push(u8::from(x != 0.0)),
         _ => bytes.extend(&(x as i64).to_ne_bytes()[..dtype.bytes() as usize]),
     });
@@ -218,6 +224,11 @@ fn decode(tensor: &Tensor) -> Vec<f64> {
     let value = |bytes: &[u8]| match tensor.dtype {
         DType::F32 => f64::from(f32::from_ne_bytes(bytes.try_into().unwrap())),
         DType::F64 => f64::from_ne_bytes(bytes.try_into().unwrap()),
+        DType::BF16 => {
+            let mut wide = [0; 8];
+            Convert::new(tensor.dtype, DType::F64).run(bytes, &mut wide);
+            f64::from_ne_bytes(wide)
+        }
         _ => {
             let mut wide = [0; 8];
             wide[..bytes.len()].copy_from_slice(bytes);

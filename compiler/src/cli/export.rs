@@ -9,7 +9,9 @@ use super::failure::{self, Outcome};
 use super::model::{self, Source};
 use super::output;
 use crate::error::Error;
+use crate::graph::Graph;
 use crate::import::{Tensor, TensorData};
+use crate::ops::Op;
 use bytes::Bytes;
 use dcc_program::{DType, Shape};
 use dcc_runtime::checkpoint::{self, Checkpoint, Key};
@@ -69,7 +71,7 @@ pub fn run(args: &Args) -> Outcome<i32> {
     Ok(0)
 }
 
-/// The weights of a checkpoint, by name; every byte verified.
+/// The weights of a checkpoint, by name, in the dtypes that the model's graph has them in; every byte verified.
 fn weights(folder: &Path) -> Outcome<BTreeMap<String, Weight>> {
     let newest = match checkpoint::steps(folder) {
         Ok(mut steps) => steps.pop().map(|(_, path)| path),
@@ -78,6 +80,7 @@ fn weights(folder: &Path) -> Outcome<BTreeMap<String, Weight>> {
     let mut checkpoint = Checkpoint::open(newest.as_deref().unwrap_or(folder))?;
     let found = checkpoint.tensors().filter(|(key, ..)| key.state.is_none());
     let found: Vec<(Key, DType, Vec<u64>)> = found.map(|(key, dtype, shape)| (key.clone(), dtype, shape.to_vec())).collect();
+    let own = own_dtypes(&checkpoint.run().forward);
     let mut weights = BTreeMap::new();
     for (key, dtype, shape) in found {
         let slice = Slice::whole(&shape);
@@ -86,9 +89,21 @@ fn weights(folder: &Path) -> Outcome<BTreeMap<String, Weight>> {
             bytes[at as usize..at as usize + run.len()].copy_from_slice(run);
             Ok(())
         })?;
-        weights.insert(key.name, Weight { dtype, shape: Shape::from_slice(&shape), bytes: bytes.into() });
+        let weight = Weight { dtype, shape: Shape::from_slice(&shape), bytes: bytes.into() };
+        let weight = own.get(&key.name).map(|&own| converted(&weight, own)).unwrap_or(weight);
+        weights.insert(key.name, weight);
     }
     Ok(weights)
+}
+
+/// By name, the dtypes of parameters in a forward graph's text: `--param-dtype` may have kept others. None where there is no text.
+fn own_dtypes(forward: &str) -> BTreeMap<String, DType> {
+    let Ok(graph) = Graph::parse(forward) else { return BTreeMap::new() };
+    let param = |node: &crate::graph::Node| match &node.op {
+        Op::Param(param) => Some((param.name.clone(), param.dtype)),
+        _ => None,
+    };
+    graph.nodes.iter().filter_map(param).collect()
 }
 
 /// All tensors of the model, trained ones with the checkpoint's values in the model's dtype.

@@ -96,6 +96,10 @@ pub struct CompileFlags {
     /// What gradients are accumulated and reduced in, under --dtype bf16 (default f32)
     #[arg(long, value_parser = ["f32", "bf16"], help_heading = "Model")]
     pub grad_dtype: Option<String>,
+    /// What parameters are kept in that products alone read, under --dtype bf16 (default f32); bf16: no f32 copy, updates are rounded
+    /// stochastically
+    #[arg(long, value_parser = ["f32", "bf16"], help_heading = "Model")]
+    pub param_dtype: Option<String>,
     /// What --dtype f16 multiplies the loss by, at first (default 65536)
     #[arg(long, value_name = "S", help_heading = "Model")]
     pub loss_scale: Option<f64>,
@@ -210,7 +214,7 @@ impl CompileFlags {
         })
     }
 
-    /// Errors: gradients in a half type that the rest is not in, a scale of the loss of anything but f16 or out of range.
+    /// Errors: gradients or parameters in a half type that the rest is not in, a scale of the loss of anything but f16 or out of range.
     fn mixed(&self) -> Result<Option<Mixed>> {
         let named = |text: &Option<String>| text.as_deref().and_then(DType::parse);
         let half = named(&self.dtype).filter(|dtype| dtype.bytes() == 2);
@@ -220,12 +224,17 @@ impl CompileFlags {
             let what = format!("--grad-dtype {} with {given}", gradients.name());
             return Err(Error::usage(what).help("it belongs to --dtype bf16 (--dtype f16 has f32 gradients)"));
         }
+        let parameters = named(&self.param_dtype).unwrap_or(DType::F32);
+        if self.param_dtype.is_some() && (half.is_none() || parameters != DType::F32 && Some(parameters) != half) {
+            let what = format!("--param-dtype {} with {given}", parameters.name());
+            return Err(Error::usage(what).help("it belongs to --dtype bf16 (--dtype f16 has f32 parameters)"));
+        }
         let scale = self.scale()?;
         if half != Some(DType::F16) && scale != LossScale::default() {
             return Err(Error::usage(format!("a loss scale with {given}")).help("it belongs to --dtype f16"));
         }
         let scale = (half == Some(DType::F16)).then_some(scale);
-        Ok(half.map(|half| Mixed { half, gradients, scale }))
+        Ok(half.map(|half| Mixed { half, gradients, parameters, scale }))
     }
 
     fn scale(&self) -> Result<LossScale> {

@@ -3,6 +3,7 @@
 use super::manifest::{self, Entry};
 use super::write::{FORMAT, INDEX, Index, Piece, Tensor};
 use super::{Key, RunState, sound};
+use crate::data::Convert;
 use crate::error::{Error, Result};
 use crate::slice::{Slice, for_each_common};
 use bytes::Bytes;
@@ -86,8 +87,8 @@ impl Checkpoint {
     }
 
     /// Gives `write` the bytes of `slice` with their byte offsets in a buffer of its local shape. What lies outside of the slice
-    /// is not written. State of no parameter (a loss scale) that the checkpoint knows nothing of begins now, with zeros. Errors: damage,
-    /// no such tensor, another shape or dtype.
+    /// is not written. State of no parameter (a loss scale) that the checkpoint knows nothing of begins now, with zeros. Weights are f32
+    /// where bf16 was saved, exactly, and the other way round, to nearest. Errors: damage, no such tensor, another shape or dtype.
     pub fn read(
         &mut self,
         key: &Key,
@@ -100,7 +101,10 @@ impl Checkpoint {
             return write(0, &vec![0; dtype.bytes() as usize]);
         }
         let tensor = self.tensor(key, dtype, &slice.global)?.clone();
-        let element = dtype.bytes();
+        let saved_dtype = DType::parse(&tensor.dtype).expect("a verified index names dtypes");
+        let convert = (saved_dtype != dtype).then(|| Convert::new(saved_dtype, dtype));
+        let (saved_element, element) = (saved_dtype.bytes(), dtype.bytes());
+        let mut converted = Vec::new();
         let mut found = 0;
         for piece in &tensor.slices {
             let saved = Slice {
@@ -115,9 +119,15 @@ impl Checkpoint {
             let file = self.file(&piece.file)?;
             let mut result = Ok(());
             found += for_each_common(&saved, slice, |from, to, len| {
-                let start = (piece.offset + from * element) as usize;
+                let start = (piece.offset + from * saved_element) as usize;
+                let mut bytes = &file[start..start + (len * saved_element) as usize];
+                if let Some(convert) = &convert {
+                    converted.resize((len * element) as usize, 0);
+                    convert.run(bytes, &mut converted);
+                    bytes = &converted;
+                }
                 if result.is_ok() {
-                    result = write(to * element, &file[start..start + (len * element) as usize]);
+                    result = write(to * element, bytes);
                 }
             });
             result?;
@@ -144,7 +154,11 @@ impl Checkpoint {
         };
         let tensor = self.index.tensors.iter().find(|tensor| tensor.key == *key);
         let tensor = tensor.ok_or_else(|| foreign(format!("the checkpoint has no {key}")))?;
-        if tensor.shape != shape || tensor.dtype != dtype.name() {
+        let halves = [DType::F32, DType::BF16];
+        let saved = DType::parse(&tensor.dtype);
+        let fits = saved == Some(dtype)
+            || key.state.is_none() && halves.contains(&dtype) && saved.is_some_and(|saved| halves.contains(&saved));
+        if tensor.shape != shape || !fits {
             return Err(foreign(format!(
                 "{key} is {}{:?} in the checkpoint, {}{shape:?} in the program",
                 tensor.dtype,

@@ -206,6 +206,31 @@ fn another_model_is_refused_by_name() {
     assert!(refused("w1", DType::F64, &[7, 6]).contains("f64[7, 6] in the program"));
 }
 
+/// What `--dtype bf16 --param-dtype bf16` makes of a checkpoint with f32 weights; of state it wants what was saved.
+#[test]
+fn weights_are_read_as_bf16_too() {
+    let folder = Folder::new("narrow");
+    let path = saved(&options(&folder), 1, 2, 0).into_iter().next().expect("a rank").unwrap();
+    let mut checkpoint = Checkpoint::open(&path).unwrap();
+    let slice = slice_of(0, 1, 1, 4);
+    let mut found = vec![0; slice.local_elements() as usize * 2];
+    let mut write = |at: u64, bytes: &[u8]| {
+        found[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    };
+    let key = |state: Option<&str>| Key { name: "w1".into(), state: state.map(Into::into) };
+    checkpoint.read(&key(None), DType::BF16, &slice, &mut write).unwrap();
+    assert!(checkpoint.read(&key(Some("m")), DType::BF16, &slice, &mut write).is_err());
+    let whole = cut(0, &slice);
+    slice.for_each_run(|run| {
+        for at in run.local as usize..(run.local + run.len) as usize {
+            let due = half::bf16::from_f32(f32::from_le_bytes(whole[at * 4..at * 4 + 4].try_into().unwrap()));
+            let narrow = half::bf16::from_le_bytes(found[at * 2..at * 2 + 2].try_into().unwrap());
+            assert!(narrow == due || narrow.is_nan() && due.is_nan(), "{at}: {narrow}, {due}");
+        }
+    });
+}
+
 #[test]
 fn old_checkpoints_go_and_a_repeated_step_replaces_its_own() {
     let folder = Folder::new("keep");
