@@ -195,9 +195,9 @@ fn one_rank_stops_when_it_is_asked() {
     assert!(last("saved", "--resume auto") == whole, "weights after an interruption differ");
     assert!(last("other", "--weight-decay 0.5") != whole, "the comparison sees a difference");
 
-    // A step of seconds.
+    // A step of a second, or half of one.
     let folder = Folder::new();
-    let long = "run samples/gpt/model.onnx --data samples/gpt/tokens.npy --global-batch-size 64 --init 1 --threads 1 --steps 9";
+    let long = "run samples/gpt/model.onnx --data samples/gpt/tokens.npy --global-batch-size 16 --init 1 --threads 1 --steps 9";
     let child = alone(&folder, long, 1);
     signal("INT", child.id());
     std::thread::sleep(Duration::from_millis(50));
