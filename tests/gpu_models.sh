@@ -25,6 +25,7 @@ some_models() {
     cat <<'MODELS'
 gpt2_124m --global-batch-size 4 --optimizer adamw --grad-clip 1
 gpt2_124m --global-batch-size 4 --dtype bf16
+gpt2_tiny --global-batch-size 4 --dtype bf16 --param-dtype bf16 --optimizer adamw
 bert_tiny --pp 2 --grad-accum 2 --global-batch-size 8 --optimizer lamb
 cnn --global-batch-size 4 --dtype f16 --optimizer adafactor
 families/moe --ep 2 --global-batch-size 4
