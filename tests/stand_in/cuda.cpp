@@ -21,6 +21,9 @@
 #define emulated_state unused_here
 #include "device.h"
 #undef emulated_state
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
 
 namespace {
 using emulated::Function;
@@ -45,6 +48,7 @@ struct Block {
         uint64_t value;   // given to the warp, then got from it
         int from;         // lane to get from; -1: a ballot
         Index index;
+        void* fake;  // AddressSanitizer's
     };
     std::vector<Fiber> fibers{MOST};
     unsigned char* stacks = nullptr;
@@ -53,6 +57,9 @@ struct Block {
     int current = -1;
     void (*entry)(void**);
     void** arguments;
+    void* fake;  // AddressSanitizer's, and what it is told of the scheduler's stack
+    const void* stack;
+    size_t bytes;
     uint64_t seed;
 };
 Block block;
@@ -62,14 +69,30 @@ Block block;
     abort();
 }
 
-__attribute__((noinline)) void go(Registers& to) { __builtin_longjmp(to, 1); }
+// AddressSanitizer is told of switches; that a jump leaves a stack for good, as it thinks of jumps, would be wrong.
+#if defined(__SANITIZE_ADDRESS__)
+#define SWITCHES __attribute__((noinline, no_sanitize("address")))
+void departs(void** fake, const void* stack, size_t bytes) { __sanitizer_start_switch_fiber(fake, stack, bytes); }
+void arrives(void* fake, const void** stack, size_t* bytes) { __sanitizer_finish_switch_fiber(fake, stack, bytes); }
+#else
+#define SWITCHES __attribute__((noinline))
+void departs(void**, const void*, size_t) {}
+void arrives(void*, const void**, size_t*) {}
+#endif
 
-__attribute__((noinline)) void change(Registers& from, Registers& to) {
+SWITCHES void go(Registers& to) { __builtin_longjmp(to, 1); }
+
+SWITCHES void change(Registers& from, Registers& to) {
     if (!__builtin_setjmp(from)) go(to);
 }
 
 // The thread waits, or has ended.
-void leave() { change(block.fibers[block.current].registers, block.scheduler); }
+void leave() {
+    Block::Fiber& fiber = block.fibers[block.current];
+    departs(&fiber.fake, block.stack, block.bytes);
+    change(fiber.registers, block.scheduler);
+    arrives(fiber.fake, &block.stack, &block.bytes);
+}
 
 void barrier(int place) {
     block.fibers[block.current].state = Block::AtBarrier;
@@ -90,6 +113,7 @@ uint64_t exchange(unsigned mask, uint64_t value, int from) { return at_warp(mask
 unsigned ballot(unsigned mask, bool vote) { return (unsigned)at_warp(mask, vote, -1); }
 
 void start() {
+    arrives(nullptr, &block.stack, &block.bytes);
     for (;;) {
         block.entry(block.arguments);
         block.fibers[block.current].state = Block::Done;
@@ -97,7 +121,7 @@ void start() {
     }
 }
 
-__attribute__((noinline)) void begin(Block::Fiber& fiber, unsigned char* stack) {
+SWITCHES void begin(Block::Fiber& fiber, unsigned char* stack) {
     ucontext_t context;
     getcontext(&context);
     context.uc_stack.ss_sp = stack;
@@ -108,7 +132,7 @@ __attribute__((noinline)) void begin(Block::Fiber& fiber, unsigned char* stack) 
     setcontext(&context);
 }
 
-__attribute__((noinline)) void first(Block::Fiber& fiber, unsigned char* stack) {
+SWITCHES void first(Block::Fiber& fiber, unsigned char* stack) {
     if (!__builtin_setjmp(block.scheduler)) begin(fiber, stack);
 }
 
@@ -116,10 +140,13 @@ void resume(int n) {
     Block::Fiber& fiber = block.fibers[n];
     block.current = n;
     running.thread = fiber.index;
+    unsigned char* stack = block.stacks + n * Block::STACK;
+    departs(&block.fake, stack, Block::STACK);
     if (fiber.begun)
         change(block.scheduler, fiber.registers);
     else
-        first(fiber, block.stacks + n * Block::STACK);
+        first(fiber, stack);
+    arrives(block.fake, nullptr, nullptr);
 }
 
 // Lets a warp's lanes go on that are all there.
