@@ -217,6 +217,16 @@ fn vocabulary_shards() {
     check(&b.kernel, &[vec![t], vec![t, vocabulary]], &[vec![t, vocabulary], vec![t]], 1e-6);
 }
 
+/// Random numbers of the elements of a tensor that is 100 wide, the kernel's dims its rows and columns.
+fn uniform(b: &mut Build, id: u32) -> ExprId {
+    let (seed, step) = (b.int(1 << 40 | 5), b.int(3));
+    let (s, c) = (b.kernel.expr(Expr::Position(DimId(0))), b.kernel.expr(Expr::Position(DimId(1))));
+    let width = b.int(100);
+    let row = b.mul(s, width);
+    let element = b.add(row, c);
+    b.kernel.expr(Expr::Uniform { id, seed, step, element })
+}
+
 #[test]
 fn adamw_in_place_and_dropout() {
     let n = whole(3000);
@@ -256,12 +266,7 @@ fn adamw_in_place_and_dropout() {
 
     let mut b = Build::new(&["s", "c"]).outer(&[0, 1]);
     let x = b.input(F, &[0, 1]);
-    let (seed, step) = (b.int(1 << 40 | 5), b.int(3));
-    let (s, c) = (b.kernel.expr(Expr::Position(DimId(0))), b.kernel.expr(Expr::Position(DimId(1))));
-    let width = b.int(100);
-    let row = b.mul(s, width);
-    let element = b.add(row, c);
-    let u = b.kernel.expr(Expr::Uniform { id: 9, seed, step, element });
+    let u = uniform(&mut b, 9);
     let (rate, zero) = (b.float(F, 0.1), b.float(F, 0.0));
     let keep = b.kernel.expr(Expr::Compare(CompareOp::Ge, u, rate));
     let y = b.kernel.expr(Expr::Select(keep, x, zero));
@@ -277,12 +282,7 @@ fn stochastic_rounding() {
     let rounded = |is_nearest: bool| {
         let mut b = Build::new(&["s", "c"]).outer(&[0, 1]);
         let x = b.input(F, &[0, 1]);
-        let (seed, step) = (b.int(1 << 40 | 5), b.int(3));
-        let (s, c) = (b.kernel.expr(Expr::Position(DimId(0))), b.kernel.expr(Expr::Position(DimId(1))));
-        let width = b.int(100);
-        let row = b.mul(s, width);
-        let element = b.add(row, c);
-        let u = b.kernel.expr(Expr::Uniform { id: u32::MAX, seed, step, element });
+        let u = uniform(&mut b, u32::MAX);
         // What f32 and not bf16 holds.
         let third = b.float(F, f64::from(1.0_f32 / 3.0));
         let x = b.mul(x, third);
