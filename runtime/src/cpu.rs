@@ -13,9 +13,11 @@ mod library;
 mod memory;
 mod pool;
 mod rows;
+mod settle;
 
 pub use call::Call;
 pub use memory::Memory;
+pub use settle::settle;
 
 use crate::error::{Error, Result};
 use crate::exec::Bases;

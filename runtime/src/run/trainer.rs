@@ -5,6 +5,7 @@ use super::weights::Weights;
 use super::{Job, RankReport};
 use crate::checkpoint::{self, Checkpoint, Key, RunState, Shard};
 use crate::comm::{Comm, Hello, Label, Place, Stop};
+use crate::cpu;
 use crate::data::Position;
 use crate::error::{Error, Result};
 use crate::exec::ranks::Rank;
@@ -118,15 +119,17 @@ impl<'a, 'w> Trainer<'a, 'w> {
         let idle_bytes = resident_bytes()?;
         let settings = Settings::new(job)?;
         let stage = rank.world.stage(rank.rank) as usize;
-        if !rank.device.is_apart() {
-            rank.device.memory().fault_in(0..rank.world.planned_bytes(rank.rank));
-        }
         let fresh = if cfg!(debug_assertions) { Fresh::Poisoned } else { Fresh::AsIs };
         let began = now_ns();
         let mut executor = |program| Executor::new(&mut rank.device, rank.world, program, rank.rank, fresh);
         let mut train = executor(&job.artifact.train[stage])?;
         let mut eval = settings.eval.as_ref().map(|_| executor(&job.artifact.eval[stage])).transpose()?;
         let prepare_ms = (now_ns() - began) as f64 / 1e6;
+        // In this order, what preparing took and the arena are never held together.
+        cpu::settle();
+        if !rank.device.is_apart() {
+            rank.device.memory().fault_in(0..rank.world.planned_bytes(rank.rank));
+        }
         if let Some(eval) = &mut eval {
             eval.keep(train.parameters());
             train.keep(eval.parameters());
