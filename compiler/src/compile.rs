@@ -145,6 +145,7 @@ pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
         eval,
         forward: forward_text(&imported, &training_options)?,
         tensors: tensors(model, &imported, options)?,
+        code: Default::default(),
         options: manifest(model, &imported, &training, batch, options).to_options(),
     };
     Ok(Compiled { imported, forward, training, batch, plan, placed, order, artifact })

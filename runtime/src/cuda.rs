@@ -12,6 +12,7 @@ mod nccl;
 mod nvrtc;
 mod products;
 mod queue;
+mod shipped;
 
 pub use cache::images;
 pub use device::{Call, Cuda, Texts};
@@ -21,6 +22,7 @@ pub use kernels::Kernels;
 pub use nccl::UniqueIds;
 pub use nvrtc::{Image, Usage};
 pub use queue::Graph;
+pub use shipped::{Shipped, code};
 
 use crate::error::{Error, Result};
 
@@ -45,5 +47,40 @@ impl Arch {
             text.strip_prefix("sm_").and_then(|n| n.strip_suffix('a').unwrap_or(n).parse().ok()).ok_or_else(unknown)?;
         let arch = Arch { major: number / 10, minor: number % 10 };
         if arch.major < 8 || arch.name() != text { Err(unknown()) } else { Ok(arch) }
+    }
+
+    /// Whether a GPU of `other` runs code for this one: generations that use all of theirs are by themselves.
+    fn runs_on(self, other: Arch) -> bool {
+        self == other || self.major == 8 && self.major == other.major && self.minor <= other.minor
+    }
+}
+
+/// What kernels are compiled to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Target {
+    /// Machine code.
+    Code(Arch),
+    /// PTX, which the driver of that GPU or of any later one compiles.
+    Ptx(Arch),
+}
+
+impl Target {
+    /// NVRTC's name.
+    pub fn name(self) -> String {
+        match self {
+            Target::Code(arch) => arch.name(),
+            Target::Ptx(Arch { major, minor }) => format!("compute_{major}{minor}"),
+        }
+    }
+
+    /// `sm_90a` for code, `compute_80` for PTX. Errors: another text.
+    pub fn parse(text: &str) -> Result<Target> {
+        let Some(number) = text.strip_prefix("compute_") else { return Arch::parse(text).map(Target::Code) };
+        let number: u32 = number.parse().unwrap_or(0);
+        let target = Target::Ptx(Arch { major: number / 10, minor: number % 10 });
+        match number >= 80 && target.name() == text {
+            true => Ok(target),
+            false => Err(Error::device(format!("`{text}` is no architecture; compute_80 is one that all these GPUs take"))),
+        }
     }
 }

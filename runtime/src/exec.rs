@@ -16,7 +16,7 @@ mod world;
 
 pub use blocks::{Bases, Blocks, Span};
 pub use ports::{Io, Parameter, Port, Scalars};
-pub use prepare::texts;
+pub use prepare::{add_texts, texts};
 pub use site::{Bound, Site};
 pub use tally::Tally;
 pub use world::World;

@@ -29,7 +29,7 @@ pub use weights::{initial_weights, whole_weights};
 
 use crate::comm::{Comm, Patience, Peer, Stop};
 use crate::cpu::{Cpu, Memory};
-use crate::cuda::{Cuda, Gpu, Together, UniqueIds};
+use crate::cuda::{Cuda, Gpu, Shipped, Together, UniqueIds};
 use crate::device::{Both, Device};
 use crate::error::{Error, Result};
 use crate::exec::ranks::{Rank, local_ranks, ranks_on};
@@ -203,7 +203,7 @@ fn cpu(comm: &Peer, job: &Job, world: &World) -> Result<Cpu> {
 /// Of rank r GPU r, counted round.
 fn gpu(comm: &mut Peer, job: &Job, world: &World, together: &Together, ids: &UniqueIds) -> Result<Device> {
     let (gpus, timeout, own) = (Gpu::count()?.max(1), job.flags.timeout()?, job.flags.gemm == "own");
-    let gpu = Cuda::new(comm.rank() % gpus, Memory::new(comm.arena()), timeout, own)?;
+    let gpu = Cuda::new(comm.rank() % gpus, Memory::new(comm.arena()), timeout, own, Shipped::of(&job.artifact))?;
     if job.flags.device == "both" {
         return Ok(Device::Both(Box::new(Both::new(cpu(comm, job, world)?, gpu))));
     }

@@ -482,13 +482,16 @@ CUresult cuEventElapsedTime_v2(float* ms, void*, void*) { *ms = 1; return 0; }
 CUresult cuEventDestroy_v2(void* event) { delete (Event*)event; return 0; }
 
 CUresult cuModuleLoadData(void** module, const void* image) {
-    // An image begins with its bytes (see nvrtc.cpp).
+    // An image begins with its bytes and what it is for (see nvrtc.cpp).
     const char magic[8] = {'D', 'C', 'C', 'S', 'T', 'A', 'N', 'D'};
     if (memcmp(image, magic, 8) != 0) return 200;
     uint64_t bytes;
     memcpy(&bytes, (const char*)image + 8, 8);
+    // Code for this GPU, or PTX.
+    const char* target = (const char*)image + 16;
+    if (strcmp(target, "sm_90a") != 0 && strncmp(target, "compute_", 8) != 0) return 209;
     const int file = memfd_create("dcc-kernels", 0);
-    const char* from = (const char*)image + 16;
+    const char* from = (const char*)image + 32;
     for (uint64_t done = 0; done < bytes;) {
         const ssize_t wrote = write(file, from + done, bytes - done);
         if (wrote <= 0) return 2;

@@ -48,8 +48,10 @@ int nvrtcDestroyProgram(void** program) {
     *program = nullptr;
     return 0;
 }
-int nvrtcCompileProgram(void* handle, int, const char* const*) {
+int nvrtcCompileProgram(void* handle, int count, const char* const* options) {
     Program& program = *(Program*)handle;
+    char target[16] = {};
+    for (int n = 0; n < count; n++) sscanf(options[n], "--gpu-architecture=%15s", target);
     if (const char* fault = getenv("DCC_STAND_IN_FAULT")) {
         const char* arrow = strstr(fault, "=>");
         const std::string from(fault, arrow ? arrow - fault : 0), to(arrow ? arrow + 2 : "");
@@ -88,6 +90,7 @@ int nvrtcCompileProgram(void* handle, int, const char* const*) {
     const uint64_t bytes = made.size();
     program.image = "DCCSTAND";
     program.image.append((const char*)&bytes, 8);
+    program.image.append(target, sizeof target);
     program.image += made;
     return 0;
 }

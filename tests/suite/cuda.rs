@@ -313,6 +313,42 @@ fn machine_code_is_kept() {
     on_gpu(&words, &[kept]).ok();
 }
 
+/// NVRTC is where an artifact is compiled, and not where it runs.
+#[test]
+fn machine_code_comes_with_an_artifact() {
+    let folder = Folder::new();
+    let without = Folder::new();
+    std::os::unix::fs::symlink(stand_ins().at("libcuda.so"), without.at("libcuda.so")).expect("a link");
+    let model = "tests/models/gpt2_tiny.onnx";
+    let flags = "--global-batch-size 4 --tp 2 --grad-clip 1";
+    let data = "tests/models/data/gpt2_tiny_next.npz";
+    let evaluated = ["--eval-data", data, "--steps", "2"];
+    let bare = |words: &[&str]| {
+        on_gpu(&[words, &["--device", "cuda"]].concat(), &[("LD_LIBRARY_PATH", &without.path().display().to_string())])
+    };
+    let with = |arch: &str| {
+        let artifact = folder.at(&format!("{arch}.dcc"));
+        let words = ["compile", model, "-o", &artifact, "--arch", arch].into_iter().chain(flags.split_whitespace());
+        on_gpu(&words.collect::<Vec<_>>(), &[]).ok();
+        artifact
+    };
+    let expected = steps(&on_stand_in, &compiled(&folder, model, flags), "gpt2_tiny_next", &evaluated);
+    for arch in ["sm_90a", "sm_80,compute_80"] {
+        let artifact = with(arch);
+        assert_eq!(steps(&bare, &artifact, "gpt2_tiny_next", &evaluated), expected, "{arch}");
+        let text = dcc(&["inspect", &artifact]).ok().stdout.clone();
+        assert!(text.contains(&format!("code      {}", arch.replace(',', ", "))), "{text}");
+    }
+    // Code for another generation, and none.
+    for (artifact, says) in
+        [(with("sm_80"), "other GPUs than sm_90a: sm_80"), (compiled(&folder, model, flags), "--arch sm_90a")]
+    {
+        let error = bare(&["run", &artifact, "--data", data, "--init", "1", "--steps", "1"]);
+        assert_ne!(error.code, Some(0));
+        assert!(error.stderr.contains("NVRTC") && error.stderr.contains(says), "{}", error.stderr);
+    }
+}
+
 /// What is saved on a GPU goes on on the CPU.
 #[test]
 fn checkpoints_of_gpus_are_those_of_the_cpu() {

@@ -12,6 +12,7 @@ use crate::error::Error;
 use clap::ArgMatches;
 use dcc_program::DType;
 use dcc_program::artifact::{Artifact, Data};
+use dcc_runtime::cuda::{self, Target};
 use prost::Message;
 use std::path::{Component, Path, PathBuf};
 use std::time::Instant;
@@ -37,6 +38,10 @@ pub struct Args {
     /// Copy weights into the artifact, so that it can travel alone
     #[arg(long)]
     embed_weights: bool,
+    /// Put machine code for NVIDIA GPUs into the artifact, which then needs no NVRTC to run on them: sm_80, sm_90a, …; compute_80 is PTX, for all
+    /// others
+    #[arg(long, value_name = "ARCH,…", value_delimiter = ',', value_parser = target)]
+    arch: Vec<Target>,
     /// Print what a pass made; writes no artifact unless --out says so
     #[arg(long, value_name = "WHAT", conflicts_with = "json")]
     emit: Option<Emit>,
@@ -71,7 +76,16 @@ pub fn run(args: &Args, matches: &ArgMatches, words: &[String]) -> Outcome<i32> 
     let mut built = build(&args.model, &args.flags, &shapes, flags::given(matches), words)?;
     let compiled = &mut built.compiled;
     let out = args.out.clone().unwrap_or_else(|| args.model.with_extension("dcc"));
-    let bytes = match args.emit.is_none() || args.out.is_some() {
+    let is_written = args.emit.is_none() || args.out.is_some();
+    if !args.arch.is_empty() {
+        if !is_written {
+            return Err(Error::usage("--arch: its code would stand in an artifact, and none is written")
+                .help("name one by --out")
+                .into());
+        }
+        compiled.artifact.code = cuda::code(&compiled.artifact, &args.arch)?;
+    }
+    let bytes = match is_written {
         true => Some(write(&out, &mut compiled.artifact, &built.source.folder, args.embed_weights)?),
         false => None,
     };
@@ -88,6 +102,10 @@ pub fn run(args: &Args, matches: &ArgMatches, words: &[String]) -> Outcome<i32> 
         None => {}
     }
     Ok(0)
+}
+
+fn target(text: &str) -> Result<Target, String> {
+    Target::parse(text).map_err(|error| error.report().what.clone())
 }
 
 /// Compiles the model at `path`. `given`: the compile flags for the artifact; `words`: the command, for errors that complete it.

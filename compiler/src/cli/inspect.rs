@@ -14,6 +14,7 @@ use crate::report;
 use dcc_program::artifact::{Artifact, Data};
 use dcc_program::manifest::Manifest;
 use dcc_runtime::checkpoint::{self, Checkpoint, RunState};
+use dcc_runtime::cuda::{Shipped, Target};
 use dcc_runtime::error::Error as RuntimeError;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -127,8 +128,23 @@ fn of_artifact(artifact: &Artifact) -> Value {
         "inputs": inputs(artifact),
         "train": report::stages(&artifact.train),
         "eval": report::stages(&artifact.eval),
+        "code": code(artifact),
         "tensors": artifact.tensors.iter().map(tensor).collect::<Vec<_>>(),
     })
+}
+
+/// What there is machine code for, and how much.
+fn code(artifact: &Artifact) -> Vec<Value> {
+    let bytes = |target: &str| {
+        artifact
+            .code
+            .iter()
+            .filter(|(name, _)| name.split('.').next() == Some(target))
+            .map(|(_, code)| code.len())
+            .sum::<usize>()
+    };
+    let targets = Shipped::of(artifact).targets();
+    targets.into_iter().map(Target::name).map(|target| json!({ "target": target, "bytes": bytes(&target) })).collect()
 }
 
 /// Of all stages.
@@ -153,6 +169,11 @@ fn artifact_text(artifact: &Artifact) -> Outcome<String> {
     if let Some(program) = artifact.train.first().or(artifact.eval.first()) {
         let axes: Vec<String> = program.mesh.axes.iter().map(|axis| format!("{} {}", axis.name, axis.size)).collect();
         lines.push(format!("  mesh      {}: {} ranks", axes.join(", "), program.mesh.world()));
+    }
+    let code = Shipped::of(artifact).targets();
+    if !code.is_empty() {
+        let names: Vec<String> = code.into_iter().map(Target::name).collect();
+        lines.push(format!("  code      {}", names.join(", ")));
     }
     for (mode, programs) in [("training", &artifact.train), ("evaluation", &artifact.eval)] {
         let stages = report::stages(programs);

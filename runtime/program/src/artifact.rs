@@ -6,7 +6,8 @@
 //! … padding to 64 … section … padding to 64 … section …
 //! ```
 //!
-//! Sections are program texts (`train.0`, `eval.0`, …: one per stage), the model's graph (`forward`) and embedded tensors (`tensor.0`, …). The header holds
+//! Sections are program texts (`train.0`, `eval.0`, …: one per stage), the model's graph (`forward`) and embedded tensors (`tensor.0`, …),
+//! machine code for GPUs (`code.NAME`). The header holds
 //! their hashes, so its own hash stands for the whole file; the same artifact gives the same bytes. Loading checks hashes
 //! before it believes anything, then parses and runs the gate. Embedded tensors stay slices of the mapped file.
 
@@ -17,6 +18,7 @@ use crate::check::CheckError;
 use crate::program::{Param, ParamKind, Program};
 use crate::types::{DType, Shape};
 use bytes::Bytes;
+use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::path::{Component, Path};
 
@@ -29,6 +31,8 @@ pub struct Artifact {
     /// The model's forward graph as text, which the compiler reads to evaluate it; empty where evaluation is not wanted.
     pub forward: String,
     pub tensors: Vec<Tensor>,
+    /// Machine code of kernels for GPUs, by names that the runtime gives it; opaque here.
+    pub code: BTreeMap<String, Bytes>,
     /// All compile options, for people and for `dcc inspect`.
     pub options: serde_json::Map<String, serde_json::Value>,
 }

@@ -21,6 +21,9 @@ fn sample() -> Artifact {
         eval: Vec::new(),
         forward: "graph\n".to_owned(),
         tensors: vec![tensor("fc1.weight", [4, 6], file), tensor("fc2.weight", [6, 3], embedded)],
+        code: [("sm_90a.0", vec![3u8; 70]), ("compute_80.0", vec![4; 5])]
+            .map(|(name, bytes)| (name.to_owned(), Bytes::from(bytes)))
+            .into(),
         options,
     }
 }
@@ -65,12 +68,14 @@ fn every_damaged_byte_is_noticed() {
 fn errors_name_the_part() {
     let bytes = encode(&sample());
     let error = |bytes: Vec<u8>| Artifact::decode(bytes.into()).unwrap_err().to_string();
+    let at_tensor = bytes.windows(72).position(|w| w == [7; 72]).unwrap();
     let damaged = |at: usize| {
         let mut damaged = bytes.clone();
         damaged[at] ^= 1;
         error(damaged)
     };
-    assert!(damaged(bytes.len() - 1).contains("damaged in its tensor.1"), "{}", damaged(bytes.len() - 1));
+    assert!(damaged(at_tensor).contains("damaged in its tensor.1"), "{}", damaged(at_tensor));
+    assert!(damaged(bytes.len() - 1).contains("damaged in its code.sm_90a.0"), "{}", damaged(bytes.len() - 1));
     assert!(damaged(200).contains("damaged in its header"));
     let program = bytes.windows(7).position(|w| w == b"program").unwrap();
     assert!(damaged(program).contains("damaged in its train.0"));

@@ -4,42 +4,78 @@
 //! time only.
 
 use super::nvrtc::{self, Image};
-use super::{Arch, Kernels};
-use crate::error::Result;
+use super::shipped::Shipped;
+use super::{Arch, Kernels, Target};
+use crate::error::{Error, Result};
 use dcc_kernels::cuda::Source;
 use std::collections::BTreeMap;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// Most threads that compile.
-const THREADS: usize = 16;
-/// Bytes of text that are worth a thread.
+/// Most parts, and threads that compile.
+const PARTS: usize = 16;
+/// Bytes of text that are worth a part: each has the prelude.
 const SHARE: usize = 50_000;
 
-/// Machine code of `sources`, in parts that were compiled side by side, and how many sources each has. `folder`: where that of earlier runs is
-/// kept. Errors: NVRTC is missing or refuses a text.
-pub fn images(sources: &[Source], arch: Arch, folder: Option<&Path>) -> Result<Vec<(Image, usize)>> {
+/// Machine code of `sources`, in parts that were compiled side by side, and how many sources each has: what was `shipped` for that very GPU, else
+/// what earlier runs kept in `folder`, else made now, or, without NVRTC, what was shipped for others and runs here as well.
+/// Errors: NVRTC is missing and nothing else fits; it refuses a text.
+pub fn images(sources: &[Source], arch: Arch, folder: Option<&Path>, shipped: &Shipped) -> Result<Vec<(Image, usize)>> {
     let parts = parts(sources);
-    let make = |part: &[Source]| {
+    let images = side_by_side(&parts, |part| {
         let text = Kernels::text(part);
-        match folder {
-            Some(folder) => compiled(&text, arch, folder),
-            None => nvrtc::compile(&text, arch),
+        if let Some(image) = shipped.made_for(&text, arch) {
+            return Ok(image);
         }
-    };
-    let images: Vec<Result<Image>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = parts.iter().map(|part| scope.spawn(|| make(part))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
-    });
-    images.into_iter().zip(&parts).map(|(image, part)| Ok((image?, part.len()))).collect()
+        let made = match nvrtc::is_there() {
+            true => None,
+            false => shipped.taken_by(&text, arch),
+        };
+        made.map_or_else(|| compiled(&text, Target::Code(arch), folder), Ok).map_err(|error| advised(error, arch, shipped))
+    })?;
+    Ok(images.into_iter().zip(&parts).map(|(image, part)| (image, part.len())).collect())
 }
 
-/// Neighbouring sources of about as much text. Machines with other numbers of processors part them in other ways, which changes no kernel.
-fn parts(sources: &[Source]) -> Vec<&[Source]> {
+/// Without NVRTC: what there is instead.
+fn advised(error: Error, arch: Arch, shipped: &Shipped) -> Error {
+    let names: Vec<String> = shipped.targets().into_iter().map(Target::name).collect();
+    match (nvrtc::is_there(), names.is_empty()) {
+        (true, _) => error,
+        (false, true) => {
+            error.help(format!("`dcc compile --arch {}` puts machine code into the artifact, where NVRTC is", arch.name()))
+        }
+        (false, false) => error.help(format!(
+            "the artifact has other kernels, or code for other GPUs than {}: {}",
+            arch.name(),
+            names.join(", ")
+        )),
+    }
+}
+
+/// `make` of each, on as many threads as there are processors. Errors: the first item's that has one.
+pub(super) fn side_by_side<T: Sync, R: Send + Sync>(items: &[T], make: impl Fn(&T) -> Result<R> + Sync) -> Result<Vec<R>> {
+    let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(PARTS).min(items.len());
+    let (next, done) = (AtomicUsize::new(0), items.iter().map(|_| OnceLock::new()).collect::<Vec<_>>());
+    std::thread::scope(|scope| {
+        let work = || {
+            while let Some((item, done)) =
+                Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|n| Some((items.get(n)?, done.get(n)?)))
+            {
+                let _ = done.set(make(item));
+            }
+        };
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+    });
+    done.into_iter().map(|result| result.into_inner().expect("every item was made")).collect()
+}
+
+/// Neighbouring sources of about as much text, alike on all machines: what one compiled, another finds.
+pub(super) fn parts(sources: &[Source]) -> Vec<&[Source]> {
     let all: usize = sources.iter().map(|source| source.text.len()).sum();
-    let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(THREADS);
-    let share = (all / threads).max(SHARE);
+    let share = (all / PARTS).max(SHARE);
     let mut parts = Vec::new();
     let (mut first, mut bytes) = (0, 0);
     for (n, source) in sources.iter().enumerate() {
@@ -59,19 +95,21 @@ pub fn folder() -> Option<PathBuf> {
     Some(caches.join("dcc/kernels"))
 }
 
-fn compiled(text: &str, arch: Arch, folder: &Path) -> Result<Image> {
+/// Made by NVRTC, or by an earlier run that kept it in `folder`.
+pub(super) fn compiled(text: &str, target: Target, folder: Option<&Path>) -> Result<Image> {
+    let Some(folder) = folder else { return nvrtc::compile(text, target) };
     let (major, minor) = nvrtc::version()?;
     let mut hasher = blake3::Hasher::new();
-    hasher.update(format!("{major}.{minor} {} ", arch.name()).as_bytes()).update(text.as_bytes());
+    hasher.update(format!("{major}.{minor} {} ", target.name()).as_bytes()).update(text.as_bytes());
     let name = hasher.finalize().to_hex().to_string();
     // Ranks of one process compile the same texts: the first does, the others wait.
     let own = turn(&name);
     let _own = own.lock().unwrap_or_else(PoisonError::into_inner);
     let file = folder.join(name);
-    if let Some(image) = std::fs::read(&file).ok().and_then(|bytes| unpacked(&bytes)) {
+    if let Some(image) = std::fs::read(&file).ok().and_then(|bytes| checked(&bytes)) {
         return Ok(image);
     }
-    let image = nvrtc::compile(text, arch)?;
+    let image = nvrtc::compile(text, target)?;
     if let Err(error) = store(&file, &image) {
         tracing::debug!(file = %file.display(), %error, "machine code is not kept");
     }
@@ -84,20 +122,27 @@ fn turn(name: &str) -> Arc<Mutex<()>> {
     TURNS.lock().unwrap_or_else(PoisonError::into_inner).entry(name.to_owned()).or_default().clone()
 }
 
-fn unpacked(bytes: &[u8]) -> Option<Image> {
+fn checked(bytes: &[u8]) -> Option<Image> {
     let (hash, rest) = bytes.split_at_checked(blake3::OUT_LEN)?;
-    if blake3::hash(rest).as_bytes() != hash {
-        return None;
-    }
-    let (length, rest) = rest.split_at_checked(8)?;
+    if blake3::hash(rest).as_bytes() == hash { unpacked(rest) } else { None }
+}
+
+/// The length of the log, the log, the code.
+pub(super) fn packed(image: &Image) -> Vec<u8> {
+    let mut bytes = (image.log.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(image.log.as_bytes());
+    bytes.extend(&image.code);
+    bytes
+}
+
+pub(super) fn unpacked(bytes: &[u8]) -> Option<Image> {
+    let (length, rest) = bytes.split_at_checked(8)?;
     let (log, code) = rest.split_at_checked(u64::from_le_bytes(length.try_into().ok()?) as usize)?;
     Some(Image { code: code.to_vec(), log: String::from_utf8(log.to_vec()).ok()? })
 }
 
 fn store(file: &Path, image: &Image) -> std::io::Result<()> {
-    let mut rest = (image.log.len() as u64).to_le_bytes().to_vec();
-    rest.extend(image.log.as_bytes());
-    rest.extend(&image.code);
+    let rest = packed(image);
     replace(file, &[blake3::hash(&rest).as_bytes(), &rest[..]])
 }
 
@@ -120,13 +165,13 @@ mod tests {
         let file = folder.join("image");
         store(&file, &Image { code: vec![1, 2, 3], log: "ptxas info".to_owned() }).unwrap();
         let whole = std::fs::read(&file).unwrap();
-        let image = unpacked(&whole).unwrap();
+        let image = checked(&whole).unwrap();
         assert!(image.code == [1, 2, 3] && image.log == "ptxas info");
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1, "nothing beside it");
         for at in 0..whole.len() {
             let mut damaged = whole.clone();
             damaged[at] ^= 1;
-            assert!(unpacked(&damaged).is_none() && unpacked(&whole[..at]).is_none(), "byte {at}");
+            assert!(checked(&damaged).is_none() && checked(&whole[..at]).is_none(), "byte {at}");
         }
         std::fs::remove_dir_all(&folder).unwrap();
     }

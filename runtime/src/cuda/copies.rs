@@ -5,6 +5,7 @@ use super::kernels::Kernels;
 use super::queue::Stream;
 use crate::comm::mover::{Copy, Pieces, Strides};
 use crate::error::{Error, Result};
+use dcc_kernels::cuda::Source;
 use dcc_kernels::cuda::transfer::{self, Choice, Reduction, THREADS};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -39,8 +40,15 @@ fn reach(at: usize, strides: [(usize, usize); 2], bytes: usize) -> Range<usize> 
 impl Copies {
     /// Errors: the kernels do not compile.
     pub fn new(gpu: &Gpu, wanted: &[Reduction]) -> Result<Copies> {
-        let sources: Vec<_> = std::iter::once(transfer::copy_source()).chain(wanted.iter().map(|each| each.source())).collect();
-        Ok(Copies { kernels: Kernels::compile(gpu, &sources)?, reductions: wanted.iter().copied().zip(1..).collect() })
+        Ok(Copies {
+            kernels: Kernels::compile(gpu, &Copies::sources(wanted))?,
+            reductions: wanted.iter().copied().zip(1..).collect(),
+        })
+    }
+
+    /// Of copies, then of each reduction.
+    pub fn sources(wanted: &[Reduction]) -> Vec<Source> {
+        std::iter::once(transfer::copy_source()).chain(wanted.iter().map(|each| each.source())).collect()
     }
 
     /// # Safety

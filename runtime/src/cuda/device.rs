@@ -9,6 +9,7 @@ use super::kernels::Kernels;
 use super::nccl::{self, UniqueIds};
 use super::products::{Product, Products};
 use super::queue::Graph;
+use super::shipped::Shipped;
 use crate::comm::{Label, Peer};
 use crate::cpu::Memory;
 use crate::error::{Error, Result};
@@ -86,10 +87,10 @@ impl Call {
 }
 
 impl Cuda {
-    /// GPU `ordinal`, with memory for all of the host's arena; `own`: without the vendor's libraries; work that stands still for `limit` is an error. Errors: no such GPU, or one
+    /// GPU `ordinal`, with memory for all of the host's arena and with machine code that was `shipped`; `own`: without the vendor's libraries; work that stands still for `limit` is an error. Errors: no such GPU, or one
     /// without so much memory.
-    pub fn new(ordinal: u32, memory: Memory, limit: Duration, own: bool) -> Result<Cuda> {
-        let gpu = Arc::new(Gpu::open(ordinal)?);
+    pub fn new(ordinal: u32, memory: Memory, limit: Duration, own: bool, shipped: Shipped) -> Result<Cuda> {
+        let gpu = Arc::new(Gpu::open(ordinal, shipped)?);
         gpu.stream().set_limit(limit);
         let arena = Arc::new(gpu.allocate(memory.bytes())?);
         let staging = gpu.pinned(STAGING)?;

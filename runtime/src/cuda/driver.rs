@@ -1,6 +1,7 @@
 //! The driver's calls that dcc uses, as safe as they can be made: every result is looked at, every copy is inside of its buffer.
 
 use super::queue::Stream;
+use super::shipped::Shipped;
 use super::{Arch, Image};
 use crate::error::{Error, Result};
 use cudarc::driver::sys;
@@ -14,6 +15,7 @@ pub struct Gpu {
     name: String,
     arch: Arch,
     ordinal: u32,
+    shipped: Shipped,
     stream: Stream,
 }
 
@@ -89,8 +91,8 @@ fn require_driver() -> Result<()> {
 }
 
 impl Gpu {
-    /// Opens GPU `ordinal` of this machine, for this thread. Errors: no driver, no such GPU, one older than compute capability 8.0.
-    pub fn open(ordinal: u32) -> Result<Gpu> {
+    /// Opens GPU `ordinal` of this machine, for this thread; `shipped`: machine code that it may load. Errors: no driver, no such GPU, one older than compute capability 8.0.
+    pub fn open(ordinal: u32, shipped: Shipped) -> Result<Gpu> {
         require_driver()?;
         let mut device = 0;
         let mut context = std::ptr::null_mut();
@@ -117,7 +119,7 @@ impl Gpu {
         if arch.major < 8 {
             return Err(Error::device(format!("{name} has compute capability {}.{}, dcc needs 8.0", arch.major, arch.minor)));
         }
-        Ok(Gpu { name, arch, ordinal, stream: Stream::new()? })
+        Ok(Gpu { name, arch, ordinal, shipped, stream: Stream::new()? })
     }
 
     /// GPUs of this machine. Errors: no driver.
@@ -138,6 +140,10 @@ impl Gpu {
 
     pub fn arch(&self) -> Arch {
         self.arch
+    }
+
+    pub fn shipped(&self) -> &Shipped {
+        &self.shipped
     }
 
     pub fn ordinal(&self) -> u32 {

@@ -22,10 +22,10 @@ impl Kernels {
         std::iter::once(PRELUDE).chain(sources.iter().map(|source| source.text.as_str())).collect()
     }
 
-    /// Compiles all `sources`, whose names differ, for `gpu`, or takes them from earlier runs. Errors: NVRTC is missing or refuses a text.
+    /// Compiles all `sources`, whose names differ, for `gpu`, or takes them from what it was opened with or from earlier runs. Errors: NVRTC is missing or refuses a text.
     pub fn compile(gpu: &Gpu, sources: &[Source]) -> Result<Kernels> {
         let (mut all, mut rest) = (Vec::new(), sources);
-        for (image, count) in cache::images(sources, gpu.arch(), cache::folder().as_deref())? {
+        for (image, count) in cache::images(sources, gpu.arch(), cache::folder().as_deref(), gpu.shipped())? {
             let (part, others) = rest.split_at(count);
             rest = others;
             let launches = || part.iter().flat_map(|source| &source.launches);

@@ -1,11 +1,11 @@
 //! Kernels' texts to machine code.
 
-use super::Arch;
+use super::Target;
 use crate::error::{Error, Result};
 use cudarc::nvrtc::{result, sys};
 use std::ffi::CString;
 
-/// Machine code for one generation of GPUs.
+/// Machine code for one generation of GPUs, or PTX.
 #[derive(Clone, Debug)]
 pub struct Image {
     pub code: Vec<u8>,
@@ -52,9 +52,14 @@ fn usage(log: &str) -> Usage {
     usage
 }
 
-fn require() -> Result<()> {
+/// Whether it is installed.
+pub fn is_there() -> bool {
     // SAFETY: asks whether the library can be opened; its constructors are NVIDIA's.
-    match unsafe { sys::is_culib_present() } {
+    unsafe { sys::is_culib_present() }
+}
+
+fn require() -> Result<()> {
+    match is_there() {
         true => Ok(()),
         false => {
             Err(Error::device("NVRTC, which compiles kernels for GPUs, is not installed: no libnvrtc.so in the library path"))
@@ -72,13 +77,16 @@ pub fn version() -> Result<(i32, i32)> {
     Ok((major, minor))
 }
 
-/// Compiles `text` for `arch`. Errors: NVRTC is not installed, or refuses the text.
-pub fn compile(text: &str, arch: Arch) -> Result<Image> {
+/// Compiles `text` for `target`. Errors: NVRTC is not installed, or refuses the text.
+pub fn compile(text: &str, target: Target) -> Result<Image> {
     require()?;
     let text = CString::new(text).map_err(|_| Error::device("a kernel's text has a NUL"))?;
     let failed = |error: result::NvrtcError| Error::device(format!("NVRTC: {error}"));
     let program = Program(result::create_program(&text, None).map_err(failed)?);
-    let options = [format!("--gpu-architecture={}", arch.name()), "--std=c++17".into(), "--ptxas-options=-v".into()];
+    let mut options = vec![format!("--gpu-architecture={}", target.name()), "--std=c++17".to_owned()];
+    if let Target::Code(_) = target {
+        options.push("--ptxas-options=-v".to_owned());
+    }
     // SAFETY: the program is alive.
     let compiled = unsafe { result::compile_program(program.0, &options) };
     let log = program.log();
@@ -86,9 +94,19 @@ pub fn compile(text: &str, arch: Arch) -> Result<Image> {
     let mut size = 0;
     // SAFETY: the program is compiled; the buffer has the size that it says.
     let code = unsafe {
-        sys::nvrtcGetCUBINSize(program.0, &mut size).result().map_err(failed)?;
+        match target {
+            Target::Code(_) => sys::nvrtcGetCUBINSize(program.0, &mut size),
+            Target::Ptx(_) => sys::nvrtcGetPTXSize(program.0, &mut size),
+        }
+        .result()
+        .map_err(failed)?;
         let mut code = vec![0u8; size];
-        sys::nvrtcGetCUBIN(program.0, code.as_mut_ptr().cast()).result().map_err(failed)?;
+        match target {
+            Target::Code(_) => sys::nvrtcGetCUBIN(program.0, code.as_mut_ptr().cast()),
+            Target::Ptx(_) => sys::nvrtcGetPTX(program.0, code.as_mut_ptr().cast()),
+        }
+        .result()
+        .map_err(failed)?;
         code
     };
     Ok(Image { code, log })

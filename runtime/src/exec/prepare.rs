@@ -67,10 +67,16 @@ impl Executor {
 
 /// The texts of all kernels of `rank`'s program for GPUs. Errors: as `Executor::new`.
 pub fn texts(world: &World, program: &Program, rank: u32) -> Result<Texts> {
+    let mut texts = Texts::default();
+    add_texts(&mut texts, world, program, rank)?;
+    Ok(texts)
+}
+
+/// As `texts`, beside those of other programs of that rank.
+pub fn add_texts(texts: &mut Texts, world: &World, program: &Program, rank: u32) -> Result<()> {
     check_ids(program)?;
     let blocks = world.blocks(program)?;
     let site = Site::new(program, &blocks, rank)?;
-    let mut texts = Texts::default();
     for instr in program.sections.iter().flat_map(|section| &section.body) {
         match &instr.action {
             program::Action::Kernel(number) => drop(texts.kernel(&site, &program.kernels[*number as usize], instr)?),
@@ -79,7 +85,7 @@ pub fn texts(world: &World, program: &Program, rank: u32) -> Result<Texts> {
         }
         texts.give_origin(&instr.origin);
     }
-    Ok(texts)
+    Ok(())
 }
 
 /// What a trace says about an instruction.

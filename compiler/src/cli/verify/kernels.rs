@@ -130,7 +130,7 @@ fn compiled(artifact: &Artifact, arch: Arch) -> Outcome<Found> {
             let mut images = Vec::new();
             for seconds in &mut seconds {
                 let began = Instant::now();
-                let made = cuda::images(texts.sources(), arch, Some(&folder));
+                let made = cuda::images(texts.sources(), arch, Some(&folder), &cuda::Shipped::default());
                 *seconds += began.elapsed().as_secs_f64();
                 images = made.inspect_err(|_| drop(std::fs::remove_dir_all(&folder)))?;
             }
@@ -373,7 +373,7 @@ fn on_cpu(cases: &[Case<'_>]) -> Outcome<Results> {
 }
 
 fn on_gpu(cases: &[Case<'_>]) -> Outcome<(String, Results)> {
-    let gpu = Gpu::open(0)?;
+    let gpu = Gpu::open(0, cuda::Shipped::default())?;
     let kernels = cuda::Kernels::compile(&gpu, &sources(cases)?)?;
     let mut results = Vec::new();
     for (n, case) in cases.iter().enumerate() {

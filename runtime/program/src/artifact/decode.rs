@@ -1,6 +1,6 @@
 //! From the bytes of a file to an artifact: hashes first, then structure, then the gate. Any bytes give an artifact or an error.
 
-use super::encode::{Header, TensorEntry, aligned};
+use super::encode::{CODE, Header, TensorEntry, aligned};
 use super::{Artifact, ArtifactError, Data, FORMAT, Result, Tensor, is_relative};
 use crate::program::{Mode, Program};
 use crate::types::DType;
@@ -41,6 +41,7 @@ pub(super) fn artifact(file: Bytes) -> Result<Artifact> {
         train: programs("train", Mode::Train, &mut sections)?,
         eval: programs("eval", Mode::Eval, &mut sections)?,
         forward: text("forward", &mut sections)?,
+        code: code(&mut sections),
         tensors: header.tensors.into_iter().map(|t| tensor(t, &mut sections)).collect::<Result<_>>()?,
         options: header.options,
     };
@@ -104,6 +105,11 @@ fn programs(mode: &str, expected: Mode, sections: &mut BTreeMap<String, Bytes>) 
 fn text(part: &str, sections: &mut BTreeMap<String, Bytes>) -> Result<String> {
     let bytes = sections.remove(part).unwrap_or_default();
     String::from_utf8(bytes.into()).map_err(|e| malformed(part, e.to_string()))
+}
+
+fn code(sections: &mut BTreeMap<String, Bytes>) -> BTreeMap<String, Bytes> {
+    let named = sections.extract_if(CODE.to_owned().., |name, _| name.starts_with(CODE));
+    named.map(|(name, bytes)| (name[CODE.len()..].to_owned(), bytes)).collect()
 }
 
 fn tensor(entry: TensorEntry, sections: &mut BTreeMap<String, Bytes>) -> Result<Tensor> {

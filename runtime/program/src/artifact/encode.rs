@@ -44,6 +44,9 @@ pub(super) struct FileEntry {
     pub file_bytes: u64,
 }
 
+/// What the names of sections of machine code begin with.
+pub(super) const CODE: &str = "code.";
+
 pub(super) fn aligned(at: u64) -> u64 {
     at.next_multiple_of(ALIGN)
 }
@@ -101,6 +104,7 @@ impl Layout<'_> {
             let (name, dtype, shape) = (tensor.name.clone(), tensor.dtype.name().to_owned(), tensor.shape.to_vec());
             tensors.push(TensorEntry { name, dtype, shape, file, section });
         }
+        named.extend(artifact.code.iter().map(|(name, bytes)| (format!("{CODE}{name}"), Body::Bytes(bytes))));
         let (mut entries, mut sections, mut at) = (Vec::new(), Vec::new(), 0);
         for (name, body) in named {
             let bytes = body.bytes().len() as u64;
