@@ -51,8 +51,10 @@ fn samples(leaf: &Leaf, flag: &Flag) -> Vec<String> {
         return vec!["true".to_owned()];
     }
     let inner = leaf.path.iter().fold(command(), |command, name| command.find_subcommand(name).unwrap().clone());
-    let candidates =
-        ["1", "2", "0.5", "a=1", "auto", "adamw", "1f1b", "samples", "all", "batch", "f64", "cpu", "compiled", "graph", "x"];
+    let candidates = [
+        "1", "2", "0.5", "a=1", "auto", "adamw", "1f1b", "samples", "all", "batch", "f64", "cpu", "compiled", "graph", "sm_80",
+        "x",
+    ];
     let arg = inner.get_arguments().find(|arg| arg.get_id() == flag.id.as_str()).cloned();
     let possible = arg.iter().flat_map(|arg| arg.get_possible_values()).map(|value| value.get_name().to_owned());
     let all: Vec<String> = possible.chain(candidates.map(str::to_owned)).collect();
