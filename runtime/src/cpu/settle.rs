@@ -1,7 +1,10 @@
 //! Memory that only preparing needs, given back to the system.
 
-/// Gives back what was allocated and freed, and all pages of code and constants: those of compilers that have done their work stay away, others
-/// come back from their files when they are next used. Costs time only.
+#[cfg(target_os = "linux")]
+use std::os::unix::ffi::OsStrExt;
+
+/// Gives back what was allocated and freed, and the pages of this program's code and constants: those of compilers that have done their work stay
+/// away, others come back from the file when they are next used. Costs time only.
 pub fn settle() {
     #[cfg(target_os = "linux")]
     {
@@ -11,13 +14,12 @@ pub fn settle() {
             libc::malloc_trim(0)
         };
         // Where the system does not say what there is, it keeps it.
+        let Ok(program) = std::fs::read_link("/proc/self/exe") else { return };
         for mapping in crate::metrics::memory::mappings().unwrap_or_default() {
-            // Without a page that was written (by relocations, by a debugger's breakpoints), all is as the file has it.
-            if mapping.path.starts_with('/')
-                && mapping.permissions.starts_with("r-")
-                && mapping.permissions.ends_with('p')
-                && mapping.anonymous == 0
-            {
+            // Libraries may be loaded and relocated meanwhile, the program was before it began. Without a page that was written (by
+            // relocations, by a debugger's breakpoints), all is as the file has it.
+            let is_program = mapping.path.as_bytes() == program.as_os_str().as_bytes();
+            if is_program && matches!(&mapping.permissions[..], "r--p" | "r-xp") && mapping.anonymous == 0 {
                 // SAFETY: a private mapping that cannot be written, and was not: what is dropped is read again from the file. Threads may run in it.
                 unsafe { libc::madvise(mapping.addresses.start as *mut _, mapping.addresses.len(), libc::MADV_DONTNEED) };
             }

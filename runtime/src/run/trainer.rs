@@ -116,6 +116,8 @@ pub(super) struct Trainer<'a, 'w> {
 impl<'a, 'w> Trainer<'a, 'w> {
     /// Compiles kernels, loads weights or the checkpoint, and agrees with the other ranks that all run the same.
     pub fn new(rank: &'a mut Rank<'w>, job: &'a Job, outside: &mut Outside<'_>) -> Result<Trainer<'a, 'w>> {
+        // So that what is used is counted from the same pages of code as later.
+        cpu::settle();
         let idle_bytes = resident_bytes()?;
         let settings = Settings::new(job)?;
         let stage = rank.world.stage(rank.rank) as usize;
