@@ -336,7 +336,7 @@ fn machine_code_comes_with_an_artifact() {
     for arch in ["sm_90a", "sm_80,compute_80"] {
         let artifact = with(arch);
         assert_eq!(steps(&bare, &artifact, "gpt2_tiny_next", &evaluated), expected, "{arch}");
-        let text = dcc(&["inspect", &artifact]).ok().stdout.clone();
+        let text = dcc(["inspect", &artifact]).ok().stdout;
         assert!(text.contains(&format!("code      {}", arch.replace(',', ", "))), "{text}");
     }
     // Code for another generation, and none.
