@@ -2,7 +2,8 @@
 // libnvrtc compiled, a kernel's threads are fibers (see device.h). Every stream is a thread, with pauses of chance, so that work overlaps
 // as on a GPU, and what no event orders comes in any order; without a stream work is done at once. One kernel runs at a time.
 // Devices: DCC_STAND_IN_DEVICES, 1 by default; they reach each other unless DCC_STAND_IN_APART is set. DCC_STAND_IN_STUCK: the number of
-// a launch that never ends. DCC_STAND_IN_UNORDERED: no stream waits for an event.
+// a launch that never ends. DCC_STAND_IN_UNORDERED: no stream waits for an event. DCC_STAND_IN_LAUNCHES: a file that is told, at the end, how
+// many kernels ran in streams.
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -221,6 +222,18 @@ void run_block() {
         if (!release_block()) fail("threads wait for others that never come");
     }
 }
+
+// Kernels that ran in streams.
+struct Count {
+    std::atomic<int> launches{0};
+    ~Count() {
+        const char* path = getenv("DCC_STAND_IN_LAUNCHES");
+        FILE* file = path ? fopen(path, "w") : nullptr;
+        if (!file) return;
+        fprintf(file, "%d\n", launches.load());
+        fclose(file);
+    }
+} count;
 
 struct Module {
     void* library;
@@ -515,10 +528,10 @@ CUresult cuModuleGetFunction(void** function, void* module, const char* name) {
     const std::string symbol = std::string("emulated_call_") + name;
     void* call = dlsym(((Module*)module)->library, symbol.c_str());
     if (!call) return 500;
-    const std::string counted = std::string("emulated_arity_") + name;
-    int (*arity)() = (int (*)())dlsym(((Module*)module)->library, counted.c_str());
-    if (!arity) return 500;
-    *function = new Function{(void (*)(void**))call, 48 << 10, arity()};
+    const std::string counted = std::string("emulated_bytes_") + name;
+    void* bytes = dlsym(((Module*)module)->library, counted.c_str());
+    if (!bytes) return 500;
+    *function = new Function{(void (*)(void**))call, 48 << 10, (int (*)(int))bytes};
     return 0;
 }
 // Attribute 8: the most dynamic shared memory; 48 KiB where nothing is said.
@@ -555,14 +568,15 @@ CUresult cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, u
         running.ballot = ballot;
         running.shared = (unsigned char*)dynamic;
         for (unsigned n = 0; n < threads; ++n) block.fibers[n].index = {n % bx, n / bx % by, n / bx / by};
-        for (unsigned z = 0; z < gz; ++z)
-            for (unsigned y = 0; y < gy; ++y)
-                for (unsigned x = 0; x < gx; ++x) {
-                    running.block = {x, y, z};
-                    ++running.number;
-                    memset(dynamic, 0xff, shared);  // NaN
-                    run_block();
-                }
+        // One after the other, from the last under even seeds.
+        const uint64_t blocks = (uint64_t)gx * gy * gz, last = seed() % 2 == 0 ? blocks - 1 : 0;
+        for (uint64_t n = 0; n < blocks; ++n) {
+            const uint64_t at = last ? last - n : n;
+            running.block = {(unsigned)(at % gx), (unsigned)(at / gx % gy), (unsigned)(at / gx / gy)};
+            ++running.number;
+            memset(dynamic, 0xff, shared);  // NaN
+            run_block();
+        }
         free(dynamic);
     };
     if (!stream) {
@@ -575,12 +589,16 @@ CUresult cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, u
         run(stream, [] { std::this_thread::sleep_for(std::chrono::hours(1)); });
         return 0;
     }
-    // The caller's may be gone when the kernel runs. All arguments have 8 bytes.
-    std::vector<uint64_t> words(kernel.arity);
-    for (int n = 0; n < kernel.arity; ++n) memcpy(&words[n], arguments[n], 8);
+    // The caller's may be gone when the kernel runs.
+    std::vector<std::vector<uint64_t>> given;
+    for (int n = 0; const int bytes = kernel.bytes(n); ++n) {
+        given.emplace_back((bytes + 7) / 8);
+        memcpy(given[n].data(), arguments[n], bytes);
+    }
     run(stream, [=]() mutable {
         std::vector<void*> places;
-        for (uint64_t& word : words) places.push_back(&word);
+        for (auto& argument : given) places.push_back(argument.data());
+        ++count.launches;
         launch(places.data());
     });
     return 0;

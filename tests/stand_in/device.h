@@ -18,6 +18,7 @@
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define DCC_EMULATED 1
 #define DCC_SHARED(T, name) T* name = (T*)emulated::now().shared
 // Blocks follow one another, so one place each will do: of its own on the heap, where AddressSanitizer sees its ends.
@@ -42,11 +43,11 @@ struct Running {
     // Dynamic shared memory of the block.
     unsigned char* shared;
 };
-// A kernel as the driver knows it, the most dynamic shared memory that it may be given, and its arguments.
+// A kernel as the driver knows it, the most dynamic shared memory that it may be given, and bytes of its arguments, behind them 0.
 struct Function {
     void (*call)(void**);
     unsigned shared = 48 << 10;
-    int arity = 0;
+    int (*bytes)(int) = nullptr;
 };
 }  // namespace emulated
 // Set by the library of the device when it loads a module; a program that is linked with it sets it from `emulated_device`.
@@ -223,8 +224,12 @@ inline void call(void (*kernel)(A...), void** arguments, Numbers<N...>) { kernel
 template <class... A>
 inline void call(void (*kernel)(A...), void** arguments) { call(kernel, arguments, typename Count<sizeof...(A)>::Type()); }
 template <class... A>
-inline int arity(void (*)(A...)) { return sizeof...(A); }
+inline int bytes(void (*)(A...), int n) {
+    // Not static: modules would share it, whose types of one name differ.
+    const int all[] = {(int)sizeof(A)..., 0};
+    return all[n];
+}
 }  // namespace emulated
 #define EMULATED_ENTRY(name)                                                                         \
     extern "C" void emulated_call_##name(void** arguments) { emulated::call(name, arguments); } \
-    extern "C" int emulated_arity_##name() { return emulated::arity(name); }
+    extern "C" int emulated_bytes_##name(int n) { return emulated::bytes(name, n); }
