@@ -5,20 +5,23 @@
 //! words, which is how it is tested without a GPU.
 
 mod emit;
+pub mod group;
 pub mod library;
 mod mapping;
 pub mod transfer;
 
-use crate::tile::{Nest, Typing};
-use dcc_program::kernel::Stmt;
+use crate::tile::{Nest, Typing, reachable, value_of};
+use dcc_program::kernel::{Expr, ExprId, Index, Stmt};
 use emit::{Entry, emit, stored};
+use group::{Argument, Body};
 use mapping::Mapping;
+use std::collections::BTreeSet;
 
 /// What all texts of kernels begin with.
 pub const PRELUDE: &str = include_str!("cuda/prelude.cuh");
 
 /// A kernel's text, and how to run it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Source {
     /// Behind `PRELUDE`.
     pub text: String,
@@ -32,6 +35,10 @@ pub struct Source {
     pub operand_bytes: Vec<usize>,
     /// What it computes, where a vendor's library can too.
     pub gemm: Option<library::gemm::Gemm>,
+    /// Of a generated kernel, what each launch does; empty where launches stay by themselves.
+    pub bodies: Vec<Body>,
+    /// Words that the one launch of a group gets as one argument, in place of all others; 0 where it is none.
+    pub table: usize,
 }
 
 /// One entry of a text, and over how many threads it runs.
@@ -60,32 +67,79 @@ impl Source {
         } else {
             vec![(Entry::Whole, name.to_owned(), 1, mapping.clone())]
         };
-        let bodies: Vec<_> = entries.iter().map(|(entry, .., mapping)| emit(&nest, &typing, mapping, *entry)).collect();
+        let texts: Vec<_> = entries.iter().map(|(entry, .., mapping)| emit(&nest, &typing, mapping, *entry)).collect();
         let parameters: Vec<usize> =
-            bodies.iter().flat_map(|body| &body.1).copied().collect::<std::collections::BTreeSet<_>>().into_iter().collect();
-        let reductions = nest.kernel.body.iter().filter(|stmt| matches!(stmt, Stmt::Reduce { over, .. } if !over.is_empty()));
+            texts.iter().flat_map(|text| &text.1).copied().collect::<BTreeSet<_>>().into_iter().collect();
+        let reductions = nest.kernel.body.iter().filter(|stmt| is_in_parts(stmt));
         let workspace = if mapping.parts > 1 { reductions.count() * mapping.parts * mapping.points * 8 } else { 0 };
         let arguments = arguments(&nest, &parameters, workspace > 0);
-        let mut text = String::new();
-        let mut launches = Vec::new();
-        for ((_, entry, parts, mapping), (body, _)) in entries.into_iter().zip(bodies) {
+        let all = arguments.iter().map(|(_, ty, name)| format!("{ty} {name}")).collect::<Vec<_>>().join(", ");
+        let mut source = Source { workspace, ..Source::default() };
+        for ((entry, name, parts, mapping), (body, own)) in entries.into_iter().zip(texts) {
             let blocks = u32::try_from(mapping.blocks(&nest)).ok().filter(|blocks| *blocks <= i32::MAX as u32);
             let blocks = blocks.ok_or_else(|| format!("a kernel of {} points", mapping.points))?;
             let threads = mapping.threads() as u32;
-            text +=
-                &format!("extern \"C\" __global__ void __launch_bounds__({threads}, 1)\n{entry}({arguments}) {{\n{body}}}\n");
-            launches.push(Launch { entry, blocks: [blocks, parts], threads, shared: 0 });
+            let piece = if parts > 1 { ", piece = blockIdx.y" } else { "" };
+            source.text += &format!(
+                "extern \"C\" __global__ void __launch_bounds__({threads}, 1)\n{name}({all}) {{\n    const int block = \
+                 blockIdx.x{piece};\n{body}}}\n"
+            );
+            source.launches.push(Launch { entry: name, blocks: [blocks, parts], threads, shared: 0 });
+            let inputs = inputs_of(&nest, entry);
+            let used = |argument: &Argument| match *argument {
+                Argument::Operand(n) if n < nest.inputs.len() => inputs.contains(&n),
+                Argument::Operand(_) => entry != Entry::Parts,
+                Argument::Workspace => true,
+                Argument::Parameter(n) => own.contains(&parameters[n]),
+            };
+            let used: Vec<_> = arguments.iter().filter(|(argument, ..)| used(argument)).cloned().collect();
+            source.bodies.push(Body {
+                text: body,
+                arguments: used.iter().map(|(argument, ..)| *argument).collect(),
+                types: used.into_iter().map(|(_, ty, name)| (ty, name)).collect(),
+                joins: mapping.across.is_none(),
+            });
         }
         let bytes = |array: &crate::tile::Array| array.block.iter().product::<usize>() * array.dtype.bytes() as usize;
-        let operand_bytes = nest.inputs.iter().chain(&nest.outputs).map(bytes).collect();
-        Ok(Source { text, launches, workspace, parameters, operand_bytes, gemm: None })
+        source.operand_bytes = nest.inputs.iter().chain(&nest.outputs).map(bytes).collect();
+        Ok(Source { parameters, ..source })
     }
 }
 
-fn arguments(nest: &Nest, parameters: &[usize], workspace: bool) -> String {
-    let inputs = nest.inputs.iter().enumerate().map(|(n, array)| format!("const {}* x{n}", stored(array.dtype)));
-    let outputs = nest.outputs.iter().enumerate().map(|(n, array)| format!("{}* y{n}", stored(array.dtype)));
-    let workspace = workspace.then(|| "long long* workspace".to_owned());
-    let parameters = parameters.iter().map(|n| format!("long long o{n}"));
-    inputs.chain(outputs).chain(workspace).chain(parameters).collect::<Vec<_>>().join(", ")
+/// Whether a statement is a sum that parts can have.
+fn is_in_parts(stmt: &Stmt) -> bool {
+    matches!(stmt, Stmt::Reduce { over, .. } if !over.is_empty())
+}
+
+/// The inputs that an entry reads. (Its text in a group names no others.)
+fn inputs_of(nest: &Nest, entry: Entry) -> BTreeSet<usize> {
+    let kernel = &nest.kernel;
+    let counts = |stmt: &&Stmt| match entry {
+        Entry::Whole => true,
+        Entry::Parts => is_in_parts(stmt),
+        Entry::Finish => !is_in_parts(stmt),
+    };
+    let roots: Vec<ExprId> = kernel.body.iter().filter(counts).map(value_of).collect();
+    let stored = kernel.body.iter().filter(counts).filter_map(|stmt| match stmt {
+        Stmt::Store { index, .. } => Some(index),
+        _ => None,
+    });
+    let computed = stored.flatten().filter_map(|index| if let Index::Expr(id) = index { Some(*id) } else { None });
+    let all: Vec<ExprId> = roots.into_iter().chain(computed).collect();
+    let load = |id: ExprId| if let Expr::Load { input, .. } = kernel.get(id) { Some(usize::from(*input)) } else { None };
+    reachable(kernel, &all).into_iter().filter_map(load).collect()
+}
+
+/// All that a nest's launches get, with types and names.
+fn arguments(nest: &Nest, parameters: &[usize], workspace: bool) -> Vec<(Argument, String, String)> {
+    let count = nest.inputs.len();
+    let inputs = nest.inputs.iter().enumerate();
+    let inputs = inputs.map(|(n, array)| (Argument::Operand(n), format!("const {}*", stored(array.dtype)), format!("x{n}")));
+    let outputs = nest.outputs.iter().enumerate();
+    let outputs =
+        outputs.map(|(n, array)| (Argument::Operand(count + n), format!("{}*", stored(array.dtype)), format!("y{n}")));
+    let workspace = workspace.then(|| (Argument::Workspace, "long long*".to_owned(), "workspace".to_owned()));
+    let parameters = parameters.iter().enumerate();
+    let parameters = parameters.map(|(at, n)| (Argument::Parameter(at), "long long".to_owned(), format!("o{n}")));
+    inputs.chain(outputs).chain(workspace).chain(parameters).collect()
 }

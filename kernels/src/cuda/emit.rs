@@ -74,7 +74,7 @@ pub(super) struct Emitter<'a> {
     narrow_index: bool,
 }
 
-/// The text of an entry, and the parameters it reads.
+/// The text of an entry, which is at block `block` of its points (and piece `piece` of its sums), and the parameters it reads.
 pub(super) fn emit(nest: &Nest, typing: &Typing, mapping: &Mapping, entry: Entry) -> (String, BTreeSet<usize>) {
     let elements = |array: &crate::tile::Array| array.block.iter().product::<usize>();
     let most = nest.inputs.iter().chain(&nest.outputs).map(elements).chain([mapping.points]).max().unwrap_or(0);
@@ -139,17 +139,15 @@ impl Emitter<'_> {
         let i = self.index_type();
         let per_point = if group == 1 { vector } else { 1 };
         match group {
-            1 => self.line(format!(
-                "const {i} point = (({i})blockIdx.x * {} + threadIdx.x){};",
-                super::mapping::BLOCK,
-                times(vector)
-            )),
+            1 => {
+                self.line(format!("const {i} point = (({i})block * {} + threadIdx.x){};", super::mapping::BLOCK, times(vector)))
+            }
             32 => {
-                self.line(format!("const {i} point = ({i})blockIdx.x * {} + threadIdx.x / 32;", self.mapping.threads() / 32));
+                self.line(format!("const {i} point = ({i})block * {} + threadIdx.x / 32;", self.mapping.threads() / 32));
                 self.line("const int lane = threadIdx.x % 32;");
             }
             _ => {
-                self.line(format!("const {i} point = blockIdx.x;"));
+                self.line(format!("const {i} point = block;"));
                 self.line("const int lane = threadIdx.x;");
             }
         }
@@ -335,7 +333,7 @@ impl Emitter<'_> {
             self.keeping = Some(format!("trip{}", times(vector)));
         } else if parts > 1 && self.entry == Entry::Parts {
             let chunk = count.div_ceil(parts).next_multiple_of(vector);
-            self.line(format!("const {i} first = ({i})blockIdx.y * {chunk};"));
+            self.line(format!("const {i} first = ({i})piece * {chunk};"));
             self.line(format!("const {i} end = first + {chunk} < {count} ? first + {chunk} : {count};"));
             self.open(format!("for ({i} t = first + {lane}; t < end; t += {step})"));
             self.join(join, &format!("(t - first) / {step}"));
@@ -487,7 +485,7 @@ impl Emitter<'_> {
 
     /// Writes one part of reduction `j`.
     fn store_part(&mut self, j: usize, ty: Ty, total: &str) {
-        let place = self.part_place(j, "blockIdx.y");
+        let place = self.part_place(j, "piece");
         let store = format!("*({}*)(workspace + {place}) = {total};", computed(ty));
         let guard = if self.mapping.group > 1 { "if (lane == 0) " } else { "" };
         self.line(format!("{guard}{store}"));

@@ -98,7 +98,7 @@ fn entry_of(
 
 /// A source of these texts; launches of no block are left out.
 fn source(text: String, entries: Vec<(String, Launch)>, workspace: usize, operand_bytes: Vec<usize>) -> Source {
-    let mut source = Source { text, launches: Vec::new(), workspace, parameters: Vec::new(), operand_bytes, gemm: None };
+    let mut source = Source { text, workspace, operand_bytes, ..Source::default() };
     for (text, launch) in entries {
         source.text += &text;
         if launch.blocks.iter().all(|count| *count > 0) {

@@ -32,7 +32,7 @@ pub struct Choice {
 fn source(text: String, entries: &[String]) -> Source {
     let launch = |entry: &String| Launch { entry: entry.clone(), blocks: [0; 2], threads: THREADS as u32, shared: 0 };
     let launches = entries.iter().map(launch).collect();
-    Source { text, launches, workspace: 0, parameters: Vec::new(), operand_bytes: Vec::new(), gemm: None }
+    Source { text, launches, ..Source::default() }
 }
 
 /// Blocks for `outer` pieces of `units`.

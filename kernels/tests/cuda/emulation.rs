@@ -97,6 +97,18 @@ pub fn check(name: &str, jobs: &[Job]) {
     }
 }
 
+/// What `whole` leaves in memory is, bit by bit, what the jobs `alone` do.
+pub fn check_equal(name: &str, whole: &Job, alone: &[Job]) {
+    let jobs: Vec<&Job> = alone.iter().chain([whole]).collect();
+    let texts: Vec<_> = jobs.iter().map(|job| (*job, format!("{PRELUDE}{}", job.source.text))).collect();
+    let program = Program::new(name, &texts);
+    for seed in SEEDS {
+        let results = |number: usize| program.results(number, jobs[number], seed).unwrap_or_else(|what| panic!("{what}"));
+        let each: Vec<Vec<u8>> = (0..alone.len()).flat_map(results).collect();
+        assert!(each == results(alone.len()), "{}, seed {seed}: other bits", whole.what);
+    }
+}
+
 /// Some order of threads must show each bug, and none anything wrong with the same texts without them.
 pub fn check_planted(name: &str, planted: Vec<Planted>, sound: Vec<Job>) {
     check(&format!("{name}_without"), &sound);
@@ -142,6 +154,17 @@ impl Program {
 
     /// The largest error of the results of job `number`, with threads in the order of `seed`. Errors: what is wrong with them.
     fn run(&self, number: usize, job: &Job, seed: u32) -> Result<f64, String> {
+        let results = self.results(number, job, seed)?;
+        let mut worst: f64 = 0.0;
+        for Expected { operand, dtype, values } in &job.expected {
+            let compared = compare(*dtype, &decoded(*dtype, &results[*operand]), values);
+            worst = worst.max(compared.map_err(|what| format!("{}, seed {seed}: operand {operand} has {what}", job.what))?);
+        }
+        Ok(worst)
+    }
+
+    /// The operands behind job `number`. Errors: it does not end well.
+    fn results(&self, number: usize, job: &Job, seed: u32) -> Result<Vec<Vec<u8>>, String> {
         let [from, to] = ["in", "out"].map(|name| self.folder.join(format!("{number}.{name}")));
         std::fs::write(&from, job.operands.concat()).expect("the operands are written");
         let mut command = Command::new(self.folder.join("program"));
@@ -159,15 +182,10 @@ impl Program {
         let mut results = Vec::new();
         for operand in &job.operands {
             let (own, others) = rest.split_at(operand.len());
-            results.push(own);
+            results.push(own.to_vec());
             rest = others;
         }
-        let mut worst: f64 = 0.0;
-        for Expected { operand, dtype, values } in &job.expected {
-            let compared = compare(*dtype, &decoded(*dtype, results[*operand]), values);
-            worst = worst.max(compared.map_err(|what| format!("{}, seed {seed}: operand {operand} has {what}", job.what))?);
-        }
-        Ok(worst)
+        Ok(results)
     }
 }
 

@@ -10,14 +10,14 @@ use dcc_program::text;
 use dcc_program::types::DType;
 
 /// A kernel's text, and the sizes of its inputs and outputs.
-struct Case {
+pub struct Case {
     what: &'static str,
     kernel: &'static str,
     sizes: &'static [&'static [u64]],
 }
 
 /// y = tanh(x) w, with rows of w, some threads without elements.
-const ELEMENTWISE: Case = Case {
+pub const ELEMENTWISE: Case = Case {
     what: "elementwise",
     kernel: "(x0: f32[_, _], x1: f32[_]) -> (y0: f32[_, _]) dims(i, j) outer(i, j)
   y0[i, j] = tanh(x0[i, j]) * x1[j]",
@@ -46,7 +46,7 @@ const LAYER_NORM: Case = Case {
 };
 
 /// Softmax cross-entropy: a block has a row.
-const CROSS_ENTROPY: Case = Case {
+pub const CROSS_ENTROPY: Case = Case {
     what: "cross-entropy",
     kernel: "(x0: f32[_, _], x1: i64[_]) -> (y0: f32[_], y1: f32[_, _]) dims(i, j) outer(i)
   v0 = max j: x0[i, j]
@@ -65,8 +65,11 @@ const COLUMNS: Case = Case {
     sizes: &[&[2000, 40], &[40]],
 };
 
+/// The same with more columns than a block has threads.
+pub const WIDE_COLUMNS: Case = Case { what: "sums of wide columns", sizes: &[&[500, 300], &[300]], ..COLUMNS };
+
 /// A norm: all of a tensor, in parts.
-const NORM: Case = Case {
+pub const NORM: Case = Case {
     what: "norm",
     kernel: "(x0: f32[_, _], x1: f64[]) -> (y0: f64[]) dims(i, j) outer()
   e0 = f64(x0[i, j])
@@ -76,7 +79,7 @@ const NORM: Case = Case {
 };
 
 /// Dropout by counted random numbers.
-const DROPOUT: Case = Case {
+pub const DROPOUT: Case = Case {
     what: "dropout",
     kernel: "(x0: f32[_], x1: i64[]) -> (y0: f32[_]) dims(i) outer(i)
   y0[i] = select(lt(uniform.3(x1[], 5:i64, position(i)), 0.25:f32), 0.0:f32, x0[i] * 1.3333334:f32)",
@@ -175,6 +178,11 @@ const LONG: Case = Case {
 
 impl Case {
     fn job(&self, name: &str) -> Job {
+        self.job_of(name, 0)
+    }
+
+    /// With other operands for each `seed`.
+    pub fn job_of(&self, name: &str, seed: usize) -> Job {
         let program = format!(
             "program k train stage 0/1 mesh(dp=1)\nmemory persistent=0 scratch=0\nsection update\norder update\nkernel fused.0{}\n",
             self.kernel
@@ -192,7 +200,7 @@ impl Case {
             .zip(self.sizes)
             .enumerate()
             .map(|(n, (dtype, sizes))| {
-                let made = numbers(sizes.iter().product::<u64>() as usize, n);
+                let made = numbers(sizes.iter().product::<u64>() as usize, 100 * seed + n);
                 let made = if dtype.is_float() { made } else { made.iter().map(|x| (x * 64.0).abs()).collect() };
                 encoded(*dtype, &made)
             })

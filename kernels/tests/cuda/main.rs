@@ -5,6 +5,7 @@
 mod attention;
 mod emulation;
 mod generated;
+mod groups;
 mod numbers;
 mod pools;
 mod products;
@@ -21,6 +22,7 @@ fn planted() -> Vec<Planted> {
         attention::planted(),
         attention::planted_in_tensor_cores(),
         generated::planted(),
+        groups::planted(),
         products::planted(),
         scatters::planted(),
     ];

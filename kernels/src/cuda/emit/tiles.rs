@@ -15,11 +15,11 @@ impl Emitter<'_> {
         others.retain(|dim| *dim != across);
         let blocks = [along, across].map(|dim| self.nest.extents[usize::from(dim.0)].div_ceil(SIDE));
         let i = self.index_type();
-        self.line(format!("const {i} block = ({i})blockIdx.x;"));
-        self.line(format!("const {i} first{} = block % {} * {SIDE};", along.0, blocks[0]));
-        self.line(format!("const {i} first{} = block / {} % {} * {SIDE};", across.0, blocks[0], blocks[1]));
+        self.line(format!("const {i} tile = block;"));
+        self.line(format!("const {i} first{} = tile % {} * {SIDE};", along.0, blocks[0]));
+        self.line(format!("const {i} first{} = tile / {} % {} * {SIDE};", across.0, blocks[0], blocks[1]));
         if !others.is_empty() {
-            self.line(format!("const {i} others = block / {};", blocks[0] * blocks[1]));
+            self.line(format!("const {i} others = tile / {};", blocks[0] * blocks[1]));
             self.decode("others", &others);
         }
         self.line(format!("const int column = threadIdx.x % {SIDE}, row = threadIdx.x / {SIDE};"));
