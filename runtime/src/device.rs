@@ -5,7 +5,7 @@ mod both;
 
 use crate::comm::Label;
 use crate::cpu::{self, Cpu, Memory};
-use crate::cuda::{self, Cuda, Graph};
+use crate::cuda::{self, Cuda, Graph, Row};
 use crate::error::Result;
 use crate::exec::{Bases, Site};
 use dcc_program::kernel::Kernel;
@@ -43,6 +43,17 @@ impl Device {
             Device::Cpu(cpu) => cpu.memory_mut(),
             Device::Cuda(gpu) => gpu.memory_mut(),
             Device::Both(both) => both.cpu.memory_mut(),
+        }
+    }
+
+    /// The rows of a section's calls that the device runs as one from the second time on, between which stands what is none: once, behind
+    /// the section's last instruction.
+    pub fn rows(&mut self, section: &[Option<&Call>]) -> Result<Vec<Row>> {
+        match self {
+            Device::Cpu(_) => Ok(Vec::new()),
+            // Its calls run alone; kernels are compiled as for a GPU by itself.
+            Device::Both(both) => both.gpu.texts().in_rows(&of_gpu(section)).map(|_| Vec::new()),
+            Device::Cuda(gpu) => gpu.texts().in_rows(&of_gpu(section)),
         }
     }
 
@@ -109,7 +120,15 @@ impl Device {
         match self {
             Device::Cpu(_) => Ok(()),
             Device::Cuda(gpu) => gpu.finish(),
-            Device::Both(both) => both.gpu.finish(),
+            Device::Both(both) => both.gpu.finish_alone(),
+        }
+    }
+
+    /// Makes every call ready to run by itself, those of rows too.
+    pub fn finish_alone(&mut self) -> Result<()> {
+        match self {
+            Device::Cpu(_) | Device::Both(_) => Ok(()),
+            Device::Cuda(gpu) => gpu.finish_alone(),
         }
     }
 
@@ -128,25 +147,14 @@ impl Device {
 }
 
 impl Device {
-    /// Runs calls of one execution of a section in their order. What is given back runs them once more with `replay`; `None` of a device
-    /// that starts every call by itself. `label`: what errors name.
-    pub fn record<'a>(
-        &mut self,
-        mut calls: impl Iterator<Item = &'a Call>,
-        bases: &Bases,
-        microbatch: u32,
-        label: &Label,
-    ) -> Result<Option<Graph>> {
+    /// Runs the calls of a row in one execution of its section. What is given back runs them once more with `replay`. `label`: what errors
+    /// name.
+    pub fn record(&mut self, row: &Row, calls: &[&Call], bases: &Bases, microbatch: u32, label: &Label) -> Result<Graph> {
         match self {
-            Device::Cpu(_) | Device::Both(_) => {
-                calls.try_for_each(|call| self.run(call, bases, microbatch, label)).map(|()| None)
-            }
+            Device::Cpu(_) | Device::Both(_) => unreachable!("it has no rows"),
             Device::Cuda(gpu) => {
-                let own = |call: &'a Call| match call {
-                    Call::Cuda(call) => call,
-                    Call::Cpu(_) | Call::Both(_) => unreachable!("calls run on the device that prepared them"),
-                };
-                gpu.record(calls.map(own), bases, microbatch, label).map(Some)
+                let own: Vec<&cuda::Call> = calls.iter().map(|call| call.cuda()).collect();
+                gpu.record(row, &own, bases, microbatch, label)
             }
         }
     }
@@ -176,7 +184,20 @@ impl Device {
     }
 }
 
+fn of_gpu<'a>(section: &[Option<&'a Call>]) -> Vec<Option<&'a cuda::Call>> {
+    section.iter().map(|call| call.map(Call::cuda)).collect()
+}
+
 impl Call {
+    /// The GPU's.
+    fn cuda(&self) -> &cuda::Call {
+        match self {
+            Call::Cuda(call) => call,
+            Call::Both(both) => &both.gpu,
+            Call::Cpu(_) => unreachable!("calls run on the device that prepared them"),
+        }
+    }
+
     /// Multiplications and additions of matrix products in one run.
     pub fn flops(&self) -> u64 {
         match self {

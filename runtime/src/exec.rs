@@ -22,7 +22,7 @@ pub use tally::Tally;
 pub use world::World;
 
 use crate::comm::{self, Comm, Label, Op, Place, Region, Token};
-use crate::cuda::Graph;
+use crate::cuda::{Graph, Row};
 use crate::device::{Call, Device};
 use crate::error::Result;
 use crate::metrics::now_ns;
@@ -35,6 +35,8 @@ use std::ops::Range;
 pub struct Executor {
     /// One per `Program::sections`.
     sections: Vec<Vec<Instruction>>,
+    /// Of each section, what a device with memory of its own runs as one from the second step on.
+    rows: Vec<Vec<Row>>,
     turns: Vec<Turn>,
     flights: Flights,
     inputs: Vec<Port>,
@@ -63,6 +65,15 @@ struct Instruction {
     /// What errors and the launcher's watch name.
     label: Label,
     work: Box<Work>,
+}
+
+impl Instruction {
+    fn call(&self) -> Option<&Call> {
+        match &self.action {
+            Action::Compute(call) => Some(call),
+            Action::Start { .. } | Action::Wait(_) => None,
+        }
+    }
 }
 
 enum Action {
@@ -101,18 +112,9 @@ struct Turn {
     /// Input ports to fill before, output ports to read after: index, arena bytes.
     fills: Vec<(usize, Range<usize>)>,
     takes: Vec<(usize, Range<usize>)>,
-    /// In order, on a device that runs calls as one.
-    batches: Vec<Batch>,
+    /// One per row of the section: the row as it was recorded.
+    graphs: Vec<Option<Graph>>,
 }
-
-/// Neighbouring calls of a section, which a device with memory of its own runs as one from the second step on.
-struct Batch {
-    calls: Range<usize>,
-    graph: Option<Graph>,
-}
-
-/// Fewer calls are no batch.
-const BATCH: usize = 3;
 
 impl Executor {
     /// Runs one step. `step` counts from 1; `io` gives inputs and takes outputs. Errors: of `io` and of `comm`.
@@ -124,6 +126,11 @@ impl Executor {
         io: &mut Io<'_>,
         mut trace: Option<&mut Trace>,
     ) -> Result<()> {
+        // A trace has the time of each call.
+        let together = trace.is_none();
+        if !together {
+            device.finish_alone()?;
+        }
         self.prepare_memory(device)?;
         for (kind, dtype, range) in &self.scalars {
             let (bytes, len) = scalars.bytes(*kind, *dtype);
@@ -141,23 +148,21 @@ impl Executor {
                 device.put(range.clone())?;
             }
             let mut body = self.sections[turn.section].iter().enumerate();
-            let mut batches = std::mem::take(&mut turn.batches);
-            // A trace has the time of each call.
-            let together = trace.is_none();
-            let mut next = batches.iter_mut().filter(|_| together).peekable();
+            let mut graphs = std::mem::take(&mut turn.graphs);
+            let mut next = self.rows[turn.section].iter().zip(&mut graphs).filter(|_| together).peekable();
             while let Some((at, instruction)) = body.next() {
                 place.label = instruction.label;
                 comm.mark(&place);
-                match next.next_if(|batch| batch.calls.start == at) {
-                    Some(batch) => {
-                        run_batch(batch, &self.sections[turn.section], turn, device)?;
+                match next.next_if(|(row, _)| row.calls().start == at) {
+                    Some((row, graph)) => {
+                        run_row(row, graph, &self.sections[turn.section], turn, device)?;
                         comm.progress()?;
-                        body.nth(batch.calls.len() - 2);
+                        body.nth(row.calls().len() - 2);
                     }
                     None => run(instruction, turn, device, comm, &mut self.flights, &mut trace)?,
                 }
             }
-            turn.batches = batches;
+            turn.graphs = graphs;
             for (port, range) in &turn.takes {
                 device.get(range.clone())?;
                 device.memory_mut().with(range.clone(), |bytes| (io.take)(&self.outputs[*port], turn.microbatch, bytes))?;
@@ -218,16 +223,13 @@ impl Executor {
     }
 }
 
-fn run_batch(batch: &mut Batch, section: &[Instruction], turn: &Turn, device: &mut Device) -> Result<()> {
-    let label = &section[batch.calls.start].label;
-    if let Some(graph) = &batch.graph {
+fn run_row(row: &Row, graph: &mut Option<Graph>, section: &[Instruction], turn: &Turn, device: &mut Device) -> Result<()> {
+    let label = &section[row.calls().start].label;
+    if let Some(graph) = graph {
         return device.replay(graph, label);
     }
-    let calls = section[batch.calls.clone()].iter().filter_map(|instruction| match &instruction.action {
-        Action::Compute(call) => Some(call),
-        Action::Start { .. } | Action::Wait(_) => None,
-    });
-    batch.graph = device.record(calls, &turn.bases, turn.microbatch, label)?;
+    let calls: Vec<&Call> = section[row.calls()].iter().filter_map(Instruction::call).collect();
+    *graph = Some(device.record(row, &calls, &turn.bases, turn.microbatch, label)?);
     Ok(())
 }
 

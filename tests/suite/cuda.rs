@@ -148,6 +148,41 @@ fn training_on_gpus_equals_the_cpu() {
     }
 }
 
+/// Launches of nests that do not need each other are one, and change no bit. The control runs each by itself, as a trace wants it.
+#[test]
+fn neighbouring_launches_are_one() {
+    let folder = Folder::new();
+    for (model, flags, factor) in [
+        ("gpt2_tiny", "--global-batch-size 4 --optimizer adamw --grad-clip 1", 2.1),
+        ("llama_tiny", "--global-batch-size 4 --optimizer adamw --dtype bf16", 1.2),
+        ("gpt2_tiny", "--global-batch-size 4 --dp 2 --zero 3 --grad-accum 2 --grad-clip 1", 1.2),
+    ] {
+        let artifact = compiled(&folder, &format!("tests/models/{model}.onnx"), flags);
+        let [counted, trace] = ["launches", "trace.json"].map(|name| folder.at(name));
+        let run = |more: &[&str], count: &str| {
+            let environment = [("DCC_STAND_IN_LAUNCHES", counted.as_str())];
+            let on = |words: &[&str]| on_gpu(&[words, &["--device", "cuda", "--steps", count], more].concat(), &environment);
+            let found = steps(&on, &artifact, "gpt2_tiny_next", &[]);
+            let launches: f64 = std::fs::read_to_string(&counted).expect("a count").trim().parse().expect("a number");
+            (found, launches)
+        };
+        let of_a_step = |more: &[&str]| {
+            let ((_, fewer), (found, all)) = (run(more, "2"), run(more, "3"));
+            (found, all - fewer)
+        };
+        let (together, alone) = (of_a_step(&[]), of_a_step(&["--trace", &trace]));
+        assert_eq!(together.0, alone.0, "{model} {flags}");
+        assert!(together.1 * factor < alone.1, "{model} {flags}: {} launches of {}", together.1, alone.1);
+        let said = on_gpu(&["verify", &artifact, "--kernels", "sm_90a", "--json"], &[]).ok().json()["kernels"].clone();
+        let [launches, without] = ["launches", "launches_without_groups"].map(|key| said[key].as_f64().expect("a count"));
+        // Ranks launch what they transfer, too.
+        match flags.contains("--dp 2") {
+            true => assert_eq!(2.0 * (without - launches), alone.1 - together.1, "{model} {flags}"),
+            false => assert_eq!([launches, without], [together.1, alone.1], "{model} {flags}"),
+        }
+    }
+}
+
 /// What ranks on GPUs transfer: by what reads where, on one GPU or several, and in whatever order streams come, the bits are the same. The
 /// control: streams that wait for no event.
 #[test]
@@ -290,7 +325,7 @@ fn a_wrong_product_is_seen_in_losses() {
     let folder = Folder::new();
     let artifact = compiled(&folder, "tests/models/mlp.onnx", "--global-batch-size 8");
     let cpu = steps(&on_cpu, &artifact, "mlp", &["--steps", "3"]);
-    let fault = ("DCC_STAND_IN_FAULT", "sums[i][j] += x[i] * y[j]=>sums[i][j] += x[i] * y[j] * 1.001f");
+    let fault = ("DCC_STAND_IN_FAULT", "sums[i][j] += x[i] * y[j]?=>sums[i][j] += x[i] * y[j] * 1.001f");
     let wrong = |words: &[&str]| on_gpu(&[words, &["--device", "cuda"]].concat(), &[fault]);
     assert!(difference(&cpu, &steps(&wrong, &artifact, "mlp", &["--steps", "3"])) > 1e-5);
 }
@@ -322,7 +357,9 @@ fn machine_code_comes_with_an_artifact() {
     let model = "tests/models/gpt2_tiny.onnx";
     let flags = "--global-batch-size 4 --tp 2 --grad-clip 1";
     let data = "tests/models/data/gpt2_tiny_next.npz";
+    let trace = folder.at("trace.json");
     let evaluated = ["--eval-data", data, "--steps", "2"];
+    let traced = [&evaluated[..], &["--trace", &trace]].concat();
     let bare = |words: &[&str]| {
         on_gpu(&[words, &["--device", "cuda"]].concat(), &[("LD_LIBRARY_PATH", &without.path().display().to_string())])
     };
@@ -336,6 +373,8 @@ fn machine_code_comes_with_an_artifact() {
     for arch in ["sm_90a", "sm_80,compute_80"] {
         let artifact = with(arch);
         assert_eq!(steps(&bare, &artifact, "gpt2_tiny_next", &evaluated), expected, "{arch}");
+        // Each kernel by itself.
+        assert_eq!(steps(&bare, &artifact, "gpt2_tiny_next", &traced), expected, "{arch}");
         let text = dcc(["inspect", &artifact]).ok().stdout;
         assert!(text.contains(&format!("code      {}", arch.replace(',', ", "))), "{text}");
     }

@@ -5,6 +5,7 @@
 
 use super::direct::{self, Together};
 use super::driver::{Buffer, Gpu, Pinned, is_abandoned};
+use super::groups::{Member, Row, Step};
 use super::kernels::Kernels;
 use super::nccl::{self, UniqueIds};
 use super::products::{Product, Products};
@@ -15,10 +16,11 @@ use crate::cpu::Memory;
 use crate::error::{Error, Result};
 use crate::exec::{Bases, Bound, Site, Span, World};
 use dcc_kernels::cuda::Source;
+use dcc_kernels::cuda::group::Argument;
 use dcc_kernels::tile::Nest;
 use dcc_program::kernel::Kernel;
 use dcc_program::program::Instr;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,10 +40,10 @@ pub struct Cuda {
     /// What kernels share; the last is as large as any needs. Graphs may still use earlier ones.
     workspaces: Vec<Buffer>,
     texts: Texts,
-    /// The first kernels of `texts`, in sets that were compiled together.
+    /// Kernels of `texts`, in sets that were compiled together.
     compiled: Vec<Kernels>,
-    /// The set and the place in it, by kernel.
-    places: Vec<(usize, usize)>,
+    /// The set and the place in it, by kernel; `None`: it was not wanted so far.
+    places: Vec<Option<(usize, usize)>>,
     /// The vendor's products, where they may be used, and by kernel the one in its place.
     products: Option<Products>,
     chosen: Vec<Option<Product>>,
@@ -52,7 +54,18 @@ pub struct Cuda {
 #[derive(Default)]
 pub struct Texts {
     known: HashMap<Key, usize>,
-    sources: Vec<Source>,
+    /// Of groups, by kernel and launch of each kind and how many there are.
+    pub(super) groups: BTreeMap<Vec<((usize, usize), usize)>, usize>,
+    pub(super) sources: Vec<Source>,
+    /// Those that run by themselves or are groups.
+    wanted: BTreeSet<usize>,
+    /// Those that were in a batch.
+    given: BTreeSet<usize>,
+    /// Where each program's end.
+    ends: Vec<usize>,
+    /// Bytes that rows need.
+    pub(super) workspace: usize,
+    pub(super) launched: [usize; 2],
     /// Of sources: the first instruction's that each was made for. Empty where nobody gave it.
     origins: Vec<String>,
 }
@@ -66,8 +79,10 @@ pub(super) enum Key {
 
 /// A prepared call.
 pub struct Call {
-    kernel: usize,
-    operands: Box<[Span]>,
+    pub(super) kernel: usize,
+    pub(super) operands: Box<[Span]>,
+    /// The first operands, which it does not write.
+    pub(super) reads: usize,
     /// Parameters at microbatch 0, and what each microbatch adds.
     parameters: Box<[(i64, i64)]>,
     flops: u64,
@@ -135,7 +150,7 @@ impl Cuda {
     }
 
     pub fn kernels(&self) -> usize {
-        self.texts.sources.len()
+        self.texts.wanted.len()
     }
 
     /// As `Device::put`.
@@ -152,21 +167,32 @@ impl Cuda {
 
     /// As `Device::finish`.
     pub fn finish(&mut self) -> Result<()> {
-        let new = &self.texts.sources[self.places.len()..];
-        if new.is_empty() {
-            return Ok(());
-        }
-        let wanted = new.iter().map(|source| source.workspace).max().unwrap_or(0);
+        let batch = self.texts.batch();
+        self.compile(&batch)
+    }
+
+    /// Makes every kernel ready to run by itself.
+    pub fn finish_alone(&mut self) -> Result<()> {
+        self.finish()?;
+        self.texts.rest().iter().try_for_each(|batch| self.compile(batch))
+    }
+
+    fn compile(&mut self, batch: &[usize]) -> Result<()> {
+        self.places.resize(self.texts.sources.len(), None);
+        self.chosen.resize_with(self.texts.sources.len(), || None);
+        let sources = self.texts.sources_of(batch);
+        let wanted = sources.iter().map(|source| source.workspace).chain([self.texts.workspace]).max().unwrap_or(0);
         if self.workspaces.last().map_or(0, Buffer::bytes) < wanted {
             self.workspaces.push(self.gpu.allocate(wanted)?);
         }
-        let kernels = Kernels::compile(&self.gpu, new)?;
+        if batch.is_empty() {
+            return Ok(());
+        }
         let set = self.compiled.len();
-        self.places.extend((0..new.len()).map(|place| (set, place)));
-        self.compiled.push(kernels);
-        for kernel in self.chosen.len()..self.places.len() {
-            let product = self.choose(kernel)?;
-            self.chosen.push(product);
+        self.compiled.push(Kernels::compile(&self.gpu, &sources)?);
+        batch.iter().enumerate().for_each(|(place, &kernel)| self.places[kernel] = Some((set, place)));
+        for &kernel in batch {
+            self.chosen[kernel] = self.choose(kernel)?;
         }
         Ok(())
     }
@@ -189,7 +215,7 @@ impl Cuda {
         if source.workspace > 0 {
             words.extend(workspaces.last().map(Buffer::address));
         }
-        let (set, place) = places[kernel];
+        let (set, place) = places[kernel].expect("it was made ready above");
         // SAFETY: the operands lie one after the other inside of the arena, the workspace is as large as that of any kernel.
         let mut own = || unsafe { compiled[set].start(gpu, place, &mut words) };
         products.choose(gpu.stream(), gemm, [lhs, rhs, out], &mut own)
@@ -210,16 +236,15 @@ impl Cuda {
         self.gpu.wait()
     }
 
-    /// Runs calls as one, in their order, and keeps what they are; `label`: what errors name.
-    pub fn record<'a>(
-        &mut self,
-        mut calls: impl Iterator<Item = &'a Call>,
-        bases: &Bases,
-        microbatch: u32,
-        label: &Label,
-    ) -> Result<Graph> {
+    /// Runs the calls of a row as one, and keeps what they are; `label`: what errors name.
+    pub fn record(&mut self, row: &Row, calls: &[&Call], bases: &Bases, microbatch: u32, label: &Label) -> Result<Graph> {
         self.gpu.stream().begin_graph()?;
-        let started = calls.try_for_each(|call| self.start(call, bases, microbatch));
+        let started = row.steps.iter().try_for_each(|step| match step {
+            Step { group: Some(group), members } => self.start_group(*group, members, calls, (bases, microbatch)),
+            Step { group: None, members } => {
+                members.iter().try_for_each(|own| self.start(calls[own.call], own, (bases, microbatch)))
+            }
+        });
         let graph = self.gpu.stream().end_graph();
         started?;
         let graph = graph?;
@@ -236,32 +261,69 @@ impl Cuda {
 
     /// As `Device::run`; errors name the work by `label`.
     pub fn run(&mut self, call: &Call, bases: &Bases, microbatch: u32, label: &Label) -> Result<()> {
-        self.start(call, bases, microbatch)?;
+        let launches = 0..self.texts.launches(call);
+        self.start(call, &Member { call: 0, launches, workspace: 0 }, (bases, microbatch))?;
         self.gpu.stream().name(label)
     }
 
-    fn start(&mut self, call: &Call, bases: &Bases, microbatch: u32) -> Result<()> {
+    /// Starts the launches that `member` says.
+    fn start(&mut self, call: &Call, member: &Member, (bases, microbatch): (&Bases, u32)) -> Result<()> {
         let Cuda { gpu, arena, workspaces, texts, compiled, places, products, chosen, words, .. } = self;
-        let (set, place) = places[call.kernel];
+        let place = Place { arena, bases, microbatch, workspace: workspaces.last(), member };
         words.clear();
-        for span in &call.operands {
-            let offset = bases.offset(*span);
-            assert!(offset + span.bytes <= arena.bytes(), "{span:?} outside of an arena of {} bytes", arena.bytes());
-            words.push(arena.address() + offset as u64);
-        }
-        if let Some(first) = words.first_mut() {
-            *first += (call.skip.0 + call.skip.1 * microbatch as usize) as u64;
-        }
+        words.extend((0..call.operands.len()).map(|n| place.word(call, Argument::Operand(n))));
         if let (Some(products), Some(product)) = (&products, &chosen[call.kernel]) {
             return products.start(gpu.stream(), product, [words[0], words[1], words[2]]);
         }
-        if texts.sources[call.kernel].workspace > 0 {
-            words.extend(workspaces.last().map(Buffer::address));
-        }
-        words.extend(call.parameters.iter().map(|&(base, step)| (base + step * i64::from(microbatch)) as u64));
+        words.extend((texts.sources[call.kernel].workspace > 0).then(|| place.word(call, Argument::Workspace)));
+        words.extend((0..call.parameters.len()).map(|n| place.word(call, Argument::Parameter(n))));
+        let (set, kernel) = places[call.kernel].expect("what runs by itself was made ready");
         // SAFETY: `Texts::call` saw that operands are as large as the kernel uses them, and each lies inside of the arena (rows that begin
-        // later end where their span does); the workspace is as large as that of any kernel. The stream runs calls in the program's order.
-        unsafe { compiled[set].start(gpu, place, words) }
+        // later end where their span does); the workspace is as large as that of any kernel. The stream runs calls in the program's order,
+        // or in one that means the same.
+        unsafe { compiled[set].start_some(gpu, kernel, member.launches.clone(), words) }
+    }
+
+    fn start_group(&mut self, group: usize, members: &[Member], calls: &[&Call], at: (&Bases, u32)) -> Result<()> {
+        let Cuda { gpu, arena, workspaces, texts, compiled, places, words, .. } = self;
+        words.clear();
+        for member in members {
+            let place = Place { arena, bases: at.0, microbatch: at.1, workspace: workspaces.last(), member };
+            let call = calls[member.call];
+            let arguments = &texts.sources[call.kernel].bodies[member.launches.start].arguments;
+            words.extend(arguments.iter().map(|argument| place.word(call, *argument)));
+        }
+        let (set, kernel) = places[group].expect("groups were made ready");
+        // SAFETY: as in `start`, for each member; none writes what another reads or writes.
+        unsafe { compiled[set].start(gpu, kernel, words) }
+    }
+}
+
+/// Where a call's operands are in one execution of its section.
+struct Place<'a> {
+    arena: &'a Buffer,
+    bases: &'a Bases,
+    microbatch: u32,
+    workspace: Option<&'a Buffer>,
+    member: &'a Member,
+}
+
+impl Place<'_> {
+    fn word(&self, call: &Call, argument: Argument) -> u64 {
+        match argument {
+            Argument::Operand(n) => {
+                let (span, arena) = (call.operands[n], self.arena);
+                let offset = self.bases.offset(span);
+                assert!(offset + span.bytes <= arena.bytes(), "{span:?} outside of an arena of {} bytes", arena.bytes());
+                let skip = if n == 0 { call.skip.0 + call.skip.1 * self.microbatch as usize } else { 0 };
+                arena.address() + (offset + skip) as u64
+            }
+            Argument::Workspace => self.workspace.map_or(0, Buffer::address) + self.member.workspace as u64,
+            Argument::Parameter(n) => {
+                let (base, step) = call.parameters[n];
+                (base + step * i64::from(self.microbatch)) as u64
+            }
+        }
     }
 }
 
@@ -275,15 +337,58 @@ impl Drop for Cuda {
 }
 
 impl Texts {
-    /// Those of kernels that were prepared so far.
-    pub fn sources(&self) -> &[Source] {
-        &self.sources
+    /// Those of kernels that are wanted so far.
+    pub fn sources(&self) -> Vec<Source> {
+        self.sources_of(&self.wanted.iter().copied().collect::<Vec<_>>())
+    }
+
+    pub(super) fn sources_of(&self, kernels: &[usize]) -> Vec<Source> {
+        kernels.iter().map(|&kernel| self.sources[kernel].clone()).collect()
+    }
+
+    /// Ends a program: what is wanted and was in no batch before, to be compiled together. The same for every run of an artifact, as are
+    /// those of `rest`, so that code may come with it.
+    pub(super) fn batch(&mut self) -> Vec<usize> {
+        if self.ends.last() != Some(&self.sources.len()) {
+            self.ends.push(self.sources.len());
+        }
+        let new: Vec<usize> = self.wanted.difference(&self.given).copied().collect();
+        self.given.extend(&new);
+        new
+    }
+
+    /// Wants all that programs have: a batch of each.
+    pub(super) fn rest(&mut self) -> Vec<Vec<usize>> {
+        let (mut first, mut batches) = (0, Vec::new());
+        if self.given.len() == self.sources.len() {
+            return batches;
+        }
+        for &end in &self.ends {
+            let new: Vec<usize> = (first..end).filter(|kernel| !self.given.contains(kernel)).collect();
+            self.given.extend(&new);
+            self.wanted.extend(&new);
+            batches.push(new);
+            first = end;
+        }
+        batches
     }
 
     /// What each of `sources` was made for.
     pub fn origins(&self) -> impl Iterator<Item = &str> {
-        let rest = std::iter::repeat_n("", self.sources.len() - self.origins.len());
-        self.origins.iter().map(String::as_str).chain(rest)
+        self.wanted.iter().map(|&kernel| self.origins.get(kernel).map_or("", String::as_str))
+    }
+
+    /// The call runs by itself.
+    pub fn want(&mut self, call: &Call) {
+        self.wanted.insert(call.kernel);
+    }
+
+    pub(super) fn add_group(&mut self, source: Source, first: usize, members: usize) {
+        let origin = self.origins.get(first).map(|origin| format!("{origin} and {} more", members - 1));
+        self.wanted.insert(self.sources.len());
+        self.sources.push(source);
+        self.origins.resize(self.sources.len() - 1, String::new());
+        self.origins.push(origin.unwrap_or_default());
     }
 
     /// Says what the texts that were made since the last such call are for.
@@ -300,6 +405,7 @@ impl Texts {
         };
         let mut call = self.call(Key::Nest(Box::new(nest)), operands, 0, source)?;
         call.parameters = self.sources[call.kernel].parameters.iter().map(|&n| offsets[n]).collect();
+        call.reads = instr.operands.len();
         Ok(call)
     }
 
@@ -325,6 +431,6 @@ impl Texts {
         if spans.len() != wanted.len() || !spans.iter().zip(wanted).all(fits) {
             return Err(Error::artifact("a kernel's operands have other types than the kernel, or lie where it does not read"));
         }
-        Ok(Call { kernel, operands: spans.into(), parameters: Box::default(), flops, skip: (0, 0) })
+        Ok(Call { kernel, operands: spans.into(), reads: 0, parameters: Box::default(), flops, skip: (0, 0) })
     }
 }

@@ -269,13 +269,27 @@ impl Kernel {
     /// # Safety
     /// `words` are the kernel's arguments, 8 bytes each, in its order; what they point to is alive until the work is done, and as large
     /// as the kernel uses it.
-    pub unsafe fn launch(
+    pub unsafe fn launch(&self, stream: &Stream, shape: ([u32; 2], u32, u32), words: &mut [u64]) -> Result<()> {
+        let mut places: SmallVec<[*mut c_void; 32]> = words.iter_mut().map(|word| std::ptr::from_mut(word).cast()).collect();
+        // SAFETY: the caller's.
+        unsafe { self.start(stream, shape, &mut places) }
+    }
+
+    /// As `launch`, of a kernel whose one argument is all of `table`.
+    ///
+    /// # Safety
+    /// As `launch`; the argument is as long as `table`.
+    pub unsafe fn launch_table(&self, stream: &Stream, shape: ([u32; 2], u32, u32), table: &mut [u64]) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.start(stream, shape, &mut [table.as_mut_ptr().cast()]) }
+    }
+
+    unsafe fn start(
         &self,
         stream: &Stream,
         ([x, y], threads, shared): ([u32; 2], u32, u32),
-        words: &mut [u64],
+        places: &mut [*mut c_void],
     ) -> Result<()> {
-        let mut places: SmallVec<[*mut c_void; 32]> = words.iter_mut().map(|word| std::ptr::from_mut(word).cast()).collect();
         // SAFETY: the caller's; the driver copies the arguments before it returns.
         let launched = unsafe {
             let arguments = places.as_mut_ptr();

@@ -4,6 +4,7 @@ use super::cache;
 use super::driver::{Gpu, Kernel};
 use crate::error::{Error, Result};
 use dcc_kernels::cuda::{PRELUDE, Source};
+use std::ops::Range;
 
 /// Compiled kernels, in the order of their sources.
 pub struct Kernels {
@@ -55,10 +56,26 @@ impl Kernels {
     /// # Safety
     /// `words` are what its source says that each launch gets; what they point to is as large as it says, and alive until it is done.
     pub unsafe fn start(&self, gpu: &Gpu, number: usize, words: &mut [u64]) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.start_some(gpu, number, 0..self.all[number].entries.len(), words) }
+    }
+
+    /// As `start`, some of the launches.
+    ///
+    /// # Safety
+    /// As `start`.
+    pub unsafe fn start_some(&self, gpu: &Gpu, number: usize, launches: Range<usize>, words: &mut [u64]) -> Result<()> {
         let Compiled { source, entries } = &self.all[number];
-        for (entry, launch) in entries.iter().zip(&source.launches) {
-            // SAFETY: the caller's.
-            unsafe { entry.launch(gpu.stream(), (launch.blocks, launch.threads, launch.shared), words)? };
+        assert!(source.table == 0 || source.table == words.len(), "{} words for a table of {}", words.len(), source.table);
+        for (entry, launch) in entries[launches.clone()].iter().zip(&source.launches[launches]) {
+            let shape = (launch.blocks, launch.threads, launch.shared);
+            // SAFETY: the caller's; a table is as long as the kernel's argument.
+            unsafe {
+                match source.table {
+                    0 => entry.launch(gpu.stream(), shape, words)?,
+                    _ => entry.launch_table(gpu.stream(), shape, words)?,
+                }
+            }
         }
         Ok(())
     }

@@ -19,6 +19,14 @@ const ALIGN: usize = 16;
 impl Texts {
     /// As `Device::library`.
     pub fn library(&mut self, site: &Site<'_>, library: &Library, instr: &Instr) -> Result<Option<Call>> {
+        let mut call = self.operation(site, library, instr)?;
+        if let Some(call) = &mut call {
+            call.reads = call.operands.len() - instr.results.len();
+        }
+        Ok(call)
+    }
+
+    fn operation(&mut self, site: &Site<'_>, library: &Library, instr: &Instr) -> Result<Option<Call>> {
         let (wanted, results) = arity(library);
         if instr.operands.len() != wanted || instr.results.len() != results {
             return Err(Error::artifact("an operation with too many or too few operands"));

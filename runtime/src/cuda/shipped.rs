@@ -10,7 +10,7 @@ use crate::exec::{World, add_texts};
 use bytes::Bytes;
 use dcc_kernels::cuda::Source;
 use dcc_program::artifact::Artifact;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 /// Pieces by name; see `Artifact::code`.
 #[derive(Clone, Debug, Default)]
@@ -37,10 +37,18 @@ impl Shipped {
 
     /// What there is code for, ascending.
     pub fn targets(&self) -> Vec<Target> {
-        let mut targets: Vec<Target> = self.0.keys().filter_map(|name| Target::parse(name.split_once('.')?.0).ok()).collect();
-        targets.sort();
-        targets.dedup();
-        targets
+        self.sizes().into_keys().collect()
+    }
+
+    /// Bytes of all code for each target.
+    pub fn sizes(&self) -> BTreeMap<Target, usize> {
+        let mut sizes = BTreeMap::new();
+        for (name, code) in &self.0 {
+            if let Some(target) = name.split_once('.').and_then(|(target, _)| Target::parse(target).ok()) {
+                *sizes.entry(target).or_insert(0) += code.len();
+            }
+        }
+        sizes
     }
 
     fn find(&self, text: &str, target: Target) -> Option<Image> {
@@ -64,13 +72,14 @@ pub fn code(artifact: &Artifact, targets: &[Target]) -> Result<BTreeMap<String, 
         }
     };
     for rank in 0..world.ranks() {
-        // As a rank prepares them: the training program's, then what an evaluation needs beside.
-        let (mut texts, mut seen) = (Texts::default(), HashSet::new());
+        // As a rank prepares them: the training program's, then what an evaluation needs beside, then what a trace runs by itself.
+        let mut texts = Texts::default();
         for set in &sets {
             add_texts(&mut texts, &world, &set[world.stage(rank) as usize], rank)?;
-            let new = texts.sources().iter().filter(|source| seen.insert(source.launches[0].entry.clone()));
-            want(&new.cloned().collect::<Vec<_>>());
+            let batch = texts.batch();
+            want(&texts.sources_of(&batch));
         }
+        texts.rest().iter().for_each(|batch| want(&texts.sources_of(batch)));
     }
     if world.ranks() > 1 {
         want(&Copies::sources(world.reductions()));

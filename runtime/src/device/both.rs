@@ -23,7 +23,7 @@ pub struct Both {
 /// A prepared call of both.
 pub struct Call {
     pub cpu: cpu::Call,
-    gpu: cuda::Call,
+    pub gpu: cuda::Call,
     operands: Box<[Span]>,
     results: Box<[Checked]>,
     /// The difference that is allowed, as a fraction of a result's largest element.

@@ -5,7 +5,7 @@ use super::ports::{Parameter, Port};
 use super::site::Site;
 use super::tally::Tally;
 use super::world::World;
-use super::{Action, BATCH, Batch, Executor, Flights, Fresh, Instruction, Tensor, Turn};
+use super::{Action, Executor, Flights, Fresh, Instruction, Tensor, Turn};
 use crate::comm::Label;
 use crate::cuda::Texts;
 use crate::device::Device;
@@ -47,21 +47,21 @@ impl Executor {
             tally.add(&preparing.tally, runs(index));
             sections.push(body);
         }
+        let calls = |body: &Vec<Instruction>| device.rows(&body.iter().map(Instruction::call).collect::<Vec<_>>());
+        let rows = sections.iter().map(calls).collect::<Result<Vec<_>>>()?;
         device.finish()?;
         let flights = Flights { open: tokens.flights(program)?, ops: Vec::with_capacity(MOST_TENSORS) };
         let inputs = program.inputs.iter().map(|input| port(&site, &input.name, input.buffer)).collect::<Result<_>>()?;
         let outputs = program.outputs.iter().map(|output| port(&site, &output.name, output.buffer)).collect::<Result<_>>()?;
         let mut turns = turns(program, &site, &blocks)?;
-        if device.is_apart() {
-            turns.iter_mut().for_each(|turn| turn.batches = batches(&sections[turn.section]));
-        }
+        turns.iter_mut().for_each(|turn| turn.graphs.resize_with(rows[turn.section].len(), || None));
         let mut parameters = parameters(program, &site, &blocks)?;
         parameters.sort_by_key(|parameter| parameter.range.start);
         let persistent = |id| Ok::<Range<usize>, Error>(range(site.span(id)?, &blocks));
         let scalar = |s: &program::Scalar| Ok((s.kind, site.ty(s.buffer).dtype, persistent(s.buffer)?));
         let scalars = program.scalars.iter().map(scalar).collect::<Result<_>>()?;
         let kept = parameters.iter().map(|parameter| parameter.range.clone()).collect();
-        Ok(Executor { sections, turns, flights, inputs, outputs, parameters, kept, scalars, blocks, fresh, tally })
+        Ok(Executor { sections, rows, turns, flights, inputs, outputs, parameters, kept, scalars, blocks, fresh, tally })
     }
 }
 
@@ -77,13 +77,26 @@ pub fn add_texts(texts: &mut Texts, world: &World, program: &Program, rank: u32)
     check_ids(program)?;
     let blocks = world.blocks(program)?;
     let site = Site::new(program, &blocks, rank)?;
-    for instr in program.sections.iter().flat_map(|section| &section.body) {
-        match &instr.action {
-            program::Action::Kernel(number) => drop(texts.kernel(&site, &program.kernels[*number as usize], instr)?),
-            program::Action::Library(library) => drop(texts.library(&site, library, instr)?),
-            program::Action::Start { .. } | program::Action::Wait(_) => {}
+    let mut sections = Vec::new();
+    for section in &program.sections {
+        let mut calls = Vec::new();
+        for instr in &section.body {
+            match &instr.action {
+                program::Action::Kernel(number) => {
+                    calls.push(Some(texts.kernel(&site, &program.kernels[*number as usize], instr)?));
+                }
+                program::Action::Library(library) => calls.extend(texts.library(&site, library, instr)?.map(Some)),
+                program::Action::Start { .. } | program::Action::Wait(_) => calls.push(None),
+            }
+            texts.give_origin(&instr.origin);
         }
-        texts.give_origin(&instr.origin);
+        sections.push(calls);
+    }
+    // Behind all sections' kernels, as an executor does: the order gives them their names.
+    for (index, calls) in sections.iter().enumerate() {
+        let rows = texts.in_rows(&calls.iter().map(Option::as_ref).collect::<Vec<_>>())?;
+        let runs = program.order.iter().filter(|step| step.section as usize == index).count();
+        texts.count(calls, &rows, runs);
     }
     Ok(())
 }
@@ -281,27 +294,10 @@ fn turns(program: &Program, site: &Site<'_>, blocks: &Blocks) -> Result<Vec<Turn
             label,
             fills,
             takes,
-            batches: Vec::new(),
+            graphs: Vec::new(),
         });
     }
     Ok(turns)
-}
-
-/// The longest rows of calls.
-fn batches(section: &[Instruction]) -> Vec<Batch> {
-    let mut batches = Vec::new();
-    let mut first = 0;
-    for (at, instruction) in section.iter().enumerate() {
-        let is_call = matches!(instruction.action, Action::Compute(_));
-        let end = if is_call { at + 1 } else { at };
-        if (!is_call || end == section.len()) && end - first >= BATCH {
-            batches.push(Batch { calls: first..end, graph: None });
-        }
-        if !is_call {
-            first = at + 1;
-        }
-    }
-    batches
 }
 
 fn port(site: &Site<'_>, name: &str, id: BufferId) -> Result<Port> {

@@ -13,8 +13,9 @@ pub fn kernels(programs: &[Program], show: Option<&str>) -> String {
     let world = World::new(&[programs]).expect("programs of one mesh");
     let texts = texts(&world, &programs[0], 0).expect("kernels for GPUs");
     let mut out = String::new();
-    for (number, source) in texts.sources().iter().enumerate() {
-        if show.is_some_and(|show| !show.split(',').any(|word| word == format!("kernel{number}"))) {
+    for source in &texts.sources() {
+        let is_meant = |show: &str| show.split(',').any(|word| source.launches.iter().any(|launch| launch.entry == word));
+        if show.is_some_and(|show| !is_meant(show)) {
             continue;
         }
         for launch in &source.launches {

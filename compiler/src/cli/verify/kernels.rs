@@ -62,6 +62,8 @@ pub enum Found {
         registers: u32,
         /// Of all.
         spilled_bytes: u32,
+        /// Of a training step of the rank with the most of them: call by call, and as they run.
+        launches: [usize; 2],
         /// Those that spill, the most first.
         spills: Vec<Spill>,
         seconds: f64,
@@ -119,38 +121,41 @@ pub fn check(artifact: &Artifact, device: Device) -> Outcome<Found> {
 fn compiled(artifact: &Artifact, arch: Arch) -> Outcome<Found> {
     let world = World::new(&[&artifact.train, &artifact.eval])?;
     let (mut seen, mut usage, mut kernels, mut seconds) = (HashSet::new(), cuda::Usage::default(), 0, [0.0; 2]);
-    let mut spills = Vec::new();
+    let (mut spills, mut launches) = (Vec::new(), [0; 2]);
     let folder = std::env::temp_dir().join(format!("dcc-kernels-{}", std::process::id()));
     for rank in 0..world.ranks() {
-        for set in [&artifact.train, &artifact.eval] {
+        for (set, trains) in [(&artifact.train, true), (&artifact.eval, false)] {
             let texts = texts(&world, &set[world.stage(rank) as usize], rank)?;
-            if !seen.insert(cuda::Kernels::text(texts.sources())) {
+            let sources = texts.sources();
+            if trains {
+                launches = launches.max(texts.launched());
+            }
+            if !seen.insert(cuda::Kernels::text(&sources)) {
                 continue;
             }
             let mut images = Vec::new();
             for seconds in &mut seconds {
                 let began = Instant::now();
-                let made = cuda::images(texts.sources(), arch, Some(&folder), &cuda::Shipped::default());
+                let made = cuda::images(&sources, arch, Some(&folder), &cuda::Shipped::default());
                 *seconds += began.elapsed().as_secs_f64();
                 images = made.inspect_err(|_| drop(std::fs::remove_dir_all(&folder)))?;
             }
             let entries: Vec<(&str, cuda::Usage)> = images.iter().flat_map(|(image, _)| image.entries()).collect();
             usage = entries.iter().fold(usage, |usage, (_, own)| usage.and(*own));
-            spills.extend(spilling(&texts, &entries));
-            kernels += texts.sources().len();
+            spills.extend(spilling(&sources, &texts, &entries));
+            kernels += sources.len();
         }
     }
     // A folder that could not be written costs time only.
     let _ = std::fs::remove_dir_all(&folder);
     let (cuda::Usage { registers, spilled_bytes }, [seconds, kept_seconds]) = (usage, seconds);
     spills.sort_by_key(|spill| std::cmp::Reverse(spill.bytes));
-    Ok(Found::Compiled { arch, kernels, registers, spilled_bytes, spills, seconds, kept_seconds })
+    Ok(Found::Compiled { arch, kernels, registers, spilled_bytes, launches, spills, seconds, kept_seconds })
 }
 
 /// Those of `entries` that spill, with what they are parts of.
-fn spilling(texts: &cuda::Texts, entries: &[(&str, cuda::Usage)]) -> Vec<Spill> {
-    let launches = texts
-        .sources()
+fn spilling(sources: &[Source], texts: &cuda::Texts, entries: &[(&str, cuda::Usage)]) -> Vec<Spill> {
+    let launches = sources
         .iter()
         .zip(texts.origins())
         .flat_map(|(source, origin)| source.launches.iter().map(move |launch| (launch.entry.as_str(), origin)));
@@ -175,16 +180,18 @@ pub fn text(found: &Found) -> String {
             let large = if *too_large == 0 { String::new() } else { format!(", {too_large} are too large for float64") };
             format!("{kernels} kernels by themselves on {on} are within {worst:.2} of what is allowed{large}\n")
         }
-        Found::Compiled { arch, kernels, registers, spilled_bytes, spills, seconds, kept_seconds } => {
+        Found::Compiled { arch, kernels, registers, spilled_bytes, launches, spills, seconds, kept_seconds } => {
             let named =
                 spills.iter().take(NAMED).map(|Spill { name, bytes, origin }| format!("  {bytes} bytes: {name}, {origin}\n"));
             let more = spills.len().saturating_sub(NAMED);
             let more = if more > 0 { format!("  and {more} more\n") } else { String::new() };
             format!(
                 "{kernels} kernels compile for {} in {seconds:.1} s, once kept in {kept_seconds:.2} s: at most {registers} registers, \
-                 {spilled_bytes} bytes spilled\n{}{more}",
+                 {spilled_bytes} bytes spilled\n{}{more}  a training step has {} launches, {} without groups\n",
                 arch.name(),
-                named.collect::<String>()
+                named.collect::<String>(),
+                launches[1],
+                launches[0]
             )
         }
     }
@@ -195,8 +202,9 @@ pub fn json(found: &Found) -> Value {
         Found::Ran { on, kernels, too_large, worst } => {
             json!({"device": on, "kernels": kernels, "too_large": too_large, "worst": worst})
         }
-        Found::Compiled { arch, kernels, registers, spilled_bytes, spills, seconds, kept_seconds } => json!({
-            "arch": arch.name(), "kernels": kernels, "registers": registers, "spilled_bytes": spilled_bytes, "seconds": seconds,
+        Found::Compiled { arch, kernels, registers, spilled_bytes, launches, spills, seconds, kept_seconds } => json!({
+            "arch": arch.name(), "kernels": kernels, "registers": registers, "spilled_bytes": spilled_bytes, "launches": launches[1],
+            "launches_without_groups": launches[0], "seconds": seconds,
             "kept_seconds": kept_seconds, "spills": spills.iter().map(|Spill { name, bytes, origin }| {
                 json!({"kernel": name, "bytes": bytes, "origin": origin})
             }).collect::<Vec<_>>(),
