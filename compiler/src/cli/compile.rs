@@ -71,18 +71,17 @@ pub fn run(args: &Args, matches: &ArgMatches, words: &[String]) -> Outcome<i32> 
         let error = Error::usage(format!("compile takes a model: this is {what}"));
         return Err(error.at(args.model.display()).help("name the .onnx file").into());
     }
+    let is_written = args.emit.is_none() || args.out.is_some();
+    if !args.arch.is_empty() && !is_written {
+        let error = Error::usage("--arch: its code would stand in an artifact, and none is written");
+        return Err(error.help("name one by --out").into());
+    }
     let DataFlags { data, map, layout, input } = &args.data;
     let shapes = Shapes::read(data, map, layout, input)?;
     let mut built = build(&args.model, &args.flags, &shapes, flags::given(matches), words)?;
     let compiled = &mut built.compiled;
     let out = args.out.clone().unwrap_or_else(|| args.model.with_extension("dcc"));
-    let is_written = args.emit.is_none() || args.out.is_some();
     if !args.arch.is_empty() {
-        if !is_written {
-            return Err(Error::usage("--arch: its code would stand in an artifact, and none is written")
-                .help("name one by --out")
-                .into());
-        }
         compiled.artifact.code = cuda::code(&compiled.artifact, &args.arch)?;
     }
     let bytes = match is_written {

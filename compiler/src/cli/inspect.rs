@@ -135,16 +135,8 @@ fn of_artifact(artifact: &Artifact) -> Value {
 
 /// What there is machine code for, and how much.
 fn code(artifact: &Artifact) -> Vec<Value> {
-    let bytes = |target: &str| {
-        artifact
-            .code
-            .iter()
-            .filter(|(name, _)| name.split('.').next() == Some(target))
-            .map(|(_, code)| code.len())
-            .sum::<usize>()
-    };
-    let targets = Shipped::of(artifact).targets();
-    targets.into_iter().map(Target::name).map(|target| json!({ "target": target, "bytes": bytes(&target) })).collect()
+    let sizes = Shipped::of(artifact).sizes();
+    sizes.into_iter().map(|(target, bytes)| json!({ "target": target.name(), "bytes": bytes })).collect()
 }
 
 /// Of all stages.

@@ -7,9 +7,9 @@
 //! ```
 //!
 //! Sections are program texts (`train.0`, `eval.0`, …: one per stage), the model's graph (`forward`) and embedded tensors (`tensor.0`, …),
-//! machine code for GPUs (`code.NAME`). The header holds
-//! their hashes, so its own hash stands for the whole file; the same artifact gives the same bytes. Loading checks hashes
-//! before it believes anything, then parses and runs the gate. Embedded tensors stay slices of the mapped file.
+//! machine code for GPUs (`code.NAME`). The header holds their hashes, so its own hash stands for the whole file; the same artifact gives
+//! the same bytes. Loading checks hashes before it believes anything, then parses and runs the gate. Embedded tensors stay slices of the
+//! mapped file.
 
 mod decode;
 mod encode;
