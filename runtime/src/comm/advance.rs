@@ -71,45 +71,61 @@ impl Peer {
 
     /// Posts started transfers in order, as far as the ring has room.
     pub(super) fn post(&mut self, channel: u32) -> Result<()> {
-        let state = &mut self.channels[channel as usize];
-        let before = state.posted;
-        while state.posted < state.started {
-            // What peers are done with is looked up when the room that was last seen is used up.
-            if state.posted >= state.room {
-                let done = |member| self.segment.slot(channel, member).done().load(Acquire);
-                state.room = RING + state.readers.clone().map(done).min().unwrap_or(state.posted);
-                if state.posted >= state.room {
-                    break;
-                }
-            }
+        let Peer { channels, segment, .. } = self;
+        let state = &mut channels[channel as usize];
+        let (before, mut carried) = (state.posted, 0);
+        while state.posted < state.started && state.has_room(segment, channel) {
             let Pending { head, place } = &state.queue[(state.posted - state.finished) as usize];
             let tensors = state.tensors.range(state.posted_tensors..state.posted_tensors + head.tensors);
             if state.is_read {
-                let slot = self.segment.slot(channel, state.index);
+                let slot = segment.slot(channel, state.index);
                 slot.describe(state.posted, head.signature, &place.label);
-                match head.eager {
-                    true => slot.carry(state.posted, tensors.map(|op| self.segment.arena(self.rank).slice(op.source))),
+                carried = match head.eager {
+                    true => slot.carry(state.posted, tensors.map(|op| segment.arena(self.rank).slice(op.source))),
                     false => slot.place(state.posted, tensors.map(|op| (op.source.offset, op.target.offset))),
-                }
+                };
             }
             state.posted_tensors += head.tensors;
             state.posted += 1;
         }
         let posted = before..state.posted;
-        if posted.is_empty() {
-            return Ok(());
+        match (posted.is_empty(), state.is_read) {
+            (true, _) => Ok(()),
+            (false, true) => self.stamp(channel, posted, carried),
+            (false, false) => self.mover.mark(channel, Stage::Posted),
         }
-        if !state.is_read {
-            return self.mover.mark(channel, Stage::Posted);
+    }
+
+    /// Sends a small message that nothing stands before: it is over at once, and in no queue. Whether that could be.
+    pub(super) fn deliver(&mut self, channel: u32, ops: &[Op], signature: u64) -> Result<bool> {
+        let Peer { channels, segment, place, .. } = self;
+        let state = &mut channels[channel as usize];
+        let is_message = matches!(ops[0].transfer, Transfer::Send { .. });
+        if !is_message || !state.queue.is_empty() || !state.has_room(segment, channel) {
+            return Ok(false);
         }
-        self.publish(channel, Stage::Posted, |slot| posted.clone().for_each(|sequence| slot.stamp(sequence)))
+        let (slot, sequence) = (segment.slot(channel, state.index), state.started);
+        slot.describe(sequence, signature, &place.label);
+        let carried = slot.carry(sequence, ops.iter().map(|op| segment.arena(self.rank).slice(op.source)));
+        (state.started, state.posted, state.finished) = (sequence + 1, sequence + 1, sequence + 1);
+        self.stamp(channel, sequence..sequence + 1, carried)?;
+        Ok(true)
+    }
+
+    /// Lets the other members read what was posted, the last of which has so many bytes in its entry.
+    fn stamp(&mut self, channel: u32, posted: Range<u64>, carried: usize) -> Result<()> {
+        self.publish(channel, Stage::Posted, |slot, waits| {
+            posted.clone().for_each(|sequence| slot.stamp(sequence));
+            // What comes next is most often like it.
+            slot.expect(posted.end, carried, waits);
+        })
     }
 
     /// Lets the other members know of what `store` stores in the own slot.
-    fn publish(&mut self, channel: u32, stage: Stage, store: impl Fn(Slot<'_>)) -> Result<()> {
+    fn publish(&mut self, channel: u32, stage: Stage, store: impl Fn(Slot<'_>, bool)) -> Result<()> {
         self.mover.mark(channel, stage)?;
         let state = &self.channels[channel as usize];
-        store(self.segment.slot(channel, state.index));
+        store(self.segment.slot(channel, state.index), !state.readers.contains(&state.index));
         self.segment.ring(state.members.iter().copied().filter(|&member| member != self.rank));
         Ok(())
     }
@@ -117,7 +133,7 @@ impl Peer {
     /// Advances one of the own counters to the head.
     fn count(&mut self, channel: u32, stage: Stage, counter: impl Fn(Slot<'_>) -> &AtomicU64) -> Result<()> {
         let value = self.channels[channel as usize].finished + 1;
-        self.publish(channel, stage, |slot| counter(slot).store(value, Release))
+        self.publish(channel, stage, |slot, _| counter(slot).store(value, Release))
     }
 
     /// What is moved from here on comes behind `stage` of all `members`.

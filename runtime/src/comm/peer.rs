@@ -9,7 +9,7 @@
 use super::advance::{NOT_READ, signature};
 use super::mover::{Mover, Stage};
 use super::pull::Pull;
-use super::segment::{Awaited, Segment, WAKE};
+use super::segment::{Awaited, RING, Segment, WAKE};
 use super::shm::{self, Arena};
 use super::{Comm, Hello, Op, Patience, Place, Stop, Token, Transfer};
 use crate::error::{Error, Result};
@@ -35,7 +35,7 @@ pub struct Peer {
     patience: Patience,
     /// Whether each rank has a core.
     alone: bool,
-    place: Place,
+    pub(super) place: Place,
     /// The groups, then the lanes of each ordered pair of ranks.
     pub(super) channels: Vec<Channel>,
     /// Channels with started transfers that still need work of this rank.
@@ -335,6 +335,10 @@ impl Comm for Peer {
         let eager = self.mover.is_eager() && bytes <= self.segment.eager_bytes();
         let token = Token::new(channel, state.started, eager);
         let signature = signature(ops);
+        if eager && self.deliver(channel, ops, signature)? {
+            return Ok(token);
+        }
+        let state = &mut self.channels[channel as usize];
         state.tensors.extend(ops);
         let head = Head { tensors: ops.len(), bytes, eager, signature, phase: Phase::Read(0) };
         state.queue.push_back(Pending { head, place: self.place });
@@ -482,6 +486,15 @@ impl Channel {
             finished: 0,
             need: None,
         }
+    }
+
+    /// Whether one more may be posted. What peers are done with is looked up when the room that was last seen is used up.
+    pub fn has_room(&mut self, segment: &Segment, own: u32) -> bool {
+        if self.posted >= self.room {
+            let done = |member| segment.slot(own, member).done().load(Acquire);
+            self.room = RING + self.readers.clone().map(done).min().unwrap_or(self.posted);
+        }
+        self.posted < self.room
     }
 }
 

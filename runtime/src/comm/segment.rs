@@ -27,7 +27,9 @@ pub const RING: u64 = 16;
 pub const EAGER_BYTES: usize = 4 << 10;
 /// The same where each rank has a core of its own.
 pub const EAGER_BYTES_ALONE: usize = 512;
-const LINE: usize = 64;
+pub const LINE: usize = 64;
+/// Of two lines side by side a processor that misses one may fetch both.
+const PAIR: usize = 2 * LINE;
 /// Words of an entry: stamp, signature, then source and target of each tensor, or the sources themselves; the label ends it.
 const STAMP: usize = 0;
 const SIGNATURE: usize = 1;
@@ -178,8 +180,8 @@ pub struct Slot<'a> {
 const REDUCED: usize = 8;
 const DONE: usize = 16;
 const BODY_BYTES: usize = if EAGER_BYTES > 16 * MOST_TENSORS { EAGER_BYTES } else { 16 * MOST_TENSORS };
-const ENTRY_BYTES: usize = (8 * BODY + BODY_BYTES + size_of::<Label>()).next_multiple_of(LINE);
-const SLOT_BYTES: usize = LINE + RING as usize * ENTRY_BYTES;
+const ENTRY_BYTES: usize = (8 * BODY + BODY_BYTES + size_of::<Label>()).next_multiple_of(PAIR);
+const SLOT_BYTES: usize = PAIR + RING as usize * ENTRY_BYTES;
 
 impl Segment {
     pub fn new(layout: Layout, control: Mapping, arenas: Vec<Mapping>) -> Segment {
@@ -408,7 +410,7 @@ impl<'a> Slot<'a> {
     }
 
     fn entry(self, sequence: u64) -> usize {
-        self.base + LINE + (sequence % RING) as usize * ENTRY_BYTES
+        self.base + PAIR + (sequence % RING) as usize * ENTRY_BYTES
     }
 
     fn word(self, sequence: u64, index: usize) -> &'a AtomicU64 {
@@ -425,20 +427,34 @@ impl<'a> Slot<'a> {
         std::iter::zip(self.label_words(sequence), label.0).for_each(|(to, word)| to.store(word, Relaxed));
     }
 
-    /// Where its tensors are.
-    pub fn place(self, sequence: u64, tensors: impl Iterator<Item = (usize, usize)>) {
-        for (n, (source, target)) in tensors.enumerate() {
-            self.word(sequence, BODY + 2 * n).store(source as u64, Relaxed);
-            self.word(sequence, BODY + 2 * n + 1).store(target as u64, Relaxed);
+    /// Where its tensors are. Bytes of the body.
+    pub fn place(self, sequence: u64, tensors: impl Iterator<Item = (usize, usize)>) -> usize {
+        let mut index = BODY;
+        for (source, target) in tensors {
+            self.word(sequence, index).store(source as u64, Relaxed);
+            self.word(sequence, index + 1).store(target as u64, Relaxed);
+            index += 2;
         }
+        8 * (index - BODY)
     }
 
-    /// Its sources themselves, at most `EAGER_BYTES`.
-    pub fn carry<'b>(self, sequence: u64, sources: impl Iterator<Item = &'b [u8]>) {
-        let mut at = self.eager(sequence);
+    /// Its sources themselves, at most `EAGER_BYTES`: so many.
+    pub fn carry<'b>(self, sequence: u64, sources: impl Iterator<Item = &'b [u8]>) -> usize {
+        let first = self.eager(sequence);
+        let mut at = first;
         for source in sources {
             self.control.write(at, source);
             at += source.len();
+        }
+        at - first
+    }
+
+    /// That the entry of `sequence` comes next, with about so many bytes of body: who read its lines last gives them back meanwhile. But
+    /// for those that who `waits` for it looks at, and with it fetches, again and again.
+    pub fn expect(self, sequence: u64, bytes: usize, waits: bool) {
+        let (first, end) = (if waits { PAIR } else { 0 }, 8 * BODY + bytes);
+        if first < end {
+            self.control.take(Region { offset: self.entry(sequence) + first, bytes: end - first });
         }
     }
 

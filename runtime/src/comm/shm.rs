@@ -5,7 +5,7 @@
 //! program's own accesses.
 
 use super::peer::Peer;
-use super::segment::{Layout, PAGE, Segment};
+use super::segment::{LINE, Layout, PAGE, Segment};
 use super::{Patience, Region};
 use crate::error::{Error, Result};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -120,6 +120,15 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(region.offset), region.bytes) }
     }
 
+    /// Takes the cache lines of a region that is written soon away from who read them, so that stores to it do not wait for that.
+    pub fn take(&self, region: Region) {
+        self.check(region.offset, region.bytes, 1);
+        for at in region.range().step_by(LINE) {
+            // SAFETY: in bounds.
+            own_line(unsafe { self.base.as_ptr().add(at) });
+        }
+    }
+
     /// Writes into an own region that nobody else reads meanwhile.
     pub fn write(&self, offset: usize, from: &[u8]) {
         self.check(offset, from.len(), 1);
@@ -135,6 +144,16 @@ impl Mapping {
         }
     }
 }
+
+/// Asks for a cache line to write to; processors that cannot do that do nothing.
+#[cfg(target_arch = "x86_64")]
+fn own_line(at: *const u8) {
+    // SAFETY: a hint, which no address makes fault.
+    unsafe { std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn own_line(_: *const u8) {}
 
 /// Copies by stores that go around the caches: a line is not read before it is written. Four pages at a time: each is a stream that the
 /// processor fetches ahead.
