@@ -12,13 +12,19 @@ pub enum Isa {
     Avx2,
     /// 512-bit vectors (F, DQ, BW, VL).
     Avx512,
+    /// 128-bit vectors with fused multiply-add, of all 64-bit Arm processors.
+    Neon,
 }
 
 /// What this process uses: settled once, so that no kernel of it can differ.
 static USED: OnceLock<Isa> = OnceLock::new();
 
 impl Isa {
-    const ALL: [Isa; 3] = [Isa::Baseline, Isa::Avx2, Isa::Avx512];
+    /// Those of this architecture.
+    const ALL: &[Isa] = match cfg!(target_arch = "aarch64") {
+        true => &[Isa::Baseline, Isa::Neon],
+        false => &[Isa::Baseline, Isa::Avx2, Isa::Avx512],
+    };
 
     /// The best instruction set of this machine, or the one that this process is limited to.
     pub fn detect() -> Isa {
@@ -48,17 +54,18 @@ impl Isa {
             Isa::Baseline => "baseline",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Neon => "neon",
         }
     }
 
     /// The instruction set of a name.
     pub fn named(name: &str) -> Option<Isa> {
-        Isa::ALL.into_iter().find(|isa| isa.name() == name)
+        Isa::ALL.iter().copied().find(|isa| isa.name() == name)
     }
 
     /// All instruction sets that this machine can run, slowest first.
     pub fn available() -> impl Iterator<Item = Isa> {
-        Isa::ALL.into_iter().filter(|isa| *isa <= Isa::detect())
+        Isa::ALL.iter().copied().filter(|isa| *isa <= Isa::detect())
     }
 
     /// Whether there are instructions for sums in f32 of products of bf16 (AVX512_BF16). Unlike those of all else, their results differ
@@ -85,7 +92,12 @@ fn probe() -> Isa {
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(target_arch = "aarch64")]
+fn probe() -> Isa {
+    Isa::Neon
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn probe() -> Isa {
     Isa::Baseline
 }
@@ -103,7 +115,7 @@ mod tests {
 
     #[test]
     fn names_are_read_as_they_are_written() {
-        assert!(Isa::ALL.into_iter().all(|isa| Isa::named(isa.name()) == Some(isa)));
+        assert!(Isa::ALL.iter().copied().all(|isa| Isa::named(isa.name()) == Some(isa)));
         assert_eq!(Isa::named("avx3"), None);
     }
 }

@@ -4,7 +4,7 @@
 //! bf16 of consecutive steps. Half floats become words while panels are packed: there is no copy of a whole operand.
 
 use super::microkernel::Kernels;
-use super::pack::{Pack, PackSide, Size, Source};
+use super::pack::{Pack, PackSide};
 
 /// Copies of panels of `S` as words of `E`'s size.
 #[derive(Clone, Copy)]
@@ -69,9 +69,10 @@ pub(super) fn halves(_dtype: dcc_program::DType, _product: Product) -> Option<(K
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Kernels, Packing, Place, Product, Size, Source};
+    use super::{Kernels, Packing, Place, Product};
     use crate::cpu::isa::Isa;
     use crate::library::microkernel;
+    use crate::library::pack::{Size, Source};
     use crate::library::simd::{Element, x86::Bf16Pairs, x86::turn};
     use dcc_program::DType;
     use std::arch::x86_64::*;

@@ -305,4 +305,6 @@ kernels!(avx512, 12, [1 2 3 4 5 6 7 8 9 10 11 12], #[target_feature(enable = "av
 kernels!(bf16_pairs, 12, [1 2 3 4 5 6 7 8 9 10 11 12], #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx512bf16,fma")]);
 #[cfg(target_arch = "x86_64")]
 kernels!(avx2, 6, [1 2 3 4 5 6 6 6 6 6 6 6], #[target_feature(enable = "avx2,fma")]);
+#[cfg(target_arch = "aarch64")]
+kernels!(neon, 12, [1 2 3 4 5 6 7 8 9 10 11 12],);
 kernels!(baseline, 4, [1 2 3 4 4 4 4 4 4 4 4 4],);

@@ -48,16 +48,16 @@ pub type Spread<E> = unsafe fn(Source<E>, *mut E, &[usize], usize);
 pub(super) unsafe fn pack<V: Vector>(source: Source<V::E>, to: *mut V::E, size: Size) {
     // SAFETY: the caller's.
     unsafe {
-        if source.stride == 1 && size.width <= 2 * V::LANES {
+        if source.stride == 1 && size.width == size.rows && matches!(size.width, 2 | 4 | 8 | 12 | 16) {
             match size.width {
-                width if width != size.rows => along::<V>(source, to, size),
                 2 => copies::<V::E, 2>(source, to, size),
                 4 => copies::<V::E, 4>(source, to, size),
                 8 => copies::<V::E, 8>(source, to, size),
                 12 => copies::<V::E, 12>(source, to, size),
-                16 => copies::<V::E, 16>(source, to, size),
-                _ => along::<V>(source, to, size),
+                _ => copies::<V::E, 16>(source, to, size),
             }
+        } else if source.stride == 1 && size.width <= 2 * V::LANES {
+            along::<V>(source, to, size);
         } else if source.stride == 2 && V::SQUARES && size.width <= V::LANES {
             every_other::<V>(source, to, size);
         } else if source.step == 1 && V::SQUARES {

@@ -81,6 +81,8 @@ fn chains_of(isa: Isa) -> (Chains, usize) {
         Isa::Avx512 => (avx512, super::simd::x86::F32x16::LANES),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => (avx2, super::simd::x86::F32x8::LANES),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => (neon, super::simd::arm::F32x4::LANES),
         _ => (baseline, 1),
     }
 }
@@ -101,6 +103,14 @@ unsafe fn avx512(turns: usize) -> f32 {
 unsafe fn avx2(turns: usize) -> f32 {
     // SAFETY: the caller's.
     unsafe { chains::<super::simd::x86::F32x8>(turns) }
+}
+
+/// # Safety
+/// None.
+#[cfg(target_arch = "aarch64")]
+unsafe fn neon(turns: usize) -> f32 {
+    // SAFETY: the architecture's baseline has it.
+    unsafe { chains::<super::simd::arm::F32x4>(turns) }
 }
 
 /// # Safety

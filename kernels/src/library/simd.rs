@@ -62,7 +62,9 @@ pub(super) fn prefetch<T>(p: *const T) {
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(p.cast())
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    arm::prefetch::<_, false>(p);
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = p;
 }
 
@@ -76,7 +78,7 @@ pub(super) struct Square<E> {
 }
 
 macro_rules! element {
-    ($e:ty, $avx512:ident, $avx2:ident) => {
+    ($e:ty, $avx512:ident, $avx2:ident, $neon:ident) => {
         impl Element for $e {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
@@ -104,16 +106,18 @@ macro_rules! element {
                     Isa::Avx512 => super::microkernel::avx512::<x86::$avx512>(),
                     #[cfg(target_arch = "x86_64")]
                     Isa::Avx2 => super::microkernel::avx2::<x86::$avx2>(),
+                    #[cfg(target_arch = "aarch64")]
+                    Isa::Neon => super::microkernel::neon::<arm::$neon>(),
                     _ => super::microkernel::baseline::<Single<$e>>(),
                 }
             }
         }
     };
 }
-element!(f32, F32x16, F32x8);
-element!(f64, F64x8, F64x4);
+element!(f32, F32x16, F32x8, F32x4);
+element!(f64, F64x8, F64x4, F64x2);
 
-/// One lane: the fallback for machines without AVX2.
+/// One lane: the fallback for machines without vectors that are known here.
 #[derive(Clone, Copy)]
 pub(super) struct Single<E>(E);
 
@@ -159,6 +163,9 @@ impl<E: Element> Vector for Single<E> {
         Single(self.0.times(b.0))
     }
 }
+
+#[cfg(target_arch = "aarch64")]
+pub(super) mod arm;
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod x86 {
