@@ -14,6 +14,7 @@ pub mod pool;
 pub mod random;
 pub mod scatter;
 mod simd;
+mod sweep;
 pub mod vector;
 
 /// A pointer that chunks of one parallel-for share; they write disjoint parts of what it points to.

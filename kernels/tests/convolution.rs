@@ -179,6 +179,52 @@ fn vectors_of_samples() {
     case(4, 1, 64, 64, &[dim(2, 2, 3, 1, 1, 1), dim(2, 2, 3, 1, 1, 1)]);
 }
 
+/// Depthwise ones, and others of few channels.
+#[test]
+fn planes_are_swept() {
+    let case = |n, g, c, o, dims: &[Dim]| Case { n, g, c, o, dims: dims.to_vec() }.check();
+    case(2, 7, 1, 1, &[dim(14, 14, 3, 1, 1, 1), dim(14, 14, 3, 1, 1, 1)]);
+    case(3, 5, 1, 1, &[dim(15, 8, 3, 2, 1, 1), dim(14, 7, 5, 2, 1, 2)]);
+    case(2, 4, 1, 2, &[dim(7, 7, 7, 1, 1, 3), dim(9, 9, 7, 1, 1, 3)]);
+    case(2, 3, 2, 2, &[dim(6, 6, 3, 1, 1, 1), dim(8, 8, 3, 1, 1, 1)]);
+    case(2, 6, 1, 1, &[dim(70, 70, 4, 1, 1, 2)]);
+    case(1, 3, 1, 1, &[dim(40, 29, 4, 1, 4, 0)]);
+    case(2, 3, 1, 1, &[dim(5, 3, 3, 2, 1, 1), dim(6, 6, 3, 1, 1, 1), dim(7, 3, 3, 3, 1, 2)]);
+    // Kernels shorter than the stride, negative pads, strides and dilations with common factors and without.
+    case(2, 3, 1, 1, &[dim(11, 3, 2, 5, 1, 0), dim(12, 5, 3, 2, 1, -2)]);
+    case(2, 3, 1, 1, &[dim(13, 5, 3, 2, 2, 1), dim(17, 4, 3, 4, 3, 0)]);
+    case(3, 1, 1, 4, &[dim(9, 1, 2, 8, 8, 0), dim(3, 5, 1, 1, 1, 1)]);
+    // Planes of more than one band, of either operand.
+    case(2, 2, 1, 1, &[dim(260, 260, 3, 1, 1, 1), dim(300, 300, 3, 1, 1, 1)]);
+    case(1, 2, 1, 1, &[dim(519, 260, 3, 2, 1, 1), dim(399, 200, 3, 2, 1, 1)]);
+    case(1, 1, 2, 2, &[dim(70_000, 70_000, 5, 1, 1, 2)]);
+}
+
+/// Sums that are rounded are the same by all instruction sets and numbers of threads.
+#[test]
+fn swept_planes_are_the_same_everywhere() {
+    let dims = vec![dim(40, 20, 5, 2, 1, 2), dim(33, 33, 3, 1, 1, 1)];
+    let case = Case { n: 5, g: 6, c: 1, o: 1, dims };
+    let (shapes, (plain, spatial)) = (case.shapes(), case.factors());
+    let tensors = [0, 1, 2].map(|i| numbers(shapes[i], i).into_iter().map(|x| (x / 7.0) as f32).collect::<Vec<f32>>());
+    for (result, operands) in [(OUTPUT, [IMAGE, KERNEL]), (IMAGE, [OUTPUT, KERNEL]), (KERNEL, [IMAGE, OUTPUT])] {
+        let run = |isa: Isa, threads: usize| {
+            let plan = Convolution::<f32>::with_isa(Form { result, operands }, &plain, &spatial, isa);
+            assert_eq!(plan.workspace(), 0, "the control: products need one");
+            let mut out = vec![f32::NAN; shapes[result]];
+            let [a, b] = operands.map(|i| &tensors[i][..]);
+            plan.run(&Pool::new(threads), false, a, b, &mut out, &mut []);
+            out.iter().map(|x| x.to_bits()).collect::<Vec<u32>>()
+        };
+        let expected = run(Isa::Baseline, 1);
+        let whole = |bits: &u32| f32::from_bits(*bits).fract() == 0.0;
+        assert!(!expected.iter().all(whole), "the control");
+        for (isa, threads) in Isa::available().flat_map(|isa| [(isa, 1), (isa, 3)]) {
+            assert_eq!(run(isa, threads), expected, "{isa:?}, {threads} threads");
+        }
+    }
+}
+
 /// A rank's shard may be empty: of five channels over four ranks, the last has none.
 #[test]
 fn nothing_of_a_dim() {

@@ -6,6 +6,7 @@
 
 use super::pack::{self, Pack, PackSide, Spread};
 use super::simd::{Element, Square, Vector};
+use super::sweep::{self, Dots, Sweep};
 use std::mem::MaybeUninit;
 
 /// One block: C[rows, columns] = alpha * A[rows, depth] B[depth, columns] + beta * C. Strides in elements; beta 0 never reads C.
@@ -48,6 +49,8 @@ pub struct Kernels<E> {
     pub pack_side: PackSide<E>,
     pub spread: Spread<E>,
     pub place: Place<E>,
+    pub sweep: Sweep<E>,
+    pub dots: Dots<E>,
 }
 
 /// Rows of a block that follow one another in C: how far behind the block's first, which and how many.
@@ -285,6 +288,20 @@ macro_rules! kernels {
                 // SAFETY: the caller's.
                 unsafe { write_stretches::<V>(sums, width, rows, t, all) }
             }
+            /// # Safety
+            /// As `Sweep`.
+            $(#[$feature])?
+            unsafe fn sweep<V: Vector>(out: *mut V::E, from: *const V::E, offsets: &[usize], weights: *const V::E, length: usize) {
+                // SAFETY: the caller's.
+                unsafe { sweep::sweep::<V>(out, from, offsets, weights, length) }
+            }
+            /// # Safety
+            /// As `Dots`.
+            $(#[$feature])?
+            unsafe fn dots<V: Vector>(sums: *mut V::E, with: *const V::E, from: *const V::E, offsets: &[usize], length: usize) {
+                // SAFETY: the caller's.
+                unsafe { sweep::dots::<V>(sums, with, from, offsets, length) }
+            }
             Kernels {
                 lanes: V::LANES,
                 rows: $rows,
@@ -295,6 +312,8 @@ macro_rules! kernels {
                 pack_side: pack_side::<V>,
                 spread: spread::<V>,
                 place: place::<V>,
+                sweep: sweep::<V>,
+                dots: dots::<V>,
             }
         }
     };
