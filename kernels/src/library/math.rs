@@ -23,6 +23,11 @@ pub trait Real: super::simd::Element + PartialOrd {
     fn gelu_tanh(self) -> Self;
     /// The derivative of `gelu_tanh`, with t the tanh of u: (1 + t)/2 + x/2 (1 - t²) u'.
     fn gelu_tanh_slope(self) -> Self;
+    /// Of `is_moderate` arguments, as is `cos`.
+    fn sin(self) -> Self;
+    fn cos(self) -> Self;
+    /// Whether x is small enough for `sin`. NaN is not.
+    fn is_moderate(self) -> bool;
 }
 
 /// c[0] x^n + c[1] x^(n-1) + … by Horner's rule.
@@ -41,6 +46,8 @@ macro_rules! pick {
         if $condition { yes } else { no }
     }};
 }
+
+mod circular;
 
 /// What f32 and f64 compute alike, given `exp`, the sizes of the float and the polynomials; √(2/π), and that times 0.044715.
 macro_rules! shared {
@@ -182,6 +189,21 @@ impl Real for f32 {
         pick!(t > 0.927_734_4, far, p.mul_add(self, self))
     }
 
+    #[inline(always)]
+    fn sin(self) -> f32 {
+        circular::sine(self, 0)
+    }
+
+    #[inline(always)]
+    fn cos(self) -> f32 {
+        circular::sine(self, 1)
+    }
+
+    #[inline(always)]
+    fn is_moderate(self) -> bool {
+        self.abs() < circular::LARGE as f32
+    }
+
     shared!(log_f32, f32);
 }
 
@@ -257,6 +279,21 @@ impl Real for f64 {
         let x = self.abs();
         let value = pick!(x < 0.84375, erf_near(x), pick!(x < 1.25, erf_middle(x), erf_far(x)));
         value.copysign(self)
+    }
+
+    #[inline(always)]
+    fn sin(self) -> f64 {
+        circular::sine_f64(self, 0)
+    }
+
+    #[inline(always)]
+    fn cos(self) -> f64 {
+        circular::sine_f64(self, 1)
+    }
+
+    #[inline(always)]
+    fn is_moderate(self) -> bool {
+        self.abs() < circular::LARGE
     }
 
     shared!(log_f64, f64);
@@ -443,7 +480,7 @@ mod tests {
 
     #[test]
     fn f32_within_two_ulp() {
-        let cases: [(&str, f64); 9] = [
+        let cases: [(&str, f64); 13] = [
             ("exp", worst(-104.0, 88.7, Real::exp, f64::exp)),
             ("exp near 0", worst(-1.0, 1.0, Real::exp, f64::exp)),
             ("expm1", worst(-5.0, 5.0, Real::expm1, f64::exp_m1)),
@@ -453,13 +490,17 @@ mod tests {
             ("tanh", worst(-10.0, 10.0, Real::tanh, f64::tanh)),
             ("logistic", worst(-80.0, 80.0, Real::logistic, |x| 1.0 / (1.0 + (-x).exp())) - 0.5),
             ("erf", worst(-4.0, 4.0, Real::erf, erf_series)),
+            ("sin", worst(-10.0, 10.0, Real::sin, f64::sin)),
+            ("sin large", worst(-9.9e5, 9.9e5, Real::sin, f64::sin)),
+            ("cos", worst(-10.0, 10.0, Real::cos, f64::cos)),
+            ("cos large", worst(-9.9e5, 9.9e5, Real::cos, f64::cos)),
         ];
         assert!(cases.iter().all(|case| case.1 <= 2.0), "{cases:?}");
     }
 
     #[test]
     fn f64_within_a_few_rounding_errors() {
-        let cases: [(&str, f64); 7] = [
+        let cases: [(&str, f64); 11] = [
             ("exp", relative(-700.0, 700.0, Real::exp, f64::exp)),
             ("expm1", relative(-5.0, 5.01, Real::expm1, f64::exp_m1)),
             ("log", relative(1e-4, 8.0, Real::log, f64::ln)),
@@ -467,6 +508,10 @@ mod tests {
             ("tanh", relative(-10.0, 10.001, Real::tanh, f64::tanh)),
             ("logistic", relative(-30.0, 30.0, Real::logistic, |x| 1.0 / (1.0 + (-x).exp()))),
             ("erf", relative(-5.0, 5.001, Real::erf, erf_series)),
+            ("sin", relative(-10.0, 10.001, Real::sin, f64::sin)),
+            ("sin large", relative(-9.9e5, 9.9e5, Real::sin, f64::sin)),
+            ("cos", relative(-10.0, 10.001, Real::cos, f64::cos)),
+            ("cos large", relative(-9.9e5, 9.9e5, Real::cos, f64::cos)),
         ];
         assert!(cases.iter().all(|case| case.1 <= 2e-15), "{cases:?}");
     }
@@ -524,6 +569,11 @@ mod tests {
         assert_eq!([Real::tanh(100f32), Real::tanh(-f32::INFINITY), Real::tanh(-0f32)], [1.0, -1.0, 0.0]);
         assert_eq!([Real::erf(f64::INFINITY), Real::erf(-20f64)], [1.0, -1.0]);
         assert_eq!([Real::logistic(-200f32), Real::logistic(200f32)], [0.0, 1.0]);
+        assert_eq!([Real::sin(0f32), Real::cos(0f32), Real::cos(-0f32)], [0.0, 1.0, 1.0]);
+        assert!(Real::sin(-0f32).is_sign_negative() && Real::sin(-0f64).is_sign_negative());
+        assert!(!f32::NAN.is_moderate() && !f64::INFINITY.is_moderate() && 1e5f32.is_moderate());
+        // The nearest to a multiple of π/2: almost nothing is left.
+        assert_eq!(Real::sin(std::f64::consts::PI), std::f64::consts::PI.sin());
         assert!((Real::log(1e-40f32) - (1e-40f32 as f64).ln() as f32).abs() < 1e-4);
         let nan = [
             Real::exp(f32::NAN),

@@ -15,6 +15,15 @@ trait Function {
     type C: Copy;
     type R: Copy;
     fn apply(a: Self::A, b: Self::B, c: Self::C) -> Self::R;
+    /// Whether `apply` is for such an operand. All others are for `rare`, one by one.
+    #[inline(always)]
+    fn is_common(_: Self::A) -> bool {
+        true
+    }
+    #[inline(always)]
+    fn rare(a: Self::A, b: Self::B, c: Self::C) -> Self::R {
+        Self::apply(a, b, c)
+    }
 }
 
 /// How many operands a function reads, and which of them are single.
@@ -76,6 +85,11 @@ fn lanes1<F: Function, const A1: bool>(x: &[F::A; LANES]) -> [F::R; LANES] {
     let mut out = unsafe { [std::mem::zeroed(); LANES] };
     for l in 0..LANES {
         out[l] = F::apply(x[if A1 { 0 } else { l }], y, z);
+    }
+    if !x.iter().fold(true, |all, x| all & F::is_common(*x)) {
+        for l in (0..LANES).filter(|l| !F::is_common(x[*l])) {
+            out[l] = F::rare(x[l], y, z);
+        }
     }
     out
 }
@@ -143,6 +157,34 @@ macro_rules! functions {
             }
         }
     )*};
+}
+
+macro_rules! circular {
+    ($($name:ident, $common:ident, $rare:expr;)*) => {$(
+        struct $name<T>(PhantomData<T>);
+        impl<T: Float> Function for $name<T> {
+            type A = T;
+            type B = u8;
+            type C = u8;
+            type R = T;
+            #[inline(always)]
+            fn apply(x: T, _: u8, _: u8) -> T {
+                Real::$common(x)
+            }
+            #[inline(always)]
+            fn is_common(x: T) -> bool {
+                x.is_moderate()
+            }
+            #[inline(always)]
+            fn rare(x: T, _: u8, _: u8) -> T {
+                x.map($rare)
+            }
+        }
+    )*};
+}
+circular! {
+    Sin, sin, f64::sin;
+    Cos, cos, f64::cos;
 }
 
 /// What arithmetic needs of floats beyond `Real`.
@@ -299,8 +341,6 @@ functions! {
     GeluSlope<T: Float>(x: T, _y: u8, _z: u8) -> T = Real::gelu_slope(x);
     GeluTanh<T: Float>(x: T, _y: u8, _z: u8) -> T = Real::gelu_tanh(x);
     GeluTanhSlope<T: Float>(x: T, _y: u8, _z: u8) -> T = Real::gelu_tanh_slope(x);
-    Sin<T: Float>(x: T, _y: u8, _z: u8) -> T = x.map(f64::sin);
-    Cos<T: Float>(x: T, _y: u8, _z: u8) -> T = x.map(f64::cos);
     Tan<T: Float>(x: T, _y: u8, _z: u8) -> T = x.map(f64::tan);
     Asin<T: Float>(x: T, _y: u8, _z: u8) -> T = x.map(f64::asin);
     Acos<T: Float>(x: T, _y: u8, _z: u8) -> T = x.map(f64::acos);
