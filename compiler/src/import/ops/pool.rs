@@ -41,6 +41,7 @@ fn windows(call: &Call, shape: &[u64]) -> Result<(Windows, Vec<u64>)> {
 
 /// Sums over windows, each times `weight`.
 fn window_sum(build: &mut Build, x: &Value, weight: f64, windows: &Windows, outputs: &[u64]) -> Result<Value> {
+    let windows = &windows.clipped();
     let ones = Known::scalar(x.dtype(build)?, weight).splat(&windows.taps).expect("a scalar is uniform");
     let dims = windows.rank();
     let spec = format!("n c {}, {} -> n c {}", names('x', dims), names('k', dims), names('y', dims));
@@ -53,7 +54,7 @@ fn average_pool(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let (windows, outputs) = windows(call, &shape)?;
     let padded = call.node.flag("count_include_pad", false)?;
     if windows.pads.iter().all(|pads| *pads == [0, 0])
-        && windows.taps[..] == shape[2..]
+        && windows.clipped().taps[..] == shape[2..]
         && windows.dilations.iter().all(|&d| d == 1)
     {
         return Ok(vec![build.mean(x, &(2..shape.len()).collect::<Vec<_>>(), true)?]);
@@ -141,7 +142,7 @@ fn maxima(build: &mut Build, x: &Value, windows: &Windows, outputs: &[u64], plac
     let image = build.reshape(&image, &[shape[0], shape[1], shape[2..].iter().product()])?;
     let image = build.node(&image)?;
     let spec = FactorSpec::parse("n c x -> n c y").expect("a spec of ours parses");
-    let pool = Pool { spec, dims: windows.pool_dims(outputs) };
+    let pool = Pool { spec, dims: windows.clipped().pool_dims(outputs) };
     let result: Shape = shape[..2].iter().chain(outputs).copied().collect();
     let y = build.graph.add(MaxPool { pool: pool.clone(), out: 0 }, &[image])?.into();
     let y = build.reshape(&y, &result)?;

@@ -111,21 +111,25 @@ impl Windows {
         }
     }
 
-    /// Outputs along each dim. With `ceil`, the last window may lack elements, but has to begin in the image or the pad before it.
+    /// Outputs along each dim. With `ceil`, the last window may lack elements, as the only one may, but has to begin in the image or
+    /// the pad before it.
     pub fn outputs(&self, ceil: bool) -> Result<Vec<u64>> {
         let output = |d: usize| {
             let (size, stride, [before, after]) = (self.image[d] as i64, self.strides[d] as i64, self.pads[d]);
             let room = size + before + after - self.extent(d);
-            if room < 0 {
-                return Err(Error::shape(format!("a window of {} over {} elements", self.extent(d), size + before + after)));
-            }
-            let mut outputs = room / stride + 1;
-            if ceil && room % stride != 0 && outputs * stride < size + before {
-                outputs += 1;
-            }
-            Ok(outputs as u64)
+            let moves = if ceil { room + stride - 1 } else { room }.div_euclid(stride);
+            let outputs = if ceil && moves * stride >= size + before { moves } else { moves + 1 };
+            let wrong = || Error::shape(format!("a window of {} over {} elements", self.extent(d), size + before + after));
+            u64::try_from(outputs).ok().filter(|&outputs| outputs > 0).ok_or_else(wrong)
         };
         (0..self.rank()).map(output).collect()
+    }
+
+    /// Without the taps that lie behind the image in every window.
+    pub fn clipped(&self) -> Windows {
+        let reached = |d: usize| (self.image[d] as i64 - 1 + self.pads[d][0]).div_euclid(self.dilations[d] as i64) + 1;
+        let taps = (0..self.rank()).map(|d| self.taps[d].min(reached(d).max(1) as u64)).collect();
+        Windows { taps, ..self.clone() }
     }
 
     /// Whether each window is one element of the image, and all are in order.
@@ -162,4 +166,57 @@ impl Windows {
 /// `x0 x1 …`
 pub fn names(letter: char, dims: usize) -> String {
     (0..dims).map(|d| format!("{letter}{d}")).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Image, taps, stride, dilation and pad of both sides; and the outputs without and with `ceil_mode`, 0 where it is refused, by
+    /// PyTorch 2.15: `F.max_pool1d(torch.zeros(1, 1, image), taps, stride, pad, dilation, ceil).shape[2]`.
+    const OUTPUTS: &[([u64; 5], [u64; 2])] = &[
+        ([3, 896, 896, 1, 0], [0, 1]),
+        ([3, 5, 2, 1, 0], [0, 0]),
+        ([3, 5, 1, 1, 0], [0, 0]),
+        ([3, 4, 2, 1, 0], [0, 1]),
+        ([7, 3, 2, 1, 1], [4, 4]),
+        ([6, 3, 2, 1, 1], [3, 4]),
+        ([5, 2, 3, 1, 1], [2, 2]),
+        ([4, 2, 3, 1, 1], [2, 2]),
+        ([3, 2, 4, 1, 1], [1, 1]),
+        ([4, 3, 4, 3, 1], [0, 1]),
+        ([4, 3, 3, 4, 1], [0, 0]),
+        ([1, 3, 2, 1, 1], [1, 1]),
+    ];
+
+    fn windows([image, taps, stride, dilation, pad]: [u64; 5]) -> Windows {
+        Windows {
+            image: Shape::from_slice(&[image]),
+            taps: vec![taps],
+            strides: vec![stride],
+            dilations: vec![dilation],
+            pads: vec![[pad as i64; 2]],
+        }
+    }
+
+    #[test]
+    fn outputs_are_as_many_as_in_torch() {
+        for &(sizes, expected) in OUTPUTS {
+            let found = [false, true].map(|ceil| windows(sizes).outputs(ceil).map_or(0, |outputs| outputs[0]));
+            assert_eq!(found, expected, "{sizes:?}");
+        }
+    }
+
+    #[test]
+    fn clipped_windows_see_what_whole_ones_see() {
+        for &(sizes, [_, outputs]) in OUTPUTS {
+            let (whole, clipped) = (windows(sizes), windows(sizes).clipped());
+            let seen = |windows: &Windows| -> Vec<u64> {
+                let dim = windows.pool_dims(&[outputs])[0];
+                (0..outputs).flat_map(|y| (0..dim.taps).filter_map(move |k| dim.image_at(y, k))).collect()
+            };
+            assert_eq!(seen(&clipped), seen(&whole), "{sizes:?}");
+            assert!(clipped.taps[0] <= sizes[0] + sizes[4], "{sizes:?}: {} taps", clipped.taps[0]);
+        }
+    }
 }
