@@ -6,6 +6,7 @@
 
 mod buffers;
 mod cluster;
+mod limits;
 mod recompute;
 pub mod refs;
 
@@ -13,6 +14,7 @@ use crate::graph::{Graph, NodeId, Phase};
 use crate::ops::Op;
 use dcc_program::AxisList;
 use dcc_program::kernel::{DimId, Index};
+use limits::Limits;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Phase and stage.
@@ -57,6 +59,8 @@ pub struct Cluster {
     pub index: HashMap<NodeId, Vec<Index>>,
     /// Units that this one reads.
     reads: BTreeSet<Unit>,
+    /// Values of other units that its members load, and perhaps some that they do not.
+    loads: BTreeSet<NodeId>,
     first: NodeId,
     last: NodeId,
 }
@@ -70,6 +74,7 @@ impl Cluster {
             inner: Vec::new(),
             index: HashMap::new(),
             reads: BTreeSet::new(),
+            loads: BTreeSet::new(),
             first: NodeId(u32::MAX),
             last: NodeId(0),
         }
@@ -95,6 +100,10 @@ pub struct Fusion {
 /// Groups `nodes` (ascending; of one stage) into clusters. `wanted` are nodes whose value must have a buffer.
 /// `accumulators` are gradient sums whose contributions are added in place: they are views, not kernels.
 pub fn fuse(graph: &Graph, nodes: &[NodeId], wanted: &[NodeId], accumulators: &BTreeSet<NodeId>) -> Fusion {
+    fuse_within(Limits::KERNEL, graph, nodes, wanted, accumulators)
+}
+
+fn fuse_within(limits: Limits, graph: &Graph, nodes: &[NodeId], wanted: &[NodeId], accumulators: &BTreeSet<NodeId>) -> Fusion {
     let count = graph.nodes.len();
     let mut uses = vec![Vec::new(); count];
     for &id in nodes {
@@ -105,7 +114,7 @@ pub fn fuse(graph: &Graph, nodes: &[NodeId], wanted: &[NodeId], accumulators: &B
     let roles = vec![Role::Absent; count];
     let fusion = Fusion { roles, clusters: Vec::new(), materialised: vec![false; count], loads: BTreeSet::new() };
     let wanted = wanted.iter().copied().collect();
-    let mut fuser = Fuser { graph, fusion, uses, wanted, accumulators, spans: BTreeMap::new() };
+    let mut fuser = Fuser { graph, fusion, uses, wanted, accumulators, limits, spans: BTreeMap::new() };
     for &id in nodes {
         let role = fuser.assign(id);
         fuser.fusion.roles[id.0 as usize] = role;
@@ -122,6 +131,7 @@ struct Fuser<'a> {
     uses: Vec<Vec<NodeId>>,
     wanted: BTreeSet<NodeId>,
     accumulators: &'a BTreeSet<NodeId>,
+    limits: Limits,
     /// Of each section, nodes that no cluster has members on both sides of, ascending.
     spans: BTreeMap<Section, Vec<NodeId>>,
 }

@@ -8,13 +8,10 @@ use dcc_program::Sharding;
 use dcc_program::kernel::{DimId, Index};
 use std::collections::{BTreeSet, HashMap};
 
-/// A cluster of more operands than this takes no further members: it would gain nothing, and a kernel has a bounded number of
-/// arguments.
-const MAX_READS: usize = 64;
-
 impl Fuser<'_> {
     pub(super) fn assign_reduce(&mut self, id: NodeId) -> ClusterId {
         let Op::Reduce(reduce) = &self.graph[id].op else { unreachable!("assign sends reductions here") };
+        self.narrow(id);
         let operand = self.graph[id].operands[0];
         let rank = self.graph.ty(operand).rank();
         let reduced: Vec<usize> = reduce.dims.iter().map(|&d| usize::from(d)).collect();
@@ -30,7 +27,7 @@ impl Fuser<'_> {
                 return cluster;
             }
         }
-        self.release(operand, &mut vec![id]);
+        self.release(operand, &mut vec![id], &mut self.loads(id));
         let cluster = self.new_cluster(id, &self.graph.ty(operand).shape, &self.graph.ty(operand).sharding.clone());
         let dim = |&d: &usize| Index::Dim(DimId(d as u8));
         self.fusion.clusters[cluster.0 as usize].inner = reduced.iter().map(|&d| DimId(d as u8)).collect();
@@ -43,26 +40,35 @@ impl Fuser<'_> {
         let cluster = &self.fusion.clusters[id.0 as usize];
         let inner: Vec<DimId> = reduced.iter().map(|&d| refs::dim_of(&at[d])).collect();
         let full = at.len() == cluster.dims.len();
-        cluster.section == self.graph[node].section() && full && (cluster.inner.is_empty() || cluster.inner == inner)
+        cluster.section == self.graph[node].section()
+            && full
+            && (cluster.inner.is_empty() || cluster.inner == inner)
+            && self.has_room(id, node)
     }
 
-    /// A pointwise operand that only `readers` read moves into their new cluster: it is recomputed in its loads, and so is what
-    /// only it reads.
-    fn release(&mut self, operand: NodeId, readers: &mut Vec<NodeId>) {
+    /// A pointwise operand that only `readers` read moves into their new cluster, which has these `loads`: it is recomputed in them, and
+    /// so is what only it reads.
+    fn release(&mut self, operand: NodeId, readers: &mut Vec<NodeId>, loads: &mut BTreeSet<NodeId>) {
         let Role::Member(cluster) = self.fusion.roles[operand.0 as usize] else { return };
         let only = self.uses[operand.0 as usize].iter().all(|u| readers.contains(u)) && !self.wanted.contains(&operand);
         if !only || !is_pointwise(&self.graph[operand].op) || self.graph[operand].section() != self.graph[readers[0]].section()
         {
             return;
         }
+        let more = self.loads(operand);
+        if loads.union(&more).count() > self.limits.loads {
+            return;
+        }
+        loads.extend(more);
         self.dissolve(operand, cluster);
         readers.push(operand);
         for &inner in &self.graph[operand].operands {
-            self.release(inner, readers);
+            self.release(inner, readers, loads);
         }
     }
 
     pub(super) fn assign_pointwise(&mut self, id: NodeId) -> ClusterId {
+        self.narrow(id);
         let (mut candidates, plainly) = self.clusters_read(id);
         candidates.sort_by_key(|c| std::cmp::Reverse(self.fusion.clusters[c.0 as usize].last));
         for (i, &cluster) in candidates.iter().enumerate() {
@@ -90,7 +96,7 @@ impl Fuser<'_> {
         if a.section != b.section || a.members.is_empty() || b.members.is_empty() || !row_only(a) || !row_only(b) {
             return;
         }
-        if a.reads.union(&b.reads).count() > MAX_READS {
+        if a.reads.union(&b.reads).count() > self.limits.units || !self.have_room(into, from) {
             return;
         }
         let Some(moved) = moved_loops(a, b) else { return };
@@ -116,6 +122,8 @@ impl Fuser<'_> {
         cluster.reads.extend(gone.reads);
         cluster.reads.remove(&Unit::Cluster(into));
         cluster.reads.remove(&Unit::Cluster(from));
+        cluster.loads.extend(gone.loads);
+        cluster.loads.retain(|o| !cluster.index.contains_key(o));
         if cluster.inner.is_empty() {
             cluster.inner = gone.inner;
         }
@@ -148,7 +156,7 @@ impl Fuser<'_> {
     /// and nothing else that it reads depends on the cluster.
     fn placement(&self, id: ClusterId, node: NodeId) -> Option<Vec<Index>> {
         let cluster = &self.fusion.clusters[id.0 as usize];
-        if cluster.section != self.graph[node].section() || cluster.reads.len() > MAX_READS || cluster.members.is_empty() {
+        if cluster.section != self.graph[node].section() || cluster.members.is_empty() || !self.has_room(id, node) {
             return None;
         }
         let all: Vec<Index> = (0..cluster.dims.len() as u8).map(|d| Index::Dim(DimId(d))).collect();
@@ -180,7 +188,7 @@ impl Fuser<'_> {
         fits
     }
 
-    fn new_cluster(&mut self, node: NodeId, shape: &[u64], sharding: &Sharding) -> ClusterId {
+    pub(super) fn new_cluster(&mut self, node: NodeId, shape: &[u64], sharding: &Sharding) -> ClusterId {
         let dims = shape.iter().zip(&sharding.dims).map(|(&size, axes)| LoopDim { size, axes: axes.clone() }).collect();
         self.fusion.clusters.push(Cluster {
             section: self.graph[node].section(),
@@ -189,14 +197,19 @@ impl Fuser<'_> {
             inner: Vec::new(),
             index: HashMap::new(),
             reads: BTreeSet::new(),
+            loads: BTreeSet::new(),
             first: node,
             last: node,
         });
-        self.spans.entry(self.graph[node].section()).or_default().push(node);
+        // Members of other clusters may lie around a node that had another role.
+        if self.fusion.roles[node.0 as usize] == Role::Absent {
+            self.spans.entry(self.graph[node].section()).or_default().push(node);
+        }
         ClusterId(self.fusion.clusters.len() as u32 - 1)
     }
 
-    fn join(&mut self, id: ClusterId, node: NodeId, index: Vec<Index>) {
+    pub(super) fn join(&mut self, id: ClusterId, node: NodeId, index: Vec<Index>) {
+        let loads = self.loads(node);
         let mut reads = BTreeSet::new();
         let open: Vec<Index> = Vec::new();
         refs::visit(self.graph, &self.fusion, node, &open, &mut |operand, _| {
@@ -205,6 +218,7 @@ impl Fuser<'_> {
         reads.remove(&Unit::Cluster(id));
         let cluster = &mut self.fusion.clusters[id.0 as usize];
         cluster.reads.extend(reads);
+        cluster.loads.extend(loads.into_iter().filter(|o| !cluster.index.contains_key(o)));
         cluster.members.push(node);
         cluster.last = node;
         cluster.index.insert(node, index);

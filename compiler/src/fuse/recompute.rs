@@ -21,11 +21,29 @@ impl Fuser<'_> {
             let needed = self.readers(id).iter().any(|&r| self.unit(r) != Unit::Cluster(cluster));
             if needed && self.may_dissolve(id) {
                 let chain = self.chain(id, cluster);
-                if self.is_cheap(id, &chain, &crossing) {
+                if self.is_cheap(id, &chain, &crossing) && self.readers_load(id, &chain) {
                     chain.into_iter().for_each(|member| self.dissolve(member, cluster));
                 }
             }
         }
+    }
+
+    /// Whether the clusters that read `id` may load what `chain`, which computes it, does; notes that they do.
+    fn readers_load(&mut self, id: NodeId, chain: &[NodeId]) -> bool {
+        let loads: BTreeSet<NodeId> =
+            chain.iter().flat_map(|&member| self.loads(member)).filter(|o| !chain.contains(o)).collect();
+        let cluster = |reader: NodeId| match self.unit(reader) {
+            Unit::Cluster(cluster) if self.unit(id) != Unit::Cluster(cluster) => Some(cluster),
+            _ => None,
+        };
+        let readers: BTreeSet<ClusterId> = self.readers(id).into_iter().filter_map(cluster).collect();
+        let fit = readers.iter().all(|&reader| self.may_load(reader, &loads));
+        for reader in readers.into_iter().filter(|_| fit) {
+            let reader = &mut self.fusion.clusters[reader.0 as usize];
+            reader.loads.remove(&id);
+            reader.loads.extend(&loads);
+        }
+        fit
     }
 
     /// Whether all that read it can compute it.
@@ -71,7 +89,7 @@ impl Fuser<'_> {
     }
 
     /// Units' nodes that read `id`, through inline nodes.
-    fn readers(&self, id: NodeId) -> Vec<NodeId> {
+    pub(super) fn readers(&self, id: NodeId) -> Vec<NodeId> {
         let mut found = Vec::new();
         let mut open = self.uses[id.0 as usize].clone();
         while let Some(user) = open.pop() {

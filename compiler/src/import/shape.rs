@@ -14,6 +14,9 @@ use crate::error::{Error, Result};
 use crate::graph::NodeId;
 use crate::ops::{Concatenate, Op, Reverse, Slice};
 
+/// What one kernel puts together; more parts are put together in groups first.
+const MAX_PARTS: usize = 192;
+
 impl Build {
     /// The same elements under another shape.
     pub fn reshape(&mut self, x: &Value, shape: &[u64]) -> Result<Value> {
@@ -148,7 +151,14 @@ impl Build {
         if let Some(known) = known.and_then(|known| Known::concatenate(&known, dim)) {
             return Ok(known.into());
         }
-        let ids = filled.iter().map(|part| self.node(part)).collect::<Result<Vec<NodeId>>>()?;
+        let mut ids = filled.iter().map(|part| self.node(part)).collect::<Result<Vec<NodeId>>>()?;
+        while ids.len() > MAX_PARTS {
+            let join = |part: &[NodeId]| match part {
+                [one] => Ok(*one),
+                _ => self.graph.add(Concatenate { dim: dim as u8 }, part),
+            };
+            ids = ids.chunks(MAX_PARTS).map(join).collect::<Result<_>>()?;
+        }
         Ok(self.graph.add(Concatenate { dim: dim as u8 }, &ids)?.into())
     }
 
@@ -236,6 +246,25 @@ pub(super) fn merged(from: &[u64], to: &[u64]) -> Option<Vec<Range<usize>>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::import::Dropout;
+    use crate::ops::Input;
+
+    #[test]
+    fn no_concatenation_has_more_parts_than_a_kernel_reads() {
+        for (count, expected) in [(192, vec![192]), (193, vec![192, 2]), (400, vec![192, 192, 16, 3])] {
+            let mut build = Build::new(Dropout::default());
+            let mut part = |i: usize| {
+                let input =
+                    Input { name: format!("x{i}"), dtype: DType::F32, shape: Shape::from_slice(&[2, 1]), batch_dim: None };
+                build.graph.add(input, &[]).expect("an input").into()
+            };
+            let parts: Vec<Value> = (0..count).map(&mut part).collect();
+            let whole = build.concatenate(&parts, 1).expect("alike");
+            assert_eq!(whole.shape(&build).expect("a tensor")[..], [2, count as u64]);
+            let nodes = build.graph.nodes.iter().filter(|node| matches!(node.op, Op::Concatenate(_)));
+            assert_eq!(nodes.map(|node| node.operands.len()).collect::<Vec<_>>(), expected);
+        }
+    }
 
     #[test]
     fn merges_are_found() {

@@ -17,6 +17,9 @@ use crate::types::{DType, Reduce};
 pub(crate) use canonical::Interner;
 pub use dtypes::Dtypes;
 
+/// Inputs of a kernel, and outputs.
+pub const MAX_ARGUMENTS: usize = 256;
+
 /// Index into `Kernel::dims`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DimId(pub u8);

@@ -108,3 +108,23 @@ output y = %9
 ";
     check(text, &[2, 3, 8]);
 }
+
+/// 300 steps through slices of `x`, each of which is an output.
+fn steps(op: &str) -> String {
+    let mut text = "%0 f32[4, 300] = input{batch_dim:0, name:x}\n".to_owned();
+    let mut outputs = String::new();
+    for i in 0..300 {
+        let [before, slice, step] = [2 * i, 1 + 2 * i, 2 + 2 * i];
+        text += &format!("%{slice} f32[4, 1] = slice{{limit:[4, {}], start:[0, {i}], stride:[1, 1]}} %0\n", i + 1);
+        let before = if i == 0 { slice } else { before };
+        text += &format!("%{step} f32[4, 1] = binary{{op:{op}}} %{before}, %{slice}\n");
+        outputs += &format!("output y{i} = %{step}\n");
+    }
+    text + &outputs
+}
+
+#[test]
+fn what_one_kernel_cannot_store_several_do() {
+    assert!(check(&steps("min"), &[4, 300]) > 1);
+    assert!(run(&steps("max"), &steps("min"), &[4, 300]).0, "the control: another function");
+}

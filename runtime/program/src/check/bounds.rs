@@ -3,6 +3,7 @@
 
 use super::{CheckError, Checked, Fault, error, refuse, text_of};
 use crate::factors::FactorSpec;
+use crate::kernel::MAX_ARGUMENTS;
 use crate::mesh::Mesh;
 use crate::program::*;
 use crate::types::{DType, TensorType};
@@ -90,8 +91,12 @@ pub(super) fn program(p: &Program) -> Result<(), CheckError> {
         }
     }
     for (i, kernel) in p.kernels.iter().enumerate() {
-        let fits = |k: &crate::kernel::Kernel| k.dims.len() <= 64 && k.inputs.len() <= 256 && k.outputs.len() <= 256;
-        let dtypes = if fits(kernel) { kernel.dtypes().map(|_| ()) } else { Err("too many dims or arguments".to_owned()) };
+        let arguments = kernel.inputs.len().max(kernel.outputs.len());
+        let dtypes = if kernel.dims.len() <= 64 && arguments <= MAX_ARGUMENTS {
+            kernel.dtypes().map(|_| ())
+        } else {
+            Err("too many dims or arguments".to_owned())
+        };
         dtypes.map_err(|e| at(format!("kernel fused.{i}"))((Fault::Kernel, e)))?;
     }
     for section in &p.sections {

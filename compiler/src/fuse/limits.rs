@@ -1,0 +1,219 @@
+//! How much a kernel may read and write: what bounds who joins a cluster, what is computed again in it and what a node reads inline.
+//!
+//! Counts are from above: a member is taken for stored until all that read it are members too, and what is once loaded stays counted
+//! where it later is not. So no pass that follows makes a kernel of a cluster exceed them.
+
+use super::{Cluster, ClusterId, Fuser, Role, Unit, refs};
+use crate::graph::NodeId;
+use crate::ops::Op;
+use dcc_program::kernel::{DimId, Index, MAX_ARGUMENTS};
+use std::collections::BTreeSet;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// A cluster that reads more units than these takes no further members: it would gain nothing.
+    pub units: usize,
+    /// Values that a kernel loads.
+    pub loads: usize,
+    /// Values that it stores.
+    pub stores: usize,
+}
+
+impl Limits {
+    /// The gate takes `MAX_ARGUMENTS` of each; a launch on a GPU 512 words in all, of which offsets of shards need some.
+    pub const KERNEL: Limits = Limits { units: 64, loads: 192, stores: 192 };
+}
+
+const _: () = assert!(Limits::KERNEL.loads <= MAX_ARGUMENTS && Limits::KERNEL.stores <= MAX_ARGUMENTS);
+
+impl Fuser<'_> {
+    /// The values that `id` loads where none of them lies in its cluster. A reduction may come to load an inline operand whole.
+    pub(super) fn loads(&self, id: NodeId) -> BTreeSet<NodeId> {
+        let mut loads = BTreeSet::new();
+        refs::visit(self.graph, &self.fusion, id, &[], &mut |operand, _| loads.extend([operand]));
+        if matches!(self.graph[id].op, Op::Reduce(_)) {
+            loads.insert(self.graph[id].operands[0]);
+        }
+        loads
+    }
+
+    /// Whether the cluster and `node` fit into one kernel.
+    pub(super) fn has_room(&self, id: ClusterId, node: NodeId) -> bool {
+        let cluster = &self.fusion.clusters[id.0 as usize];
+        if cluster.reads.len() > self.limits.units {
+            return false;
+        }
+        let is_new = |o: &NodeId| !cluster.loads.contains(o) && !cluster.index.contains_key(o);
+        let loads = cluster.loads.len() + self.loads(node).iter().filter(|o| is_new(o)).count();
+        loads <= self.limits.loads && self.stores(&[id], Some(node)) <= self.limits.stores
+    }
+
+    /// Whether two clusters fit into one kernel.
+    pub(super) fn have_room(&self, into: ClusterId, from: ClusterId) -> bool {
+        let [a, b] = [into, from].map(|id| &self.fusion.clusters[id.0 as usize]);
+        outside(a, b).count() <= self.limits.loads && self.stores(&[into, from], None) <= self.limits.stores
+    }
+
+    /// Whether the cluster may load `more`.
+    pub(super) fn may_load(&self, id: ClusterId, more: &BTreeSet<NodeId>) -> bool {
+        self.fusion.clusters[id.0 as usize].loads.union(more).count() <= self.limits.loads
+    }
+
+    /// At most so many values of the clusters, and of `joining`, will have buffers. (All of them, where these are few.)
+    fn stores(&self, clusters: &[ClusterId], joining: Option<NodeId>) -> usize {
+        let members = || clusters.iter().flat_map(|c| &self.fusion.clusters[c.0 as usize].members).copied().chain(joining);
+        let count = members().count();
+        if count <= self.limits.stores {
+            return count;
+        }
+        let reads_inside = |user: NodeId| self.reads_inside(user, clusters, joining);
+        // The operands of reductions may be stored to tell the loops' sizes.
+        let reads = |user: &NodeId| !matches!(self.graph[*user].op, Op::Reduce(_)) && reads_inside(*user);
+        members().filter(|m| self.wanted.contains(m) || !self.uses[m.0 as usize].iter().all(reads)).count()
+    }
+
+    /// Whether what `user` reads needs no buffer for it: it is of the clusters, or computed where these read it.
+    fn reads_inside(&self, user: NodeId, clusters: &[ClusterId], joining: Option<NodeId>) -> bool {
+        match self.fusion.roles[user.0 as usize] {
+            Role::Member(cluster) => clusters.contains(&cluster),
+            Role::Inline if self.wanted.contains(&user) => false,
+            Role::Inline => self.uses[user.0 as usize].iter().all(|&u| self.reads_inside(u, clusters, joining)),
+            _ => joining == Some(user),
+        }
+    }
+
+    /// Concatenations that a node reads inline get kernels of their own, the longest first, until one kernel can read what it reads.
+    pub(super) fn narrow(&mut self, id: NodeId) {
+        while self.loads(id).len() > self.limits.loads {
+            let mut found = Vec::new();
+            self.concatenations(id, &mut found);
+            let Some(&longest) = found.iter().max_by_key(|c| (self.graph[**c].operands.len(), std::cmp::Reverse(**c))) else {
+                return;
+            };
+            // Whoever reads it in place reads its parts from buffers, so that no cluster needs its own result through it.
+            let ty = self.graph.ty(longest).clone();
+            let cluster = self.new_cluster(longest, &ty.shape, &ty.sharding);
+            self.join(cluster, longest, (0..ty.rank()).map(|d| Index::Dim(DimId(d as u8))).collect());
+            self.fusion.roles[longest.0 as usize] = Role::Member(cluster);
+            for reader in self.readers(longest) {
+                if let Role::Member(other) = self.fusion.roles[reader.0 as usize] {
+                    let other = &mut self.fusion.clusters[other.0 as usize];
+                    other.reads.insert(Unit::Cluster(cluster));
+                    other.loads.insert(longest);
+                }
+            }
+        }
+    }
+
+    /// The concatenations among what `id` reads inline.
+    fn concatenations(&self, id: NodeId, found: &mut Vec<NodeId>) {
+        for (i, &operand) in self.graph[id].operands.iter().enumerate() {
+            if self.fusion.roles[operand.0 as usize] == Role::Inline && !refs::is_loaded(self.graph, id, i) {
+                if matches!(self.graph[operand].op, Op::Concatenate(_)) {
+                    found.push(operand);
+                }
+                self.concatenations(operand, found);
+            }
+        }
+    }
+}
+
+/// What two clusters would load as one.
+fn outside<'a>(a: &'a Cluster, b: &'a Cluster) -> impl Iterator<Item = NodeId> + 'a {
+    a.loads.union(&b.loads).copied().filter(|o| !a.index.contains_key(o) && !b.index.contains_key(o))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fuse::fuse_within;
+    use crate::graph::Graph;
+    use std::fmt::Write;
+
+    const NONE: Limits = Limits { units: usize::MAX, loads: usize::MAX, stores: usize::MAX };
+
+    /// Clusters of a forward graph, and the most values that one loads, and stores.
+    fn fused(text: &str, limits: Limits) -> [usize; 3] {
+        let graph = Graph::parse(&format!("graph\nforward\n{text}")).expect("a graph");
+        let nodes: Vec<NodeId> = graph.ids().collect();
+        let wanted: Vec<NodeId> = graph.outputs.iter().map(|(_, id)| *id).collect();
+        let fusion = fuse_within(limits, &graph, &nodes, &wanted, &BTreeSet::new());
+        let clusters: Vec<&Cluster> = fusion.clusters.iter().filter(|c| !c.members.is_empty()).collect();
+        let loads = |cluster: &&Cluster| {
+            let mut loads = BTreeSet::new();
+            for &member in &cluster.members {
+                refs::visit(&graph, &fusion, member, &[], &mut |operand, _| loads.extend([operand]));
+            }
+            loads.iter().filter(|o| !cluster.index.contains_key(o)).count()
+        };
+        let stores = |cluster: &&Cluster| cluster.members.iter().filter(|m| fusion.materialised[m.0 as usize]).count();
+        let most = |count: &dyn Fn(&&Cluster) -> usize| clusters.iter().map(count).max().expect("a cluster");
+        [clusters.len(), most(&loads), most(&stores)]
+    }
+
+    /// Holds where the clusters of `text` are kernels, which they would not be without limits.
+    fn check(text: &str) {
+        let [kernels, loads, stores] = fused(text, Limits::KERNEL);
+        assert!(kernels > 1 && loads <= Limits::KERNEL.loads && stores <= Limits::KERNEL.stores, "{kernels} {loads} {stores}");
+        let [_, loads, stores] = fused(text, NONE);
+        assert!(loads.max(stores) > MAX_ARGUMENTS, "the control: {loads} {stores}");
+    }
+
+    fn inputs(count: usize, shape: &str) -> String {
+        (0..count).map(|i| format!("%{i} f32[{shape}] = input{{batch_dim:0, name:x{i}}}\n")).collect()
+    }
+
+    /// `count` inputs and their sum, one added after the other; each sum from `%count` on.
+    fn sum_of_inputs(count: usize) -> String {
+        let mut text = inputs(count, "4, 8");
+        for i in 1..count {
+            let sum = if i == 1 { 0 } else { count + i - 2 };
+            writeln!(text, "%{} f32[4, 8] = binary{{op:add}} %{sum}, %{i}", count + i - 1).expect("a string takes all");
+        }
+        text
+    }
+
+    #[test]
+    fn sums_of_many_inputs_are_several_kernels() {
+        check(&format!("{}output y = %798\n", sum_of_inputs(400)));
+    }
+
+    #[test]
+    fn sums_of_which_all_parts_are_wanted_are_several_kernels() {
+        let outputs: String = (301..601).map(|i| format!("output y{i} = %{i}\n")).collect();
+        check(&format!("{}{outputs}", sum_of_inputs(301)));
+    }
+
+    #[test]
+    fn reductions_of_what_only_they_read_are_several_kernels() {
+        check(&format!("{}%799 f32[8] = reduce{{dims:[0], op:sum}} %798\noutput y = %799\n", sum_of_inputs(400)));
+    }
+
+    /// Steps through slices of one value: a kernel that reads little and would store all that is wanted.
+    #[test]
+    fn unrolled_steps_are_several_kernels() {
+        let mut text = "%0 f32[4, 300] = input{batch_dim:0, name:x}\n".to_owned();
+        for i in 0..300 {
+            let (slice, step) = (1 + 2 * i, 2 + 2 * i);
+            let slice_of = format!("slice{{limit:[4, {}], start:[0, {i}], stride:[1, 1]}} %0", i + 1);
+            writeln!(text, "%{slice} f32[4, 1] = {slice_of}").expect("a string takes all");
+            let before = if i == 0 { slice } else { step - 2 };
+            writeln!(text, "%{step} f32[4, 1] = binary{{op:mul}} %{before}, %{slice}").expect("a string takes all");
+        }
+        text.extend((0..300).map(|i| format!("output y{i} = %{}\n", 2 + 2 * i)));
+        check(&text);
+    }
+
+    /// One node that reads three concatenations in place.
+    #[test]
+    fn concatenations_too_many_for_one_kernel_have_their_own() {
+        let mut text = inputs(450, "4, 1");
+        for k in 0..3 {
+            let parts: Vec<String> = (150 * k..150 * (k + 1)).map(|i| format!("%{i}")).collect();
+            writeln!(text, "%{} f32[4, 150] = concatenate{{dim:1}} {}", 450 + k, parts.join(", ")).expect("a string takes all");
+        }
+        check(&format!(
+            "{text}%453 f32[4, 150] = binary{{op:add}} %450, %451\n%454 f32[4, 150] = binary{{op:mul}} %453, %452\noutput y = %454\n"
+        ));
+    }
+}
