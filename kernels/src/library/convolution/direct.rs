@@ -27,8 +27,8 @@ type Offsets = [usize; 3];
 pub(super) struct Direct<E> {
     form: Form,
     moved: usize,
-    /// What is computed by itself: planes of samples and groups; of a kernel's gradient, groups.
-    tasks: Vec<Offsets>,
+    /// What is computed by itself, in digits of its number: planes of samples and groups; of a kernel's gradient, groups.
+    tasks: Vec<(usize, Offsets)>,
     /// Samples that a kernel's gradient sums over.
     samples: Vec<Offsets>,
     /// Channels of image and output.
@@ -86,25 +86,22 @@ struct View {
 impl<E: Element> Direct<E> {
     /// `None`: products do it better, or a row has no room.
     pub fn new(form: Form, plain: &[Plain], spatial: &[Spatial], isa: Isa) -> Option<Direct<E>> {
-        let combined = |there: [bool; 3]| {
+        let digits = |there: [bool; 3]| {
             let own = plain.iter().filter(|f| f.strides.map(|stride| stride.is_some()) == there);
-            own.fold(vec![[0; 3]], |all: Vec<Offsets>, f| {
-                let steps = f.strides.map(|stride| stride.unwrap_or(0));
-                let at = |from: &Offsets, i: usize| std::array::from_fn(|t| from[t] + i * steps[t]);
-                all.iter().flat_map(|from| (0..f.size).map(move |i| at(from, i))).collect()
-            })
+            own.map(|f| (f.size, f.strides.map(|stride| stride.unwrap_or(0)))).collect::<Vec<_>>()
         };
-        let (groups, batch) = (combined([true, true, true]), combined([true, true, false]));
-        let channels = [combined([true, false, true]), combined([false, true, true])];
-        let pairs = channels[0].len() * channels[1].len();
+        let (groups, batch) = (digits([true, true, true]), digits([true, true, false]));
+        let channels = [digits([true, false, true]), digits([false, true, true])];
+        let pairs = channels.iter().map(|digits| count(digits)).product::<usize>();
         let sizes = || spatial.iter().flat_map(|s| s.sizes);
         if spatial.is_empty() || !(1..=PAIRS).contains(&pairs) || sizes().any(|size| size == 0) {
             return None;
         }
-        let sum = |a: &Offsets, b: &Offsets| std::array::from_fn(|t| a[t] + b[t]);
+        let all = |digits: &[(usize, Offsets)]| (0..count(digits)).map(|n| offsets(digits, n)).collect::<Vec<_>>();
+        let channels = channels.map(|digits| all(&digits));
         let (tasks, samples) = match form.result {
-            KERNEL => (groups, batch),
-            _ => (batch.iter().flat_map(|a| groups.iter().map(move |b| sum(a, b))).collect(), vec![[0; 3]]),
+            KERNEL => (groups, all(&batch)),
+            _ => ([batch, groups].concat(), vec![[0; 3]]),
         };
         let moved = if form.result == IMAGE { OUTPUT } else { IMAGE };
         let swept = if form.result == KERNEL { OUTPUT } else { form.result };
@@ -153,7 +150,7 @@ impl<E: Element> Direct<E> {
         direct.passes = direct.passes(&views, &bases, spatial, (swept, summed));
         direct.reach = [form.operands[0], form.operands[1], form.result].map(|tensor| reached(tensor, plain, spatial));
         let met = |pass: &Pass| pass.counts.iter().product::<usize>() * pass.taps.len();
-        direct.flops = 2 * direct.tasks.len() * direct.samples.len() * pairs * direct.passes.iter().map(met).sum::<usize>();
+        direct.flops = 2 * count(&direct.tasks) * direct.samples.len() * pairs * direct.passes.iter().map(met).sum::<usize>();
         Some(direct)
     }
 
@@ -173,19 +170,19 @@ impl<E: Element> Direct<E> {
         (tensors[self.form.operands[0]], tensors[self.form.operands[1]]) = (a, b);
         let result = SharedPtr::new(result.as_mut_ptr());
         // Small planes go together, a function of shapes only.
-        let each = self.flops / self.tasks.len().max(1);
-        let together = ((1 << 15) / each.max(1)).max(1);
-        pool.run(self.tasks.len().div_ceil(together), self.flops / 32, &|worker, chunk| {
+        let tasks = count(&self.tasks);
+        let together = ((1 << 15) / (self.flops / tasks.max(1)).max(1)).max(1);
+        pool.run(tasks.div_ceil(together), self.flops / 32, &|worker, chunk| {
             let scratch = worker.scratch().cast::<E>();
             // SAFETY: a worker's own, whose size was compared; zeros are elements.
             let scratch = unsafe {
                 scratch.write_bytes(0, self.scratch);
                 std::slice::from_raw_parts_mut(scratch, self.scratch)
             };
-            for task in &self.tasks[chunk * together..self.tasks.len().min((chunk + 1) * together)] {
+            for task in (chunk * together..tasks.min((chunk + 1) * together)).map(|n| offsets(&self.tasks, n)) {
                 match self.form.result {
-                    KERNEL => self.kernel(*task, tensors, result, accumulate, scratch),
-                    _ => self.planes(*task, tensors, result, accumulate, scratch),
+                    KERNEL => self.kernel(task, tensors, result, accumulate, scratch),
+                    _ => self.planes(task, tensors, result, accumulate, scratch),
                 }
             }
         });
@@ -422,6 +419,20 @@ fn of_output(s: &Spatial) -> (Vec<isize>, Vec<View>) {
         taps: met(phase).map(|(tap, output)| (tap, 0, (output - least) as usize)).collect(),
     };
     (vec![least], phases().map(view).collect())
+}
+
+fn count(digits: &[(usize, Offsets)]) -> usize {
+    digits.iter().map(|(size, _)| size).product()
+}
+
+/// Of number `n`, the last digit changing fastest.
+fn offsets(digits: &[(usize, Offsets)], mut n: usize) -> Offsets {
+    let mut at = [0; 3];
+    for (size, strides) in digits.iter().rev() {
+        std::iter::zip(&mut at, strides).for_each(|(at, stride)| *at += n % size * stride);
+        n /= size;
+    }
+    at
 }
 
 /// One of each, in all ways, the last changing fastest.
