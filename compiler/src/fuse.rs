@@ -4,6 +4,7 @@
 //! joined, inner; members live at row level (outer dims) or full level (all dims). Generated tensors, broadcasts and pure
 //! index changes are *inline*: they vanish into the loads of whoever reads them. What other units read is materialised.
 
+pub mod assembly;
 mod buffers;
 mod cluster;
 mod limits;
@@ -12,6 +13,7 @@ pub mod refs;
 
 use crate::graph::{Graph, NodeId, Phase};
 use crate::ops::Op;
+use assembly::assembly;
 use dcc_program::AxisList;
 use dcc_program::kernel::{DimId, Index};
 use limits::Limits;
@@ -57,6 +59,8 @@ pub struct Cluster {
     pub inner: Vec<DimId>,
     /// Where each member's dims lie in the loop nest.
     pub index: HashMap<NodeId, Vec<Index>>,
+    /// Its only member is computed by a kernel of its own.
+    alone: bool,
     /// Units that this one reads.
     reads: BTreeSet<Unit>,
     /// Values of other units that its members load, and perhaps some that they do not.
@@ -73,6 +77,7 @@ impl Cluster {
             dims: Vec::new(),
             inner: Vec::new(),
             index: HashMap::new(),
+            alone: false,
             reads: BTreeSet::new(),
             loads: BTreeSet::new(),
             first: NodeId(u32::MAX),
@@ -156,6 +161,7 @@ impl Fuser<'_> {
             Op::Reshape(_) if self.is_inline_reshape(id) => Role::Inline,
             Op::Reshape(_) | Op::ResolveMicrobatches(_) | Op::DropMicrobatch(_) => Role::View,
             Op::GradSum(_) if self.accumulators.contains(&id) => Role::View,
+            Op::GradSum(_) if assembly(self.graph, id).is_some() => Role::Member(self.assign_alone(id)),
             Op::Reduce(_) => Role::Member(self.assign_reduce(id)),
             op if is_pointwise(op) => match self.is_generated(id) {
                 true => Role::Inline,

@@ -51,8 +51,9 @@ impl Fuser<'_> {
     fn release(&mut self, operand: NodeId, readers: &mut Vec<NodeId>, loads: &mut BTreeSet<NodeId>) {
         let Role::Member(cluster) = self.fusion.roles[operand.0 as usize] else { return };
         let only = self.uses[operand.0 as usize].iter().all(|u| readers.contains(u)) && !self.wanted.contains(&operand);
-        if !only || !is_pointwise(&self.graph[operand].op) || self.graph[operand].section() != self.graph[readers[0]].section()
-        {
+        let alone = self.fusion.clusters[cluster.0 as usize].alone;
+        let pointwise = is_pointwise(&self.graph[operand].op) && !alone;
+        if !only || !pointwise || self.graph[operand].section() != self.graph[readers[0]].section() {
             return;
         }
         let more = self.loads(operand);
@@ -82,9 +83,21 @@ impl Fuser<'_> {
                 return cluster;
             }
         }
+        self.assign_new(id)
+    }
+
+    /// A cluster of its own, which others may join.
+    pub(super) fn assign_new(&mut self, id: NodeId) -> ClusterId {
         let ty = self.graph.ty(id).clone();
         let cluster = self.new_cluster(id, &ty.shape, &ty.sharding);
         self.join(cluster, id, (0..ty.rank()).map(|d| Index::Dim(DimId(d as u8))).collect());
+        cluster
+    }
+
+    /// A cluster that nothing joins or leaves.
+    pub(super) fn assign_alone(&mut self, id: NodeId) -> ClusterId {
+        let cluster = self.assign_new(id);
+        self.fusion.clusters[cluster.0 as usize].alone = true;
         cluster
     }
 
@@ -92,6 +105,9 @@ impl Fuser<'_> {
     /// neither needs the other through a third.
     fn merge(&mut self, into: ClusterId, from: ClusterId) {
         let (a, b) = (&self.fusion.clusters[into.0 as usize], &self.fusion.clusters[from.0 as usize]);
+        if a.alone || b.alone {
+            return;
+        }
         let row_only = |c: &Cluster| c.members.iter().all(|m| c.index[m].len() == c.dims.len() || !c.inner.is_empty());
         if a.section != b.section || a.members.is_empty() || b.members.is_empty() || !row_only(a) || !row_only(b) {
             return;
@@ -196,6 +212,7 @@ impl Fuser<'_> {
             dims,
             inner: Vec::new(),
             index: HashMap::new(),
+            alone: false,
             reads: BTreeSet::new(),
             loads: BTreeSet::new(),
             first: node,

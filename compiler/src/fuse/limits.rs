@@ -6,7 +6,7 @@
 use super::{Cluster, ClusterId, Fuser, Role, Unit, refs};
 use crate::graph::NodeId;
 use crate::ops::Op;
-use dcc_program::kernel::{DimId, Index, MAX_ARGUMENTS};
+use dcc_program::kernel::MAX_ARGUMENTS;
 use std::collections::BTreeSet;
 
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +21,7 @@ pub(super) struct Limits {
 
 impl Limits {
     /// The gate takes `MAX_ARGUMENTS` of each; a launch on a GPU 512 words in all, of which offsets of shards need some.
-    pub const KERNEL: Limits = Limits { units: 64, loads: 192, stores: 192 };
+    pub const KERNEL: Limits = Limits { units: 64, loads: 224, stores: 192 };
 }
 
 const _: () = assert!(Limits::KERNEL.loads <= MAX_ARGUMENTS && Limits::KERNEL.stores <= MAX_ARGUMENTS);
@@ -40,7 +40,7 @@ impl Fuser<'_> {
     /// Whether the cluster and `node` fit into one kernel.
     pub(super) fn has_room(&self, id: ClusterId, node: NodeId) -> bool {
         let cluster = &self.fusion.clusters[id.0 as usize];
-        if cluster.reads.len() > self.limits.units {
+        if cluster.alone || cluster.reads.len() > self.limits.units {
             return false;
         }
         let is_new = |o: &NodeId| !cluster.loads.contains(o) && !cluster.index.contains_key(o);
@@ -91,9 +91,7 @@ impl Fuser<'_> {
                 return;
             };
             // Whoever reads it in place reads its parts from buffers, so that no cluster needs its own result through it.
-            let ty = self.graph.ty(longest).clone();
-            let cluster = self.new_cluster(longest, &ty.shape, &ty.sharding);
-            self.join(cluster, longest, (0..ty.rank()).map(|d| Index::Dim(DimId(d as u8))).collect());
+            let cluster = self.assign_new(longest);
             self.fusion.roles[longest.0 as usize] = Role::Member(cluster);
             for reader in self.readers(longest) {
                 if let Role::Member(other) = self.fusion.roles[reader.0 as usize] {

@@ -18,6 +18,9 @@ impl Fuser<'_> {
         }
         for &id in nodes {
             let Role::Member(cluster) = self.fusion.roles[id.0 as usize] else { continue };
+            if self.fusion.clusters[cluster.0 as usize].alone {
+                continue;
+            }
             let needed = self.readers(id).iter().any(|&r| self.unit(r) != Unit::Cluster(cluster));
             if needed && self.may_dissolve(id) {
                 let chain = self.chain(id, cluster);

@@ -6,6 +6,7 @@
 #[cfg(test)]
 mod tests;
 
+use crate::fuse::assembly::{Assembly, assembly};
 use crate::fuse::refs::{dim_of, is_loaded, reduced_index};
 use crate::fuse::{Cluster, Fusion, Role};
 use crate::graph::{Graph, NodeId};
@@ -23,6 +24,11 @@ pub struct Emitted {
 
 /// The kernel of a cluster. `mode` says whether an output is an accumulator.
 pub fn cluster(graph: &Graph, fusion: &Fusion, cluster: &Cluster, mode: impl Fn(NodeId) -> StoreMode) -> Emitted {
+    if let [member] = cluster.members[..]
+        && let Some(assembly) = assembly(graph, member)
+    {
+        return assembled(graph, fusion, member, &assembly, mode(member));
+    }
     let mut emitter = Emitter::new(graph, fusion, Some(cluster));
     for dim in 0..cluster.dims.len() {
         let id = emitter.kernel.dim(format!("i{dim}"));
@@ -56,6 +62,27 @@ pub fn cluster(graph: &Graph, fusion: &Fusion, cluster: &Cluster, mode: impl Fn(
         emitter.store(member, &cluster.index[&member], cluster.inner.clone(), mode(member), &mut outputs);
     }
     Emitted { kernel: emitter.kernel, inputs: emitter.inputs, outputs }
+}
+
+/// The kernel that writes the parts of `node` to their places: its points are those of a part, or of the other dims if parts have one.
+fn assembled(graph: &Graph, fusion: &Fusion, node: NodeId, assembly: &Assembly, mode: StoreMode) -> Emitted {
+    let mut emitter = Emitter::new(graph, fusion, None);
+    let ty = graph.ty(node);
+    let one = Index::Affine { terms: Vec::new(), offset: 0 };
+    let looped = |d: &usize| *d != assembly.dim || assembly.size > 1;
+    let index: Vec<Index> = (0..ty.rank())
+        .map(|d| if looped(&d) { Index::Dim(emitter.kernel.dim(format!("i{d}"))) } else { one.clone() })
+        .collect();
+    emitter.kernel.outer = (0..ty.rank()).filter(looped).map(|d| dim_of(&index[d])).collect();
+    emitter.kernel.outputs.push(Argument { dtype: ty.dtype, rank: ty.rank() as u8 });
+    for (&term, &(part, start)) in graph[node].operands.iter().zip(&assembly.parts) {
+        let inline = fusion.roles[part.0 as usize] == Role::Inline && !is_loaded(graph, term, 0);
+        let value = if inline { emitter.element(part, &index) } else { emitter.load(part, &index, Outside::Never) };
+        let mut at = index.clone();
+        at[assembly.dim] = emitter.affine(&index[assembly.dim], 1, start as i64);
+        emitter.kernel.body.push(Stmt::Store { output: 0, over: Vec::new(), index: at, value, mode });
+    }
+    Emitted { kernel: emitter.kernel, inputs: emitter.inputs, outputs: vec![node] }
 }
 
 /// The kernel of one inline node that needs a buffer.

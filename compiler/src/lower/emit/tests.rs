@@ -1,6 +1,6 @@
 //! What is computed at a distance: by the program's kernels, where memory begins as NaN, as by the graph.
 
-use crate::compile::Subject;
+use crate::compile::{Evaluation, Subject};
 use crate::interp::{self, Bindings, Precision, Tensor};
 use dcc_program::DType;
 use dcc_program::simulate::{self, Scalars, Simulator};
@@ -13,13 +13,14 @@ fn check(text: &str, shape: &[u64]) -> usize {
     kernels
 }
 
+fn compiled(text: &str) -> Evaluation {
+    let subject = Subject::of_text("case", &format!("graph\nforward\n{text}"), Vec::new(), BTreeMap::new()).expect("a graph");
+    subject.outputs().expect("it compiles")
+}
+
 /// Whether what the program of `made` gives is not what the graph `meant` is, and how many kernels it has.
 fn run(made: &str, meant: &str, shape: &[u64]) -> (bool, usize) {
-    let [made, meant] = [made, meant].map(|text| {
-        let subject =
-            Subject::of_text("case", &format!("graph\nforward\n{text}"), Vec::new(), BTreeMap::new()).expect("a graph");
-        subject.outputs().expect("it compiles")
-    });
+    let [made, meant] = [made, meant].map(compiled);
     let count = shape.iter().product::<u64>();
     // Without zeros, whose signs would be all that is told apart.
     let value = |i: u64| if i % 11 == 5 { f64::INFINITY } else { (i * 7 % 23) as f64 - 11.5 };
@@ -127,4 +128,38 @@ fn steps(op: &str) -> String {
 fn what_one_kernel_cannot_store_several_do() {
     assert!(check(&steps("min"), &[4, 300]) > 1);
     assert!(run(&steps("max"), &steps("min"), &[4, 300]).0, "the control: another function");
+}
+
+/// Eight parts of `x` of `size` each along dim 1, squared, and put together `by` places further on.
+fn parts(size: usize, by: usize) -> String {
+    let mut text = format!("%0 f32[4, {}, 3] = input{{batch_dim:0, name:x}}\n", 8 * size);
+    let mut terms = Vec::new();
+    for i in 0..8 {
+        let [slice, square, pad] = [1, 2, 3].map(|k| 3 * i + k);
+        let (start, low) = (i * size, (i + by) % 8 * size);
+        let high = 7 * size - low;
+        text += &format!(
+            "%{slice} f32[4, {size}, 3] = slice{{limit:[4, {}, 3], start:[0, {start}, 0], stride:[1, 1, 1]}} %0\n\
+             %{square} f32[4, {size}, 3] = binary{{op:mul}} %{slice}, %{slice}\n\
+             %{pad} f32[4, {}, 3] = pad{{high:[0, {high}, 0], interior:[0, 0, 0], low:[0, {low}, 0]}} %{square}\n",
+            start + size,
+            8 * size,
+        );
+        terms.push(format!("%{pad}"));
+    }
+    format!("{text}%25 f32[4, {}, 3] = grad_sum{{of:0}} {}\noutput y = %25\n", 8 * size, terms.join(", "))
+}
+
+#[test]
+fn parts_that_are_a_whole_are_written_to_their_places() {
+    for size in [1, 2] {
+        let shape = [4, 8 * size as u64, 3];
+        // Eight of squares, and the whole.
+        assert_eq!(check(&parts(size, 3), &shape), 9);
+        assert!(run(&parts(size, 3), &parts(size, 2), &shape).0, "the control: other places");
+        let stores = |text: &str| compiled(text).programs[0].kernels.iter().map(|kernel| kernel.body.len()).max();
+        assert_eq!(stores(&parts(size, 3)), Some(8));
+        // Seven parts are not all of it.
+        assert!(stores(&parts(size, 3).replace(", %24\n", "\n")) < Some(8));
+    }
 }
