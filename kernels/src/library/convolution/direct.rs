@@ -34,8 +34,8 @@ pub(super) struct Direct<E> {
     /// Channels of image and output.
     channels: [Vec<Offsets>; 2],
     dims: Vec<Dim>,
-    /// Where each plane of the copy begins along the dims.
-    phases: Vec<Vec<isize>>,
+    /// The planes of the copy.
+    phases: Vec<Phase>,
     /// Elements of such a plane, and strides in it.
     plane: usize,
     pitches: Vec<usize>,
@@ -59,6 +59,28 @@ struct Dim {
     step: usize,
     /// Places in the copy.
     extent: usize,
+}
+
+/// A plane of the copy: where it begins along the first dim, and what there is of it along the others.
+struct Phase {
+    base: isize,
+    spans: Vec<Span>,
+}
+
+/// Places whose elements there are, and the element of the first of them.
+#[derive(Clone, Copy)]
+struct Span {
+    begin: usize,
+    end: usize,
+    element: usize,
+}
+
+impl Dim {
+    fn span(&self, base: isize) -> Span {
+        let below = |bound: isize| ((bound - base).max(0) as usize).div_ceil(self.step);
+        let (begin, end) = (below(0), below(self.size as isize).min(self.extent));
+        Span { begin, end: end.max(begin), element: (base + (begin * self.step) as isize).max(0) as usize }
+    }
 }
 
 /// Places of the result that meet the same taps.
@@ -132,7 +154,7 @@ impl<E: Element> Direct<E> {
             tasks,
             samples,
             channels,
-            phases: products(&bases),
+            phases: products(&bases).into_iter().map(|bases| phase(&bases, &dims)).collect(),
             plane,
             passes: Vec::new(),
             pitches,
@@ -207,17 +229,21 @@ impl<E: Element> Direct<E> {
             }
             for (channel, pass) in made.iter().flat_map(|channel| self.passes.iter().map(move |pass| (channel, pass))) {
                 let Some((count, length)) = self.stretch(pass, first) else { continue };
-                let of_taps = summed.iter().flat_map(|summed| pass.taps.iter().map(move |tap| summed[KERNEL] + tap));
-                for (weight, tap) in weights.iter_mut().zip(of_taps) {
-                    *weight = tensors[KERNEL][task[KERNEL] + channel[KERNEL] + tap];
+                for (summed, weights) in summed.iter().zip(weights.chunks_mut(pass.taps.len().max(1))) {
+                    let kernel = &tensors[KERNEL][task[KERNEL] + channel[KERNEL] + summed[KERNEL]..];
+                    std::iter::zip(weights, &pass.taps).for_each(|(weight, tap)| *weight = kernel[*tap]);
                 }
                 // SAFETY: what is swept is as long; the longest offset of the last place lies in the copies or in what is beyond.
                 unsafe { (self.sweep)(swept.as_mut_ptr(), copies.as_ptr(), &pass.offsets, weights.as_ptr(), length) };
                 let at = task[self.form.result] + channel[self.form.result] + pass.first + first * pass.strides[0];
                 self.rows(pass, count, &mut |from, to, count, stride| {
-                    for (i, value) in swept[from..from + count].iter().enumerate() {
-                        // SAFETY: inside of the result, whose reach was compared; planes of tasks are disjoint, passes of a plane too.
-                        unsafe { put(result.get().add(at + to + i * stride), *value, accumulate) };
+                    // SAFETY: inside of the result, whose reach was compared; planes of tasks are disjoint, passes of a plane too.
+                    unsafe {
+                        let place = result.get().add(at + to);
+                        match stride {
+                            1 if !accumulate => std::ptr::copy_nonoverlapping(swept.as_ptr().add(from), place, count),
+                            _ => (0..count).for_each(|i| put(place.add(i * stride), swept[from + i], accumulate)),
+                        }
                     }
                 });
             }
@@ -300,31 +326,32 @@ impl<E: Element> Direct<E> {
             to.fill(E::ZERO);
         }
         for (phase, to) in self.phases.iter().zip(to.chunks_exact_mut(self.plane)) {
-            self.copy_dim(0, phase, from, first, to);
+            let outer = self.dims[0].span(phase.base + (first * self.dims[0].step) as isize);
+            self.copy_dim(0, outer, &phase.spans, from, to);
         }
     }
 
-    fn copy_dim(&self, d: usize, phase: &[isize], from: &[E], first: usize, to: &mut [E]) {
-        let Dim { size, stride, step, extent } = self.dims[d];
-        let base = phase[d] + (first * step) as isize;
-        // Places whose elements there are.
-        let below = |bound: isize| (bound - base).max(0) as usize;
-        let (begin, end) = (below(0).div_ceil(step), below(size as isize).div_ceil(step).min(extent));
-        if begin >= end {
+    fn copy_dim(&self, d: usize, Span { begin, end, element }: Span, inner: &[Span], from: &[E], to: &mut [E]) {
+        let Dim { stride, step, .. } = self.dims[d];
+        if begin == end {
             return;
         }
-        let element = (base + (begin * step) as isize) as usize;
-        if d + 1 < self.dims.len() {
+        if let Some((&next, rest)) = inner.split_first() {
             for i in 0..end - begin {
                 let (from, to) = (&from[(element + i * step) * stride..], &mut to[(begin + i) * self.pitches[d]..]);
-                self.copy_dim(d + 1, phase, from, 0, to);
+                self.copy_dim(d + 1, next, rest, from, to);
             }
             return;
         }
         let (from, to) = (&from[element * stride..], &mut to[begin..end]);
         match step * stride {
             1 => to.copy_from_slice(&from[..to.len()]),
-            2 => std::iter::zip(to, from.chunks(2)).for_each(|(to, pair)| *to = pair[0]),
+            2 => {
+                // The last one need not have a neighbour.
+                let (pairs, last) = (from.as_chunks::<2>().0, to.len() - 1);
+                std::iter::zip(&mut to[..last], &pairs[..last]).for_each(|(to, [x, _])| *to = *x);
+                to[last] = from[2 * last];
+            }
             apart => std::iter::zip(to, from.iter().step_by(apart)).for_each(|(to, from)| *to = *from),
         }
     }
@@ -370,6 +397,10 @@ impl<E: Element> Direct<E> {
 unsafe fn put<E: Element>(place: *mut E, value: E, accumulate: bool) {
     // SAFETY: the caller's.
     unsafe { *place = if accumulate { (*place).plus(value) } else { value } }
+}
+
+fn phase(bases: &[isize], dims: &[Dim]) -> Phase {
+    Phase { base: bases[0], spans: std::iter::zip(&dims[1..], &bases[1..]).map(|(dim, base)| dim.span(*base)).collect() }
 }
 
 /// What is copied along each dim, but for its extent; where each phase of it begins; and what the result has along it.
