@@ -1,7 +1,8 @@
 //! The meaning of kernel IR, evaluated point by point: floats in f64, integers in i64. Slow; the oracle of generated code.
 
 use crate::library::random::{Stream, uniform, word};
-use crate::library::vector::arithmetic::{self, power};
+use crate::library::vector::arithmetic::power;
+use crate::library::vector::convert;
 use crate::tile::{Access, Array, Nest, Typing};
 use dcc_program::kernel::{BinaryOp, CompareOp, DimId, Expr, ExprId, Index, Outside, Stmt, StoreMode, UnaryOp, VarId};
 use dcc_program::rounding::stochastic;
@@ -188,7 +189,7 @@ impl Machine<'_> {
         match (dtype, value) {
             (DType::F32, Scalar::Float(x)) if self.rounds => Scalar::Float(f64::from(x as f32)),
             (DType::F16 | DType::BF16, Scalar::Float(x)) if self.rounds => {
-                Scalar::Float(f64::from(arithmetic::rounded(dtype, x as f32)))
+                Scalar::Float(f64::from(convert::rounded(dtype, x as f32)))
             }
             (_, value) => value,
         }

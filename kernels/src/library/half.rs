@@ -1,7 +1,7 @@
 //! Half floats to f32 and back: the library computes in f32, memory holds either half type.
 
 use super::SharedPtr;
-use super::vector::{Primitive, arithmetic};
+use super::vector::{Primitive, convert};
 use crate::cpu::isa::Isa;
 use crate::cpu::pool::Pool;
 use dcc_program::DType;
@@ -28,7 +28,7 @@ impl Half {
         if !matches!(dtype, DType::F16 | DType::BF16) {
             return None;
         }
-        Some(Half { widen: arithmetic::widen(isa, dtype)?, narrow: arithmetic::narrow(isa, dtype)? })
+        Some(Half { widen: convert::widen(isa, dtype)?, narrow: convert::narrow(isa, dtype)? })
     }
 
     /// `to` = `from`, exactly. Panics if their lengths differ.

@@ -5,6 +5,7 @@
 //! be one of the operands exactly, never overlap one partly.
 
 pub mod arithmetic;
+pub mod convert;
 pub mod memory;
 pub mod reduce;
 

@@ -1,7 +1,7 @@
 //! Sums of columns: what the points of a loop add to a tile of totals, in one call for all of them instead of one or more for each.
 
 use super::{Emitter, Total, Val};
-use crate::library::vector::{Shape, Ty, arithmetic, reduce};
+use crate::library::vector::{Shape, Ty, convert, reduce};
 use crate::tile::{Access, bit};
 use cranelift_codegen::ir::{InstBuilder, MemFlagsData, Value};
 use dcc_program::kernel::{BinaryOp, DimId, Expr, ExprId, Index, Outside};
@@ -59,7 +59,7 @@ impl<'a> Emitter<'a, '_> {
         let Expr::Load { input, index, outside: Outside::Never } = self.nest.kernel.get(value) else { return None };
         let array = &self.nest.inputs[usize::from(*input)];
         let plain = index.iter().all(|index| matches!(index, Index::Dim(_)));
-        let computed = arithmetic::widen(self.isa, array.dtype).is_none() && matches!(self.typing.ty(value), Ty::F32 | Ty::F64);
+        let computed = convert::widen(self.isa, array.dtype).is_none() && matches!(self.typing.ty(value), Ty::F32 | Ty::F64);
         let strides = Access::dense(array);
         let along = |dim: DimId| -> i64 {
             let steps = index.iter().zip(&strides).filter(|(index, _)| matches!(index, Index::Dim(d) if *d == dim));

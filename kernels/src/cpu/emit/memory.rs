@@ -1,7 +1,7 @@
 //! Emission of loads and stores.
 
 use super::{Emitter, Place, Val};
-use crate::library::vector::{Shape, Ty, arithmetic, memory as tiles};
+use crate::library::vector::{Shape, Ty, convert, memory as tiles};
 use crate::tile::{Access, Array, computed};
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{InstBuilder, MemFlagsData, Value, types};
@@ -59,7 +59,7 @@ impl Emitter<'_, '_> {
                 Val { place: Place::Pointer(pointer), shape, ty, depth: self.scopes.len() }
             }
         };
-        match arithmetic::widen(self.isa, array.dtype) {
+        match convert::widen(self.isa, array.dtype) {
             Some(widen) => {
                 let to = self.slot(ty, shape);
                 let (at, from, zero, count) = (self.address(to), self.address(raw), self.integer(0), self.count(shape));
@@ -238,7 +238,7 @@ impl Emitter<'_, '_> {
             }
             _ => false,
         };
-        let stored_as_computed = arithmetic::narrow(self.isa, array.dtype).is_none();
+        let stored_as_computed = convert::narrow(self.isa, array.dtype).is_none();
         if arithmetic && stored_as_computed && *mode == StoreMode::Assign && self.is_whole(*value) && !self.known(*value) {
             // The address is computed first: nothing that the value needs is.
             let walk = self.walk(array, index, Outside::Never, Shape::Tile);
@@ -278,7 +278,7 @@ impl Emitter<'_, '_> {
         let mut value = value;
         let dense = shape == Shape::Single || walk.stride == 1;
         if Self::mode_of(stmt) == StoreMode::Accumulate {
-            if dense && arithmetic::widen(self.isa, array.dtype).is_none() {
+            if dense && convert::widen(self.isa, array.dtype).is_none() {
                 let to = Val { place: Place::Pointer(pointer), shape, ty: value.ty, depth: self.scopes.len() };
                 self.combine(BinaryOp::Add, to, to, value);
                 return;
@@ -286,7 +286,7 @@ impl Emitter<'_, '_> {
             value = self.added(array, pointer, walk.stride, value, shape);
         }
         let count = self.count(shape);
-        let narrow = arithmetic::narrow(self.isa, array.dtype);
+        let narrow = convert::narrow(self.isa, array.dtype);
         let from = self.address(value);
         match (narrow, value.shape == shape, dense) {
             (None, true, true) => self.call(tiles::copy(self.isa, bytes), [pointer, from, zero, zero], count),
@@ -313,7 +313,7 @@ impl Emitter<'_, '_> {
         let (old, sum) = (self.slot(ty, shape), self.slot(ty, shape));
         let (to, stride, count) = (self.address(old), self.integer(stride * bytes as i64), self.count(shape));
         self.call(tiles::load(self.isa, bytes), [to, pointer, stride, zero], count);
-        if let Some(widen) = arithmetic::widen(self.isa, array.dtype) {
+        if let Some(widen) = convert::widen(self.isa, array.dtype) {
             let at = self.address(sum);
             self.call(widen, [at, to, zero, zero], count);
             self.combine(BinaryOp::Add, sum, sum, value);

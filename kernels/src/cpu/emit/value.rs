@@ -1,7 +1,7 @@
 //! Emission of expressions.
 
 use super::{Emitter, Place, Scope, Val};
-use crate::library::vector::{Shape, Ty, arithmetic, memory as tiles, reduce};
+use crate::library::vector::{Shape, Ty, arithmetic, convert, memory as tiles, reduce};
 use crate::tile::{Dims, bit, computed, slope};
 use cranelift_codegen::ir::{InstBuilder, MemFlagsData, Value, types};
 use dcc_program::kernel::{BinaryOp, CompareOp, DimId, Expr, ExprId, UnaryOp, VarId};
@@ -238,7 +238,7 @@ impl Emitter<'_, '_> {
     /// `from` as `wrap` makes it, in `to`; these are one where nothing is to be done.
     fn wrapped(&mut self, expr: ExprId, from: Val, to: Val) -> Val {
         let dtype = self.typing.dtype(expr);
-        if let (Some(narrow), Some(widen)) = (arithmetic::narrow(self.isa, dtype), arithmetic::widen(self.isa, dtype)) {
+        if let (Some(narrow), Some(widen)) = (convert::narrow(self.isa, dtype), convert::widen(self.isa, dtype)) {
             let short = self.slot(to.ty, to.shape);
             self.apply(narrow, short, &[from]);
             self.apply(widen, to, &[short]);
@@ -281,13 +281,13 @@ impl Emitter<'_, '_> {
 
     fn cast(&mut self, expr: ExprId, dtype: DType, x: ExprId) -> Val {
         let from = self.eval(x);
-        let converted = match arithmetic::cast(self.isa, from.ty, computed(dtype)) {
+        let converted = match convert::cast(self.isa, from.ty, computed(dtype)) {
             Some(primitive) => {
                 let to = self.slot(computed(dtype), from.shape);
                 self.apply(primitive, to, &[from]);
                 to
             }
-            None if arithmetic::narrow(self.isa, dtype).is_none() || dtype == self.typing.dtype(x) => return from,
+            None if convert::narrow(self.isa, dtype).is_none() || dtype == self.typing.dtype(x) => return from,
             None => {
                 let to = self.slot(from.ty, from.shape);
                 return self.wrapped(expr, from, to);

@@ -2,7 +2,7 @@
 
 use super::memory::Walk;
 use super::{Emitter, Val};
-use crate::library::vector::{Shape, Ty, arithmetic, memory as tiles};
+use crate::library::vector::{Shape, Ty, convert, memory as tiles};
 use crate::tile::{Access, Array, along, bit, computed, dims_in};
 use cranelift_codegen::ir::{InstBuilder, MemFlagsData, Value};
 use dcc_program::kernel::{ExprId, Index, Outside};
@@ -60,7 +60,7 @@ impl Emitter<'_, '_> {
             count = self.builder.ins().select(inside, count, zero);
         }
         let (bytes, ty) = (array.dtype.bytes() as usize, computed(array.dtype));
-        let to = match self.target.filter(|target| target.0 == expr && arithmetic::widen(self.isa, array.dtype).is_none()) {
+        let to = match self.target.filter(|target| target.0 == expr && convert::widen(self.isa, array.dtype).is_none()) {
             Some((_, target)) => target,
             None => self.slot(ty, Shape::Tile),
         };
