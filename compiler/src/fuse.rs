@@ -157,11 +157,13 @@ impl Fuser<'_> {
         match &node.op {
             Op::Input(_) | Op::Param(_) | Op::Scalar(_) => Role::Leaf,
             Op::Const(_) | Op::Training(_) | Op::Iota(_) | Op::Uniform(_) | Op::BroadcastInDim(_) => Role::Inline,
+            Op::Concatenate(_) | Op::GradSum(_) if !self.accumulators.contains(&id) && assembly(self.graph, id).is_some() => {
+                Role::Member(self.assign_alone(id))
+            }
             Op::Transpose(_) | Op::Slice(_) | Op::Pad(_) | Op::Concatenate(_) | Op::Reverse(_) | Op::Gather(_) => Role::Inline,
             Op::Reshape(_) if self.is_inline_reshape(id) => Role::Inline,
             Op::Reshape(_) | Op::ResolveMicrobatches(_) | Op::DropMicrobatch(_) => Role::View,
             Op::GradSum(_) if self.accumulators.contains(&id) => Role::View,
-            Op::GradSum(_) if assembly(self.graph, id).is_some() => Role::Member(self.assign_alone(id)),
             Op::Reduce(_) => Role::Member(self.assign_reduce(id)),
             op if is_pointwise(op) => match self.is_generated(id) {
                 true => Role::Inline,

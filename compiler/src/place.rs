@@ -8,6 +8,7 @@ mod accumulate;
 mod gradient;
 mod halves;
 mod reshard;
+mod stack;
 mod strategy;
 mod zero;
 

@@ -57,6 +57,7 @@ mod seconds;
 mod steps;
 mod tidy;
 mod tolerance;
+mod unrolled;
 #[cfg(target_os = "linux")]
 mod verify;
 mod windows;

@@ -1,43 +1,68 @@
-//! Sums of the gradients of parts: each term is a part with zeros around it, and the parts are all of the result. A kernel of its own
-//! writes the parts where they belong, instead of adding all terms up at every element.
+//! Values that are put together from many parts: concatenations, and sums of the gradients of parts, of which each term is a part with
+//! zeros around it. A kernel of its own writes the parts where they belong, instead of asking at every element which one it is of, or
+//! adding all terms up there.
 
 use crate::graph::{Graph, NodeId};
 use crate::ops::Op;
 
-/// Fewer parts are added up where the sum is read.
+/// Fewer parts are told apart, or added up, where the whole is read.
 const FEWEST: usize = 8;
 
 /// A result in parts of `size` along `dim`.
 pub struct Assembly {
     pub dim: usize,
     pub size: u64,
-    /// Each part, as long as the term's pad leaves it, and where it begins.
-    pub parts: Vec<(NodeId, u64)>,
+    pub parts: Vec<Part>,
 }
 
-/// What `id` puts together, if it is such a sum.
+pub struct Part {
+    pub value: NodeId,
+    /// Where along the dim it begins.
+    pub start: u64,
+    /// Operand and node as which it is read.
+    pub read: (NodeId, usize),
+}
+
+/// What `id` puts together, if its parts are alike and all of it.
 pub fn assembly(graph: &Graph, id: NodeId) -> Option<Assembly> {
     let node = &graph[id];
-    if !matches!(node.op, Op::GradSum(_)) || node.operands.len() < FEWEST {
+    if node.operands.len() < FEWEST {
         return None;
     }
-    let dims = 0..node.ty.rank();
-    let part = |term: &NodeId| match &graph[*term].op {
-        Op::Pad(pad) if pad.interior.iter().all(|&n| n == 0) => {
-            let mut moved = dims.clone().filter(|&d| pad.low[d] + pad.high[d] != 0);
-            let (dim, others) = (moved.next()?, moved.count());
-            (others == 0).then_some((dim, graph[*term].operands[0], pad.low[dim]))
-        }
-        _ => None,
+    let (dim, parts) = match &node.op {
+        Op::GradSum(_) => padded(graph, &node.operands)?,
+        Op::Concatenate(op) => (usize::from(op.dim), joined(graph, id, usize::from(op.dim))),
+        _ => return None,
     };
-    let parts: Vec<(usize, NodeId, u64)> = node.operands.iter().map(part).collect::<Option<_>>()?;
-    let (dim, first, _) = parts[0];
-    let size = graph.ty(first).shape[dim];
-    let alike = parts.iter().all(|&(d, part, start)| d == dim && graph.ty(part).shape[dim] == size && start % size == 0);
-    let mut starts: Vec<u64> = parts.iter().map(|part| part.2).collect();
+    let size = graph.ty(parts[0].value).shape[dim];
+    let alike = parts.iter().all(|part| graph.ty(part.value).shape[dim] == size && part.start % size == 0);
+    let mut starts: Vec<u64> = parts.iter().map(|part| part.start).collect();
     starts.sort_unstable();
     starts.dedup();
     let whole = starts.len() == parts.len() && starts.len() as u64 * size == node.ty.shape[dim];
-    let parts = parts.into_iter().map(|(_, part, start)| (part, start)).collect();
     (alike && whole && node.ty.sharding.dims[dim].is_empty()).then_some(Assembly { dim, size, parts })
+}
+
+/// The parts that the terms pad along one dim, which is the same for all.
+fn padded(graph: &Graph, terms: &[NodeId]) -> Option<(usize, Vec<Part>)> {
+    let along = |term: &NodeId| match &graph[*term].op {
+        Op::Pad(pad) => pad.along().map(|dim| (dim, pad.low[dim])),
+        _ => None,
+    };
+    let (dim, _) = along(&terms[0])?;
+    let part = |&term: &NodeId| {
+        let (_, start) = along(&term).filter(|found| found.0 == dim)?;
+        Some(Part { value: graph[term].operands[0], start, read: (term, 0) })
+    };
+    Some((dim, terms.iter().map(part).collect::<Option<_>>()?))
+}
+
+fn joined(graph: &Graph, id: NodeId, dim: usize) -> Vec<Part> {
+    let mut start = 0;
+    let part = |(i, &value): (usize, &NodeId)| {
+        let part = Part { value, start, read: (id, i) };
+        start += graph.ty(value).shape[dim];
+        part
+    };
+    graph[id].operands.iter().enumerate().map(part).collect()
 }

@@ -202,16 +202,16 @@ mod tests {
         check(&text);
     }
 
-    /// One node that reads three concatenations in place.
+    /// One node that reads three concatenations in place, each of 150 parts, one of which is longer.
     #[test]
     fn concatenations_too_many_for_one_kernel_have_their_own() {
-        let mut text = inputs(450, "4, 1");
+        let mut text = format!("{}%450 f32[4, 2] = input{{batch_dim:0, name:long}}\n", inputs(450, "4, 1"));
         for k in 0..3 {
-            let parts: Vec<String> = (150 * k..150 * (k + 1)).map(|i| format!("%{i}")).collect();
-            writeln!(text, "%{} f32[4, 150] = concatenate{{dim:1}} {}", 450 + k, parts.join(", ")).expect("a string takes all");
+            let parts: Vec<String> = (150 * k..150 * k + 149).chain([450]).map(|i| format!("%{i}")).collect();
+            writeln!(text, "%{} f32[4, 151] = concatenate{{dim:1}} {}", 451 + k, parts.join(", ")).expect("a string takes all");
         }
         check(&format!(
-            "{text}%453 f32[4, 150] = binary{{op:add}} %450, %451\n%454 f32[4, 150] = binary{{op:mul}} %453, %452\noutput y = %454\n"
+            "{text}%454 f32[4, 151] = binary{{op:add}} %451, %452\n%455 f32[4, 151] = binary{{op:mul}} %454, %453\noutput y = %455\n"
         ));
     }
 }

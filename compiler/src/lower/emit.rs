@@ -75,11 +75,12 @@ fn assembled(graph: &Graph, fusion: &Fusion, node: NodeId, assembly: &Assembly, 
         .collect();
     emitter.kernel.outer = (0..ty.rank()).filter(looped).map(|d| dim_of(&index[d])).collect();
     emitter.kernel.outputs.push(Argument { dtype: ty.dtype, rank: ty.rank() as u8 });
-    for (&term, &(part, start)) in graph[node].operands.iter().zip(&assembly.parts) {
-        let inline = fusion.roles[part.0 as usize] == Role::Inline && !is_loaded(graph, term, 0);
-        let value = if inline { emitter.element(part, &index) } else { emitter.load(part, &index, Outside::Never) };
+    for part in &assembly.parts {
+        let (reader, operand) = part.read;
+        let inline = fusion.roles[part.value.0 as usize] == Role::Inline && !is_loaded(graph, reader, operand);
+        let value = if inline { emitter.element(part.value, &index) } else { emitter.load(part.value, &index, Outside::Never) };
         let mut at = index.clone();
-        at[assembly.dim] = emitter.affine(&index[assembly.dim], 1, start as i64);
+        at[assembly.dim] = emitter.affine(&index[assembly.dim], 1, part.start as i64);
         emitter.kernel.body.push(Stmt::Store { output: 0, over: Vec::new(), index: at, value, mode });
     }
     Emitted { kernel: emitter.kernel, inputs: emitter.inputs, outputs: vec![node] }

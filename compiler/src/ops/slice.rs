@@ -26,6 +26,15 @@ pub struct Pad {
     pub interior: Shape,
 }
 
+impl Pad {
+    /// The dim along which it pads, if that is one, and none has zeros inside.
+    pub fn along(&self) -> Option<usize> {
+        let mut padded = (0..self.low.len()).filter(|&d| self.low[d] + self.high[d] != 0);
+        let dim = padded.next()?;
+        (padded.next().is_none() && self.interior.iter().all(|&n| n == 0)).then_some(dim)
+    }
+}
+
 /// The operands one after the other along `dim`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Concatenate {

@@ -1,5 +1,6 @@
 //! Sums of gradients: of a value over its uses, of a parameter over microbatches, ranks and stages, and of scalars for the norm.
 
+use super::stack::MAX_TERMS;
 use super::{Pending, Placer};
 use crate::error::Result;
 use crate::graph::{GradOf, Graph, NodeId, Phase};
@@ -7,9 +8,6 @@ use crate::ops::{Const, GradSum, Op, StageSum};
 use crate::optimizer::{NORM_SUM, NORM_TERM, TENSOR_SUM};
 use dcc_program::{AxisId, AxisList, Reduce, Sharding};
 use std::collections::BTreeMap;
-
-/// Terms of one addition: a kernel has a bounded number of arguments.
-const MAX_TERMS: usize = 64;
 
 /// A value that exists on each of several stages.
 pub(super) type PlacedSum = BTreeMap<u32, NodeId>;
@@ -86,12 +84,17 @@ impl Placer<'_> {
         Ok(self.sum_of(id, &sums, stage, phase))
     }
 
-    fn sum_of(&mut self, id: NodeId, values: &[NodeId], stage: u32, phase: Phase) -> NodeId {
+    pub(super) fn sum_of(&mut self, id: NodeId, values: &[NodeId], stage: u32, phase: Phase) -> NodeId {
+        self.out.set_origin_of(self.graph, id);
+        let values = &self.stacked(values, stage, phase)[..];
         if let [one] = values {
             return *one;
         }
         if values.len() > MAX_TERMS {
-            let parts: Vec<NodeId> = values.chunks(MAX_TERMS).map(|part| self.sum_of(id, part, stage, phase)).collect();
+            let parts = match self.neighbours(id, values, stage, phase) {
+                Some(parts) => parts,
+                None => values.chunks(MAX_TERMS).map(|part| self.sum_of(id, part, stage, phase)).collect(),
+            };
             return self.sum_of(id, &parts, stage, phase);
         }
         let ty = self.out.ty(values[0]).clone();

@@ -163,3 +163,22 @@ fn parts_that_are_a_whole_are_written_to_their_places() {
         assert!(stores(&parts(size, 3).replace(", %24\n", "\n")) < Some(8));
     }
 }
+
+/// Eight multiples of `x` one after the other along dim 1, from the `by`-th on.
+fn joined(by: usize) -> String {
+    let mut text = "%0 f32[4, 2, 3] = input{batch_dim:0, name:x}\n".to_owned();
+    for i in 0..8 {
+        text += &format!("%{} f32[4, 2, 3] = binary{{op:add}} %{i}, %0\n", i + 1);
+    }
+    let parts: Vec<String> = (0..8).map(|i| format!("%{}", (i + by) % 8 + 1)).collect();
+    format!("{text}%9 f32[4, 16, 3] = concatenate{{dim:1}} {}\noutput y = %9\n", parts.join(", "))
+}
+
+#[test]
+fn parts_of_a_concatenation_are_written_to_their_places() {
+    let shape = [4, 2, 3];
+    check(&joined(0), &shape);
+    assert!(run(&joined(0), &joined(1), &shape).0, "the control: another order");
+    let stores = |text: &str| compiled(text).programs[0].kernels.iter().map(|kernel| kernel.body.len()).collect::<Vec<_>>();
+    assert!(stores(&joined(0)).contains(&8), "{:?}", stores(&joined(0)));
+}
