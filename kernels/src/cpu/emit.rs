@@ -36,7 +36,7 @@ struct Val {
     depth: usize,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Place {
     /// Bytes into the scratch.
     Slot(usize),

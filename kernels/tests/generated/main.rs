@@ -5,6 +5,7 @@ mod random;
 mod shifts;
 mod sums;
 
+use dcc_kernels::library::half::Half;
 use dcc_kernels::reference::{self, Scalar};
 use dcc_kernels::tile::{Plan, Typing};
 use dcc_kernels::{Isa, Jit, Nest, Pool};
@@ -119,7 +120,11 @@ fn bytes(dtype: DType, values: &[Scalar]) -> Vec<u8> {
         match (dtype, *value) {
             (DType::F32, Scalar::Float(x)) => raw.extend((x as f32).to_le_bytes()),
             (DType::F64, Scalar::Float(x)) => raw.extend(x.to_le_bytes()),
-            (DType::BF16, Scalar::Float(x)) => raw.extend((((x as f32).to_bits() >> 16) as u16).to_le_bytes()),
+            (DType::BF16 | DType::F16, Scalar::Float(x)) => {
+                let mut half = [0];
+                Half::of(dtype).expect("a half type").narrow(&Pool::new(1), &[x as f32], &mut half);
+                raw.extend(half[0].to_le_bytes());
+            }
             (_, Scalar::Int(x)) => raw.extend(&x.to_le_bytes()[..dtype.bytes() as usize]),
             other => panic!("{other:?}"),
         }
@@ -133,7 +138,12 @@ fn scalars(dtype: DType, raw: &[u8]) -> Vec<Scalar> {
         .map(|b| match dtype {
             DType::F32 => Scalar::Float(f32::from_le_bytes(b.try_into().unwrap()).into()),
             DType::F64 => Scalar::Float(f64::from_le_bytes(b.try_into().unwrap())),
-            DType::BF16 => Scalar::Float(f32::from_bits(u32::from(u16::from_le_bytes(b.try_into().unwrap())) << 16).into()),
+            DType::BF16 | DType::F16 => {
+                let mut wide = [0.0];
+                let half = [u16::from_le_bytes(b.try_into().unwrap())];
+                Half::of(dtype).expect("a half type").widen(&Pool::new(1), &half, &mut wide);
+                Scalar::Float(wide[0].into())
+            }
             DType::I32 => Scalar::Int(i32::from_le_bytes(b.try_into().unwrap()).into()),
             DType::I64 => Scalar::Int(i64::from_le_bytes(b.try_into().unwrap())),
             _ => Scalar::Int(b[0].into()),

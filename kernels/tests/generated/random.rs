@@ -161,3 +161,39 @@ pub(super) fn dims_in(kernel: &Kernel) -> Vec<Vec<u8>> {
     }
     all
 }
+
+/// Random kernels of values that are rounded to half floats, widened again, kept and stored on the way.
+#[test]
+fn random_kernels_that_round() {
+    let (mut random, mut kept) = (Random(4711), 0);
+    for _ in 0..150 {
+        let mut b = Build::new(&["i", "j"]).outer(&[0, 1]);
+        let mut values: Vec<(ExprId, DType)> =
+            [F, DType::BF16, DType::F16].map(|dtype| (b.input(dtype, &[0, 1]), dtype)).to_vec();
+        let shapes = values.len();
+        for _ in 0..3 + random.below(4) {
+            let [x, y] = [0, 1].map(|_| {
+                let (value, _) = values[random.below(values.len())];
+                b.kernel.expr(Expr::Cast(F, value))
+            });
+            let op = [UnaryOp::Logistic, UnaryOp::Tanh, UnaryOp::Neg, UnaryOp::Erf][random.below(4)];
+            let next = if random.below(3) == 0 { b.add(x, y) } else { b.un(op, x) };
+            let dtype = [F, DType::BF16, DType::F16][random.below(3)];
+            let mut next = b.kernel.expr(Expr::Cast(dtype, next));
+            if random.below(3) != 0 {
+                next = b.bind(next);
+                kept += 1;
+            }
+            if random.below(3) != 0 {
+                b.store(dtype, &[], &[0, 1], next);
+            }
+            values.push((next, dtype));
+        }
+        let (last, dtype) = values[values.len() - 1];
+        b.store(dtype, &[], &[0, 1], last);
+        let dims = vec![whole(3), whole([1, 5, 300][random.below(3)])];
+        // A sum of f32 may round to another half float than one of f64.
+        check(&b.kernel, &vec![dims.clone(); shapes], &vec![dims; b.kernel.outputs.len()], 0.05);
+    }
+    assert!(kept > 300, "{kept}");
+}

@@ -114,16 +114,26 @@ impl Emitter<'_, '_> {
         }
         for operand in operands {
             let value = self.eval(*operand);
-            let own = matches!(
-                self.nest.kernel.get(*operand),
-                Expr::Unary(..) | Expr::Binary(..) | Expr::Select(..) | Expr::Cast(..)
-            );
-            let free = own && self.uses[operand.0 as usize] == 1 && value.depth == self.scopes.len();
+            let free = self.is_own(*operand) && value.depth == self.scopes.len();
             if let (Place::Slot(_), true) = (value.place, free && value.shape == shape && value.ty == ty) {
                 return value;
             }
         }
         self.slot(ty, shape)
+    }
+
+    /// Whether the place of `expr`, which was computed, holds it alone, for one reader. A cast that changes nothing lies where its operand
+    /// does.
+    fn is_own(&mut self, mut expr: ExprId) -> bool {
+        while self.uses[expr.0 as usize] == 1 {
+            match *self.nest.kernel.get(expr) {
+                Expr::Unary(..) | Expr::Binary(..) | Expr::Select(..) => return true,
+                Expr::Cast(_, from) if self.eval(expr).place == self.eval(from).place => expr = from,
+                Expr::Cast(..) => return true,
+                _ => return false,
+            }
+        }
+        false
     }
 
     fn shapes<const N: usize>(&self, to: Val, values: [Val; N]) -> [Shape; N] {
