@@ -3,21 +3,26 @@
 //! A state is the layout of each live value and what its readers so far have paid for. Every node extends every state by every
 //! choice; of equal states the cheapest stays, at each level of memory. The ways from states to states are found once for all layers
 //! that repeat (nnScaler's cut-set recurrence, OSDI 2024, section 5). States that cannot win, because the cheapest one could turn into
-//! them for less than they cost more, are dropped; beyond a beam the dearest are.
+//! them for less than they cost more, are dropped; beyond a beam the dearest are. Where many values are alive at once, as in unrolled
+//! recurrences, the beam is narrower.
 
 use super::layout::{At, Layout, MAX_AXES};
 use super::model::{Choice, Class, Cost, Item, Moving, Problem, Read};
 use dcc_program::Reduce;
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use std::collections::HashMap;
 use std::rc::Rc;
 
 /// States kept after a node, for one level of memory and for each of many.
 const BEAM: usize = 4096;
 const BEAM_OF_MANY: usize = 1024;
 
-/// Ways of a step that are kept for the next of its kind.
-const REMEMBERED: usize = 1 << 16;
+/// States times the square of how many values are alive, unless the states are few.
+const WORK: usize = 1 << 20;
+const FEWEST: usize = 32;
+
+/// Words of all steps that are kept for the next of their kind.
+const REMEMBERED: usize = 1 << 26;
 
 /// Readers to come that states distinguish: more are as many.
 const FAR: u32 = 4;
@@ -45,6 +50,14 @@ struct Shape {
     stays: bool,
 }
 
+impl Shape {
+    /// How often the value at a place of the frontier is read after this step, up to `FAR` times.
+    fn left(&self, place: usize) -> u32 {
+        let now = self.places.iter().filter(|&&p| p as usize == place).count() as u32;
+        self.frontier[place].1 - now
+    }
+}
+
 /// A state, a choice, and the state that they lead to.
 struct Way {
     from: u32,
@@ -54,6 +67,9 @@ struct Way {
     /// More than the choice that needs least.
     bytes: u64,
 }
+
+/// What tells sets of states apart.
+type Digest = [u8; blake3::OUT_LEN];
 
 /// All ways from the states of a set.
 struct Step {
@@ -73,7 +89,7 @@ struct Entry {
 
 /// What is known after a node: the states, sorted, and of each its entries, from little memory to much, from dear to cheap.
 struct Reached {
-    set: usize,
+    states: Vec<State>,
     /// First entry of each state, and the end.
     first: Vec<u32>,
     entries: Vec<Entry>,
@@ -88,11 +104,12 @@ pub(super) struct Solver<'a> {
     level: u64,
     most: u64,
     lives: Vec<Live>,
-    live_index: HashMap<Live, u32>,
-    sets: Vec<Vec<State>>,
-    set_index: HashMap<Vec<State>, usize>,
-    movings: HashMap<(usize, Layout, Layout), Moving>,
-    steps: HashMap<(Shape, usize), Rc<Step>>,
+    live_index: FxHashMap<Live, u32>,
+    movings: FxHashMap<(usize, Layout, Layout), Moving>,
+    /// Of steps that were met once, that they were; of those that were met again, the ways.
+    steps: FxHashMap<(Shape, Digest), Option<Rc<Step>>>,
+    /// Words of these.
+    remembered: usize,
 }
 
 /// A choice for each item, and what all of them take.
@@ -111,11 +128,10 @@ pub(super) fn front(problem: &Problem, levels: u64) -> Vec<Solved> {
         level: u64::MAX,
         most: u64::MAX,
         lives: Vec::new(),
-        live_index: HashMap::new(),
-        sets: Vec::new(),
-        set_index: HashMap::new(),
-        movings: HashMap::new(),
-        steps: HashMap::new(),
+        live_index: FxHashMap::default(),
+        movings: FxHashMap::default(),
+        steps: FxHashMap::default(),
+        remembered: 0,
     };
     let cheapest = solver.run();
     let most = cheapest.iter().flatten().map(|solved| solved.more).max();
@@ -136,32 +152,31 @@ impl Solver<'_> {
             left[value] += 1;
         }
         let mut frontier: Vec<usize> = Vec::new();
-        let set = self.intern_states(vec![State::new()]);
         let begin = Entry { cost: 0, bytes: 0, before: 0, choice: 0 };
-        let mut trace = Vec::with_capacity(problem.items.len() + 1);
-        trace.push(Reached { set, first: vec![0, 1], entries: vec![begin] });
+        let mut last = Reached { states: vec![State::new()], first: vec![0, 1], entries: vec![begin] };
+        // Of each item, the choice that led to each entry and the entry before.
+        let mut trace: Vec<Vec<(u32, u32)>> = Vec::with_capacity(problem.items.len());
         for (index, item) in problem.items.iter().enumerate() {
             let shape = self.shape(item, &frontier, &left, left[index] > 0);
             for &value in &item.values {
                 left[value] -= 1;
             }
-            let last = trace.last().expect("it begins somewhere");
-            let step = self.step(problem.class(index), &shape, last.set);
-            let allowance = self.allowance(&shape, problem.class(index));
-            let next = self.follow(&step, last, allowance)?;
-            trace.push(next);
+            let step = self.step(problem.class(index), &shape, &last.states);
+            let allowances = self.allowances(&shape, problem.class(index));
+            last = self.follow(&step, &last, &allowances)?;
+            trace.push(last.entries.iter().map(|entry| (entry.choice, entry.before)).collect());
             frontier.retain(|&v| left[v] > 0);
             if left[index] > 0 {
                 frontier.push(index);
             }
         }
-        let last = trace.last().expect("it ends somewhere");
         let solved = |end: usize| {
             let mut choices = vec![0; problem.items.len()];
             let mut at = end;
-            for (reached, choice) in trace[1..].iter().zip(&mut choices).rev() {
-                *choice = reached.entries[at].choice as usize;
-                at = reached.entries[at].before as usize;
+            for (entries, slot) in trace.iter().zip(&mut choices).rev() {
+                let (choice, before) = entries[at];
+                *slot = choice as usize;
+                at = before as usize;
             }
             let Entry { cost, bytes: more, .. } = last.entries[end];
             Solved { choices, cost, more }
@@ -178,19 +193,20 @@ impl Solver<'_> {
         Shape { class: item.class, places, frontier, stays }
     }
 
-    /// All ways out of the states of a set.
-    fn step(&mut self, class: &Class, shape: &Shape, set: usize) -> Rc<Step> {
-        let key = (shape.clone(), set);
-        if let Some(step) = self.steps.get(&key) {
-            return step.clone();
+    /// All ways out of a set of states; of a step that is met for the third time they are known.
+    fn step(&mut self, class: &Class, shape: &Shape, states: &[State]) -> Rc<Step> {
+        let key = (shape.clone(), digest(states));
+        let met = self.steps.get(&key).cloned();
+        if let Some(Some(step)) = met {
+            return step;
         }
-        let old = self.sets[set].clone();
         let mut step = Step { ways: Vec::new(), states: Vec::new() };
-        let mut index: HashMap<State, u32> = HashMap::new();
+        let mut index: FxHashMap<State, u32> = FxHashMap::default();
         let least = class.least();
-        for (from, state) in old.iter().enumerate() {
+        let alive: Vec<usize> = (0..shape.frontier.len()).filter(|&place| shape.left(place) > 0).collect();
+        for (from, state) in states.iter().enumerate() {
             for (number, choice) in class.choices.iter().enumerate() {
-                let Some((next, added)) = self.extend(class, shape, choice, state) else { continue };
+                let Some((next, added)) = self.extend(class, (shape, &alive), choice, state) else { continue };
                 let to = *index.entry(next).or_insert_with_key(|next| {
                     step.states.push(next.clone());
                     step.states.len() as u32 - 1
@@ -199,27 +215,29 @@ impl Solver<'_> {
             }
         }
         let step = Rc::new(step);
-        if step.ways.len() <= REMEMBERED {
-            self.steps.insert(key, step.clone());
-        }
+        let words = step.ways.len() * size_of::<Way>() / 4 + step.states.iter().map(|state| state.len()).sum::<usize>();
+        let again = met.is_some() && self.remembered + words <= REMEMBERED;
+        self.remembered += if again { words } else { 0 };
+        self.steps.insert(key, again.then(|| step.clone()));
         step
     }
 
     /// What the ways lead to, without what cannot win. `None` where there is no way.
-    fn follow(&mut self, step: &Step, last: &Reached, allowance: Cost) -> Option<Reached> {
+    fn follow(&mut self, step: &Step, last: &Reached, allowances: &[Cost]) -> Option<Reached> {
         let mut found = self.all(step, last);
-        let mut least: Vec<Cost> = Vec::new();
-        for entries in &mut found {
+        // By level, the least cost of a state that needs no more memory, and that state.
+        let mut least: Vec<(Cost, usize)> = Vec::new();
+        for (state, entries) in found.iter_mut().enumerate() {
             let mut cheapest = Cost::MAX;
             for (level, slot) in entries.iter_mut().enumerate() {
                 if least.len() <= level {
-                    least.push(Cost::MAX);
+                    least.push((Cost::MAX, 0));
                 }
                 match slot {
                     Some(entry) if entry.cost < cheapest => cheapest = entry.cost,
                     _ => *slot = None,
                 }
-                least[level] = least[level].min(cheapest);
+                least[level] = least[level].min((cheapest, state));
             }
         }
         for level in 1..least.len() {
@@ -228,14 +246,19 @@ impl Solver<'_> {
         let mut states: Vec<(usize, Vec<Entry>)> = Vec::new();
         for (state, entries) in found.into_iter().enumerate() {
             let wins = |(level, entry): (usize, Option<Entry>)| {
-                entry.filter(|entry| entry.cost <= least[level].saturating_add(allowance))
+                let (cost, best) = least[level];
+                let pairs = step.states[state].iter().zip(&step.states[best]).zip(allowances);
+                let turning: Cost = pairs.filter(|((own, other), _)| own != other).map(|(_, allowance)| allowance).sum();
+                entry.filter(|entry| entry.cost <= cost.saturating_add(turning))
             };
             let entries: Vec<Entry> = entries.into_iter().enumerate().filter_map(wins).collect();
             if !entries.is_empty() {
                 states.push((state, entries));
             }
         }
+        let width = allowances.len().max(1);
         let beam = if self.most == u64::MAX { BEAM } else { BEAM_OF_MANY };
+        let beam = beam.min((WORK / (width * width)).max(FEWEST));
         if states.len() > beam {
             states.sort_by_key(|(state, entries)| (entries.last().map(|entry| entry.cost), &step.states[*state]));
             states.truncate(beam);
@@ -244,9 +267,9 @@ impl Solver<'_> {
         if states.is_empty() {
             return None;
         }
-        let set = self.intern_states(states.iter().map(|(state, _)| step.states[*state].clone()).collect());
-        let mut reached = Reached { set, first: vec![0], entries: Vec::new() };
-        for (_, entries) in states {
+        let mut reached = Reached { states: Vec::with_capacity(states.len()), first: vec![0], entries: Vec::new() };
+        for (state, entries) in states {
+            reached.states.push(step.states[state].clone());
             reached.entries.extend(entries);
             reached.first.push(reached.entries.len() as u32);
         }
@@ -276,23 +299,29 @@ impl Solver<'_> {
         found
     }
 
-    /// How much dearer than the cheapest a state may be and still win: what it costs at most to move every live value to any
-    /// layout for every reader to come and to move the contributions back.
-    fn allowance(&mut self, shape: &Shape, class: &Class) -> Cost {
-        let mut total = 0;
-        let mut values: Vec<(u32, u32)> = shape.frontier.to_vec();
-        values.push((class.kind as u32, if shape.stays { FAR } else { 0 }));
-        for (kind, left) in values {
-            let mut pending = Layout::default();
-            (0..self.problem.axes.len()).for_each(|axis| pending.set(axis, At::Pending(Reduce::Sum)));
+    /// How much dearer than the cheapest a state may be and still win, for each value in which they differ: what it costs at most to
+    /// move the value to any layout for every reader to come and to move the contributions back.
+    fn allowances(&mut self, shape: &Shape, class: &Class) -> Vec<Cost> {
+        let values = (0..shape.frontier.len()).map(|place| (shape.frontier[place].0, shape.left(place)));
+        let mut values: Vec<(u32, u32)> = values.filter(|&(_, left)| left > 0).collect();
+        values.extend(shape.stays.then_some((class.kind as u32, FAR)));
+        let mut pending = Layout::default();
+        (0..self.problem.axes.len()).for_each(|axis| pending.set(axis, At::Pending(Reduce::Sum)));
+        let allowance = |(kind, left): (u32, u32)| {
             let moving = self.moving(kind as usize, pending, Layout::default());
-            total += 3 * u64::from(left) * (moving.once + moving.gather);
-        }
-        total
+            3 * u64::from(left) * (moving.once + moving.gather)
+        };
+        values.into_iter().map(allowance).collect()
     }
 
-    /// The state after a node is computed by `choice`, and what that adds; `None` where the choice keeps what is not pending.
-    fn extend(&mut self, class: &Class, shape: &Shape, choice: &Choice, state: &State) -> Option<(State, Cost)> {
+    /// The state after a node is computed by `choice`, of the values that stay alive, and what that adds; `None` where the choice keeps what is not pending.
+    fn extend(
+        &mut self,
+        class: &Class,
+        (shape, alive): (&Shape, &[usize]),
+        choice: &Choice,
+        state: &State,
+    ) -> Option<(State, Cost)> {
         let kept = self.kept(class, shape, choice, state)?;
         let mut next = state.clone();
         let mut cost = choice.cost;
@@ -310,9 +339,7 @@ impl Solver<'_> {
             let moving = self.moving(class.kind, makes, makes.resolved());
             cost += self.problem.want_cost(class.kind, moving, false);
         }
-        let reads_now = |place: usize| shape.places.iter().filter(|&&p| p as usize == place).count() as u32;
-        let mut after: State =
-            (0..next.len()).filter(|&place| shape.frontier[place].1 > reads_now(place)).map(|place| next[place]).collect();
+        let mut after: State = alive.iter().map(|&place| next[place]).collect();
         if shape.stays {
             after.push(self.intern_live(Live { layout: makes, paid: SmallVec::new() }));
         }
@@ -384,15 +411,12 @@ impl Solver<'_> {
         self.live_index.insert(live, index);
         index
     }
+}
 
-    fn intern_states(&mut self, states: Vec<State>) -> usize {
-        if let Some(&index) = self.set_index.get(&states) {
-            return index;
-        }
-        self.sets.push(states.clone());
-        self.set_index.insert(states, self.sets.len() - 1);
-        self.sets.len() - 1
-    }
+fn digest(states: &[State]) -> Digest {
+    let lengths = states.iter().map(|state| state.len() as u32);
+    let bytes: Vec<u8> = lengths.chain(states.iter().flatten().copied()).flat_map(u32::to_le_bytes).collect();
+    blake3::hash(&bytes).into()
 }
 
 /// What read `i` wants and gives, with pendings that pass: the operands that keep a pending want it so; the gradients of the
