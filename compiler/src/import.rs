@@ -47,6 +47,7 @@ use parameters::{Classifier, Origin};
 use rescale::Rescale;
 use value::Value;
 
+pub use build::is_computed;
 pub use inputs::{InputInfo, check_inputs, symbol};
 pub use model::Model;
 pub use node::index_of;

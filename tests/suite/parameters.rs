@@ -1,6 +1,7 @@
 //! What trains, from wherever the file has it: weights in Constant nodes are parameters like others.
 
 use crate::command::{Folder, dcc};
+use crate::onnx_model::{int_tensor, node, with_int};
 use crate::tidy::root;
 use bytes::Bytes;
 use dcc::import::proto::attribute_proto::AttributeType;
@@ -61,4 +62,42 @@ fn weights_in_constant_nodes_train() {
     let frozen = trained(&constants, &["--freeze", "fc.1.weight"]);
     assert_eq!(frozen, trained(&plain, &["--freeze", "fc.1.weight"]));
     assert!(frozen.0[0] == wanted.0[0] && frozen.0[9] != wanted.0[9] && frozen.1 != wanted.1);
+}
+
+/// The logits times exp(0), exp(1), …, which the import computes and holds like a parameter.
+fn with_computed(mut model: ModelProto) -> ModelProto {
+    let graph = model.graph.as_mut().expect("a graph");
+    let output = graph.output[0].name().to_owned();
+    let classes = graph.initializer.iter().rfind(|tensor| tensor.dims.len() == 1).expect("a bias").dims[0];
+    let made = graph.node.iter_mut().flat_map(|node| &mut node.output).find(|name| **name == output);
+    *made.expect("a node makes the output") = "raw".to_owned();
+    graph
+        .initializer
+        .extend([("first", 0), ("end", classes), ("step", 1)].map(|(name, value)| int_tensor(name, &[], &[value])));
+    graph.node.extend([
+        node("Range", &["first", "end", "step"], &["range"]),
+        with_int(node("Cast", &["range"], &["floats"]), "to", 1),
+        node("Exp", &["floats"], &["powers"]),
+        node("Mul", &["raw", "powers"], &[&output]),
+    ]);
+    model
+}
+
+#[test]
+fn what_the_import_computes_is_not_exported() {
+    let folder = Folder::new();
+    let [path, saved, trained] = ["m.onnx", "saved", "t.onnx"].map(|name| folder.at(name));
+    std::fs::write(&path, with_computed(mlp()).encode_to_vec()).expect("a file");
+    let flags = "--data tests/models/data/mlp.npz --global-batch-size 32 --steps 2";
+    dcc(["run", &path, "--save-dir", &saved].into_iter().chain(flags.split(' '))).ok();
+    dcc(["export", &saved, "--model", &path, "--onnx", &trained]).ok();
+    let names = |path: &str| -> Vec<String> {
+        let model = ModelProto::decode(&std::fs::read(path).expect("a file")[..]).expect("ONNX");
+        model.graph.expect("a graph").initializer.iter().map(|tensor| tensor.name().to_owned()).collect()
+    };
+    assert_eq!(names(&trained), names(&path));
+    // The control: the checkpoint has the constant.
+    let all = folder.at("all.safetensors");
+    dcc(["export", &saved, "--safetensors", &all]).ok();
+    assert!(String::from_utf8_lossy(&std::fs::read(all).expect("a file")).contains("\"constant."));
 }

@@ -10,7 +10,7 @@ use super::model::{self, Source};
 use super::output;
 use crate::error::Error;
 use crate::graph::Graph;
-use crate::import::{Tensor, TensorData};
+use crate::import::{Tensor, TensorData, is_computed};
 use crate::ops::Op;
 use bytes::Bytes;
 use dcc_program::{DType, Shape};
@@ -110,6 +110,7 @@ fn own_dtypes(forward: &str) -> BTreeMap<String, DType> {
 fn into_model(source: &Source, mut trained: BTreeMap<String, Weight>, path: &Path) -> Outcome<BTreeMap<String, Weight>> {
     let mut weights = BTreeMap::new();
     let tensors = onnx::tensors(&source.model.proto);
+    trained.retain(|name, _| !is_computed(name) || tensors.iter().any(|(known, ..)| known == name));
     if let Some(name) = trained.keys().find(|name| tensors.iter().all(|(known, ..)| known != name)) {
         return Err(RuntimeError::foreign_checkpoint(format!("the model has no `{name}`, which the checkpoint has"))
             .at(path.display())

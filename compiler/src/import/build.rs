@@ -19,6 +19,14 @@ use crate::graph::{Graph, NodeId};
 use crate::ops::{Const, Cumsum, Iota, Op, Param, StopGradient};
 use crate::train::Statistic;
 
+/// What the names of constants begin with that the import computed; their number follows.
+const CONSTANT: &str = "constant.";
+
+/// Whether a tensor of a program may be none of the model's, but a constant that the import computed.
+pub fn is_computed(name: &str) -> bool {
+    name.strip_prefix(CONSTANT).is_some_and(|number| number.parse::<usize>().is_ok())
+}
+
 /// The graph under construction.
 #[derive(Debug)]
 pub struct Build {
@@ -123,7 +131,7 @@ impl Build {
         let part: Shape = dims.iter().map(|&dim| known.shape[dim]).collect();
         let minimal = known.repeated_once(&part);
         let bytes = minimal.bytes().ok_or_else(|| Error::limit(format!("a constant of shape {:?}", part.as_slice())))?;
-        let name = format!("constant.{}", self.parameters.len());
+        let name = format!("{CONSTANT}{}", self.parameters.len());
         // In f64 where single precision would lose something: a run rounds it to its own precision.
         let wide = known.dtype == DType::F32 && minimal.numbers().any(|number| f64::from(number as f32) != number);
         let stored = if wide { DType::F64 } else { known.dtype };
