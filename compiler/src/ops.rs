@@ -57,7 +57,7 @@ pub trait OpDef: Clone + Debug + Eq + Ord + Hash {
 
     /// Sets of operands in which the op is jointly linear while the others are whole: a pending sum on exactly those operands
     /// passes through to the result.
-    fn linear(&self, operands: usize) -> Vec<Vec<usize>> {
+    fn linear(&self, operands: &[&TensorType]) -> Vec<Vec<usize>> {
         let _ = operands;
         Vec::new()
     }
@@ -113,7 +113,7 @@ macro_rules! ops {
             }
 
             /// See [`OpDef::linear`].
-            pub fn linear(&self, operands: usize) -> Vec<Vec<usize>> {
+            pub fn linear(&self, operands: &[&TensorType]) -> Vec<Vec<usize>> {
                 match self { $(Op::$op(op) => op.linear(operands)),+ }
             }
 

@@ -393,7 +393,7 @@ impl<'a> Placer<'a> {
                     .iter()
                     .map(|&o| if self.is_source(o) { Ok(None) } else { self.value(o, stage, phase, None).map(Some) })
                     .collect::<Result<_>>()?;
-                self.choose(id, &rule, &found)
+                self.choose(id, &rule, &found, (stage, phase))?
             }
         };
         let strategy = self.legal(&rule, strategy);
@@ -452,6 +452,7 @@ impl<'a> Placer<'a> {
         if averaged && self.plan.microbatches() == 1 {
             return (Vec::new(), BTreeMap::new());
         }
+        let types: Vec<&TensorType> = values.iter().map(|&v| self.out.ty(v)).collect();
         let used: BTreeSet<AxisId> = strategy.factors.iter().flatten().copied().collect();
         let all: BTreeSet<Pending> = values.iter().flat_map(|&v| self.out.ty(v).sharding.pending.iter().copied()).collect();
         let mut keepers = BTreeMap::new();
@@ -467,7 +468,7 @@ impl<'a> Placer<'a> {
                 continue;
             }
             let keeps = |set: &Vec<usize>| set.iter().any(has) && set.iter().all(may);
-            let sets = node.op.linear(values.len()).into_iter();
+            let sets = node.op.linear(&types).into_iter();
             if let Some(set) = sets.filter(keeps).find(|set| axis != self.mb() || !self.is_resolved(id, values, set)) {
                 keepers.insert(pending, set);
             }

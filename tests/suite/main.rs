@@ -35,6 +35,7 @@ mod killed;
 #[cfg(target_os = "linux")]
 mod memory;
 mod meshes;
+mod microbatches;
 mod mixed;
 mod numbers;
 mod numeric;

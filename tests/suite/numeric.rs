@@ -132,14 +132,17 @@ fn faults_in_chunks_are_named() {
         *terms.next().expect("a sum in place") = StoreMode::Assign;
     });
     assert!(sum.contains("grad_sum") && sum.contains("section backward") && sum.contains("node 2 "), "{sum}");
-    // Logits of one chunk twice.
+    // Logits of a chunk by the weight's gradient instead of the weight.
     let logits = told(|programs| {
+        let mode = |instr: &Instr| match &instr.action {
+            Action::Library(Library::Dot { mode, .. }) => Some(*mode),
+            _ => None,
+        };
+        let sum = instructions(programs).find(|instr| mode(instr) == Some(StoreMode::Accumulate)).expect("a sum").results[0];
         let types: Vec<_> = programs[0].program.buffers.iter().map(|buffer| buffer.ty.clone()).collect();
-        let is_chunk = |buffer: &BufferId| types[buffer.0 as usize].shape.last() == Some(&(FEW.1 as u64));
-        let mut products = instructions(programs)
-            .filter(|instr| matches!(instr.action, Action::Library(Library::Dot { .. })) && instr.results.iter().all(is_chunk));
-        let first = products.next().expect("a product").operands.clone();
-        products.find(|instr| instr.operands[1..] == first[1..]).expect("another chunk").operands[0] = first[0];
+        let is_chunk = |buffer: &BufferId| types[buffer.0 as usize].shape[1..] == [1, FEW.1 as u64];
+        let mut products = instructions(programs).filter(|instr| mode(instr).is_some() && instr.results.iter().all(is_chunk));
+        products.nth(1).expect("a second chunk").operands[1] = sum;
     });
     assert!(logits.contains(" dot_general ") && logits.contains("section backward") && logits.contains("node 2 "), "{logits}");
 }

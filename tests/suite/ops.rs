@@ -144,7 +144,8 @@ fn part_of(whole: &Tensor, part: u32, seed: u32) -> Tensor {
 fn linear_claims_hold() {
     let mut checked = 0;
     for example in computed().filter(|e| e.result().dtype.is_float()) {
-        for set in example.op.linear(example.operands.len()) {
+        let types: Vec<TensorType> = example.operands.iter().map(Tensor::ty).collect();
+        for set in example.op.linear(&types.iter().collect::<Vec<_>>()) {
             if set.iter().all(|&i| example.operands[i].dtype.is_float()) {
                 check_linear(&example, &set).unwrap_or_else(|e| panic!("{} in {set:?}: {e}", describe(&example)));
                 checked += 1;

@@ -75,3 +75,11 @@ fn more_steps_than_a_kernel_takes_are_groups() {
     let most = compiled.placed.nodes.iter().map(|node| node.operands.len()).max();
     assert!(most <= Some(192), "{most:?} operands");
 }
+
+/// All states are alive until the sequence of them is put together: plans are found among few of their layouts.
+#[test]
+fn long_recurrences_are_planned_for_tensor_parallel_ranks() {
+    let begin = std::time::Instant::now();
+    recurrence(100, 4, Parallel { tp: 2, ..Parallel::default() }, 1);
+    assert!(begin.elapsed().as_secs() < 60, "it took {:?}", begin.elapsed());
+}

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};
 use crate::ops::{Op, Rule};
 use crate::plan::{Plan, Strategy};
+use crate::schedule;
 use dcc_program::program::{ParamKind, Piece};
 use dcc_program::{AxisId, FactorId, Mesh, TensorType};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -34,7 +35,7 @@ pub(super) struct Scaled {
 
 /// `graph` and `plan`, smaller. Errors: an op that does not take the smaller operands (a broken invariant).
 pub(super) fn down(graph: &Graph, plan: &Plan, keeps_microbatches: bool) -> Result<Scaled> {
-    let mesh = smaller_mesh(&plan.mesh, keeps_microbatches);
+    let mesh = smaller_mesh(plan, keeps_microbatches);
     let mut dims = Dims::of(graph, plan, &mesh);
     let old = dims.sizes.clone();
     dims.shrink(graph, &mesh);
@@ -48,12 +49,14 @@ pub(super) fn down(graph: &Graph, plan: &Plan, keeps_microbatches: bool) -> Resu
     Ok(Scaled { graph, plan: Plan { mesh, ..plan.clone() }, changes })
 }
 
-/// Fewer ranks on the largest axes, which keep more than one; stages stay.
-fn smaller_mesh(mesh: &Mesh, keeps_microbatches: bool) -> Mesh {
-    let mut smaller = mesh.clone();
+/// Fewer ranks on the largest axes, which keep more than one, and few microbatches, of which the schedule has an order; stages stay.
+fn smaller_mesh(plan: &Plan, keeps_microbatches: bool) -> Mesh {
+    let mut smaller = plan.mesh.clone();
+    let rule = schedule::rule(plan.schedule, plan.virtual_stages);
     for axis in &mut smaller.axes {
         if axis.name == "mb" && !keeps_microbatches {
-            axis.size = axis.size.min(MICROBATCHES);
+            let mut few = (1..=MICROBATCHES.min(axis.size)).rev().chain(MICROBATCHES..axis.size);
+            axis.size = few.find(|&count| rule.order(plan.stages(), count).is_ok()).unwrap_or(axis.size);
         }
     }
     while smaller.world() > RANKS {

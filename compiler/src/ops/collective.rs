@@ -107,7 +107,7 @@ macro_rules! unchanged {
                 Ok(TensorType::new(x.dtype, x.shape.iter().copied()))
             }
 
-            fn linear(&self, _: usize) -> Vec<Vec<usize>> {
+            fn linear(&self, _: &[&TensorType]) -> Vec<Vec<usize>> {
                 vec![vec![0]]
             }
 
@@ -158,8 +158,8 @@ impl OpDef for GradSum {
         infer_sum(Self::NAME, operands)
     }
 
-    fn linear(&self, operands: usize) -> Vec<Vec<usize>> {
-        vec![(0..operands).collect()]
+    fn linear(&self, operands: &[&TensorType]) -> Vec<Vec<usize>> {
+        vec![(0..operands.len()).collect()]
     }
 
     fn eval(&self, operands: &[&Tensor], result: &TensorType) -> Tensor {
@@ -179,8 +179,8 @@ impl OpDef for StageSum {
         infer_sum(Self::NAME, operands)
     }
 
-    fn linear(&self, operands: usize) -> Vec<Vec<usize>> {
-        if self.reduce == Reduce::Sum { vec![(0..operands).collect()] } else { Vec::new() }
+    fn linear(&self, operands: &[&TensorType]) -> Vec<Vec<usize>> {
+        if self.reduce == Reduce::Sum { vec![(0..operands.len()).collect()] } else { Vec::new() }
     }
 
     fn eval(&self, operands: &[&Tensor], result: &TensorType) -> Tensor {

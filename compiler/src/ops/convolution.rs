@@ -126,7 +126,7 @@ impl OpDef for Convolution {
         Rule { whole: self.moved(), ..Rule::new(self.spec.clone()) }
     }
 
-    fn linear(&self, _: usize) -> Vec<Vec<usize>> {
+    fn linear(&self, _: &[&TensorType]) -> Vec<Vec<usize>> {
         vec![vec![0], vec![1]]
     }
 

@@ -136,7 +136,7 @@ impl OpDef for DotGeneral {
         Rule::new(self.spec.clone())
     }
 
-    fn linear(&self, _: usize) -> Vec<Vec<usize>> {
+    fn linear(&self, _: &[&TensorType]) -> Vec<Vec<usize>> {
         vec![vec![0], vec![1]]
     }
 

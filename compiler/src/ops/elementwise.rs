@@ -64,7 +64,7 @@ impl OpDef for Binary {
         if fits { Ok(a.clone()) } else { Err(Error::dtype(format!("{} of {}", self.op.name(), a.dtype.name()))) }
     }
 
-    fn linear(&self, _: usize) -> Vec<Vec<usize>> {
+    fn linear(&self, _: &[&TensorType]) -> Vec<Vec<usize>> {
         match self.op {
             BinaryOp::Add | BinaryOp::Sub => vec![vec![0, 1]],
             BinaryOp::Mul => vec![vec![0], vec![1]],
@@ -214,7 +214,7 @@ impl OpDef for Select {
         Ok(a.clone())
     }
 
-    fn linear(&self, _: usize) -> Vec<Vec<usize>> {
+    fn linear(&self, _: &[&TensorType]) -> Vec<Vec<usize>> {
         vec![vec![1, 2]]
     }
 
@@ -255,6 +255,13 @@ impl OpDef for Cast {
         Ok(x.with_dtype(self.dtype))
     }
 
+    /// Where it rounds nothing.
+    fn linear(&self, operands: &[&TensorType]) -> Vec<Vec<usize>> {
+        let from = operands[0].dtype;
+        let widens = from == self.dtype || (from.is_float() && self.dtype.is_float() && from.bytes() < self.dtype.bytes());
+        if widens { vec![vec![0]] } else { Vec::new() }
+    }
+
     fn eval(&self, operands: &[&Tensor], result: &TensorType) -> Tensor {
         let x = operands[0];
         let data = match &x.data {
@@ -287,7 +294,7 @@ impl OpDef for StopGradient {
         Ok(x.clone())
     }
 
-    fn linear(&self, _: usize) -> Vec<Vec<usize>> {
+    fn linear(&self, _: &[&TensorType]) -> Vec<Vec<usize>> {
         vec![vec![0]]
     }
 

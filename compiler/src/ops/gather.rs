@@ -80,7 +80,7 @@ impl OpDef for Gather {
         Rule { masked: vec![self.indexed()], ..Rule::new(self.spec.clone()) }
     }
 
-    fn linear(&self, _: usize) -> Vec<Vec<usize>> {
+    fn linear(&self, _: &[&TensorType]) -> Vec<Vec<usize>> {
         vec![vec![0]]
     }
 
@@ -156,7 +156,7 @@ impl OpDef for ScatterAdd {
         Rule { masked: vec![self.indexed()], ..Rule::new(self.spec.clone()) }
     }
 
-    fn linear(&self, _: usize) -> Vec<Vec<usize>> {
+    fn linear(&self, _: &[&TensorType]) -> Vec<Vec<usize>> {
         vec![vec![1]]
     }
 

@@ -54,7 +54,7 @@ impl OpDef for BroadcastInDim {
         rule
     }
 
-    fn linear(&self, _: usize) -> Vec<Vec<usize>> {
+    fn linear(&self, _: &[&TensorType]) -> Vec<Vec<usize>> {
         vec![vec![0]]
     }
 
@@ -102,7 +102,7 @@ impl OpDef for Reshape {
         Rule::reshape(&operands[0].shape, &result.shape)
     }
 
-    fn linear(&self, _: usize) -> Vec<Vec<usize>> {
+    fn linear(&self, _: &[&TensorType]) -> Vec<Vec<usize>> {
         vec![vec![0]]
     }
 
@@ -151,7 +151,7 @@ impl OpDef for Transpose {
         rule
     }
 
-    fn linear(&self, _: usize) -> Vec<Vec<usize>> {
+    fn linear(&self, _: &[&TensorType]) -> Vec<Vec<usize>> {
         vec![vec![0]]
     }
 

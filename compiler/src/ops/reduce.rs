@@ -167,7 +167,7 @@ impl OpDef for Reduce {
         rule
     }
 
-    fn linear(&self, _: usize) -> Vec<Vec<usize>> {
+    fn linear(&self, _: &[&TensorType]) -> Vec<Vec<usize>> {
         if self.op == dcc_program::Reduce::Sum { vec![vec![0]] } else { Vec::new() }
     }
 
@@ -234,7 +234,7 @@ impl OpDef for Cumsum {
         rule
     }
 
-    fn linear(&self, _: usize) -> Vec<Vec<usize>> {
+    fn linear(&self, _: &[&TensorType]) -> Vec<Vec<usize>> {
         vec![vec![0]]
     }
 

@@ -66,7 +66,7 @@ impl OpDef for Slice {
         Rule::shifted(result.rank(), 1, |d| operands[0].shape[d] != result.shape[d])
     }
 
-    fn linear(&self, _: usize) -> Vec<Vec<usize>> {
+    fn linear(&self, _: &[&TensorType]) -> Vec<Vec<usize>> {
         vec![vec![0]]
     }
 
@@ -126,7 +126,7 @@ impl OpDef for Pad {
         Rule::shifted(result.rank(), 1, |d| operands[0].shape[d] != result.shape[d])
     }
 
-    fn linear(&self, _: usize) -> Vec<Vec<usize>> {
+    fn linear(&self, _: &[&TensorType]) -> Vec<Vec<usize>> {
         vec![vec![0]]
     }
 
@@ -193,8 +193,8 @@ impl OpDef for Concatenate {
         Rule::shifted(result.rank(), operands.len(), |d| d == usize::from(self.dim))
     }
 
-    fn linear(&self, operands: usize) -> Vec<Vec<usize>> {
-        vec![(0..operands).collect()]
+    fn linear(&self, operands: &[&TensorType]) -> Vec<Vec<usize>> {
+        vec![(0..operands.len()).collect()]
     }
 
     fn eval(&self, operands: &[&Tensor], result: &TensorType) -> Tensor {
@@ -250,7 +250,7 @@ impl OpDef for Reverse {
         rule
     }
 
-    fn linear(&self, _: usize) -> Vec<Vec<usize>> {
+    fn linear(&self, _: &[&TensorType]) -> Vec<Vec<usize>> {
         vec![vec![0]]
     }
 

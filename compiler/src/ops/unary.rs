@@ -29,7 +29,7 @@ impl OpDef for Unary {
         if fits { Ok(x.clone()) } else { Err(Error::dtype(format!("{} of {}", self.op.name(), x.dtype.name()))) }
     }
 
-    fn linear(&self, _: usize) -> Vec<Vec<usize>> {
+    fn linear(&self, _: &[&TensorType]) -> Vec<Vec<usize>> {
         if self.op == UnaryOp::Neg { vec![vec![0]] } else { Vec::new() }
     }
 

@@ -12,6 +12,9 @@ use dcc_program::{FactorSpec, Sharding, TensorType};
 /// Fewer products are added up.
 const FEWEST: usize = 4;
 
+/// A product that sums over more is fast by itself, and its operands would take much memory until all are there.
+const ROWS: u64 = 64;
+
 /// Terms of one addition, parts of one concatenation: a kernel has a bounded number of arguments.
 pub(super) const MAX_TERMS: usize = 192;
 
@@ -40,10 +43,13 @@ impl Placer<'_> {
 
     fn stacks_with(&self, first: NodeId, other: NodeId) -> bool {
         let (a, b) = (&self.out[first], &self.out[other]);
-        let Op::DotGeneral(_) = a.op else { return false };
+        let Op::DotGeneral(DotGeneral { spec, .. }) = &a.op else { return false };
         let ty = |id: &NodeId| self.out.ty(*id);
         let moved: u64 = a.operands.iter().map(|o| ty(o).elements()).sum();
-        moved <= a.ty.elements()
+        let dims = spec.operands[0].iter().zip(&ty(&a.operands[0]).shape);
+        let rows: u64 = dims.filter(|(dim, _)| !spec.in_result(dim[0])).map(|(_, &size)| size).product();
+        rows <= ROWS
+            && moved <= a.ty.elements()
             && a.op == b.op
             && (a.phase, a.stage) == (b.phase, b.stage)
             && a.operands.iter().map(ty).eq(b.operands.iter().map(ty))

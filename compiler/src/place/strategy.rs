@@ -1,22 +1,64 @@
 //! Which strategy a node is computed with: planned, inherited, or that of its operands.
 
 use super::{Placer, dims_of};
+use crate::error::Result;
 use crate::graph::{GradOf, NodeId, Phase};
 use crate::ops::{Op, Rule};
 use crate::plan::Strategy;
 use dcc_program::{AxisId, AxisList, FactorSpec, Reduce};
+use std::collections::HashMap;
 
 impl Placer<'_> {
     /// The strategy of logical `id`, whose placed operands are `values` (`None` for sources, which follow).
-    pub(super) fn choose(&self, id: NodeId, rule: &Rule, values: &[Option<NodeId>]) -> Strategy {
+    pub(super) fn choose(
+        &mut self,
+        id: NodeId,
+        rule: &Rule,
+        values: &[Option<NodeId>],
+        (stage, phase): (u32, Phase),
+    ) -> Result<Strategy> {
         if self.graph[id].phase == Phase::Forward {
             if let Some(planned) = self.plan.strategies.get(&id) {
-                return planned.clone();
+                return Ok(planned.clone());
             }
         } else if let Some(inherited) = self.graph.grad_of(id).and_then(|of| self.inherit(id, rule, of)) {
-            return self.by_samples(id, rule, values, inherited);
+            return Ok(self.by_samples(id, rule, values, inherited));
         }
-        self.follow(rule, values)
+        let lie = |value: &Option<NodeId>| value.map(|value| self.out.ty(value).sharding.dims.to_vec());
+        let mut lies: Vec<Option<Vec<AxisList>>> = values.iter().map(lie).collect();
+        if lies.iter().all(Option::is_none) {
+            // What is made of nothing but sources lies as what these are made of.
+            let mut known = HashMap::new();
+            for (lies, operand) in lies.iter_mut().zip(self.contributions(id, stage)) {
+                *lies = Some(self.lies(operand, (stage, phase), &mut known)?);
+            }
+        }
+        Ok(self.follow(rule, &lies))
+    }
+
+    /// The axes of each dim of `id`, or, of a source, those that it has where nobody wants it otherwise.
+    fn lies(
+        &mut self,
+        id: NodeId,
+        (stage, phase): (u32, Phase),
+        known: &mut HashMap<NodeId, Vec<AxisList>>,
+    ) -> Result<Vec<AxisList>> {
+        if let Some(found) = known.get(&id) {
+            return Ok(found.clone());
+        }
+        let dims = if self.is_source(id) {
+            let rule = self.rule(id);
+            let operands = self.graph[id].operands.clone();
+            let lies: Vec<_> =
+                operands.iter().map(|&o| self.lies(o, (stage, phase), known).map(Some)).collect::<Result<_>>()?;
+            let strategy = self.follow(&rule, &lies);
+            dims_of(&rule.spec.result, &self.legal(&rule, strategy))
+        } else {
+            let value = self.value(id, stage, phase, None)?;
+            self.out.ty(value).sharding.dims.to_vec()
+        };
+        known.insert(id, dims.clone());
+        Ok(dims)
     }
 
     /// What every stage clones knows nothing of the batch, but its gradient comes sample by sample (an embedding of positions or
@@ -102,20 +144,15 @@ impl Placer<'_> {
         }
     }
 
-    /// Each factor takes the axes of the first operand dim that has some.
-    fn follow(&self, rule: &Rule, values: &[Option<NodeId>]) -> Strategy {
+    /// Each factor takes the axes of the first operand dim that has some, of the operands that are said to lie somewhere.
+    fn follow(&self, rule: &Rule, operands: &[Option<Vec<AxisList>>]) -> Strategy {
         let mut strategy = Strategy::whole(rule.spec.names.len());
         let mut used: Vec<AxisId> = Vec::new();
-        for (value, dims) in values.iter().zip(&rule.spec.operands) {
-            let Some(value) = value else { continue };
-            for (dim, axes) in dims.iter().zip(&self.out.ty(*value).sharding.dims) {
-                let mut free: AxisList = axes.iter().copied().filter(|a| !used.contains(a)).collect();
-                let split = loop {
-                    match FactorSpec::split_axes(dim, &rule.sizes, &free, &self.plan.mesh) {
-                        Some(split) => break split,
-                        None => free.pop(),
-                    };
-                };
+        for (operand, dims) in operands.iter().zip(&rule.spec.operands) {
+            let Some(operand) = operand else { continue };
+            for (dim, axes) in dims.iter().zip(operand) {
+                let free: AxisList = axes.iter().copied().filter(|a| !used.contains(a)).collect();
+                let split = FactorSpec::split_most(dim, &rule.sizes, &free, &self.plan.mesh);
                 for (factor, axes) in split.into_iter().filter(|(_, axes)| !axes.is_empty()) {
                     let slot = &mut strategy.factors[usize::from(factor.0)];
                     if slot.is_empty() && !rule.is_whole(factor) {
@@ -145,14 +182,9 @@ impl Placer<'_> {
         }
         let compound = rule.spec.operands.iter().chain([&rule.spec.result]).flatten().filter(|d| d.len() > 1);
         for dim in compound.cloned().collect::<Vec<_>>() {
-            let mut axes: AxisList = dim.iter().flat_map(|f| strategy.factors[usize::from(f.0)].clone()).collect();
+            let axes: AxisList = dim.iter().flat_map(|f| strategy.factors[usize::from(f.0)].clone()).collect();
             dim.iter().for_each(|f| strategy.factors[usize::from(f.0)].clear());
-            let split = loop {
-                match FactorSpec::split_axes(&dim, &rule.sizes, &axes, &self.plan.mesh) {
-                    Some(split) => break split,
-                    None => axes.pop(),
-                };
-            };
+            let split = FactorSpec::split_most(&dim, &rule.sizes, &axes, &self.plan.mesh);
             split.into_iter().for_each(|(f, axes)| strategy.factors[usize::from(f.0)] = axes);
         }
         strategy

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::graph::NodeId;
 use crate::ops::{Op, Rule};
 use dcc_program::factors::DimFactors;
-use dcc_program::{AxisId, AxisList, FactorId, FactorSpec, Mesh, Reduce, Sharding};
+use dcc_program::{AxisId, AxisList, FactorId, FactorSpec, Mesh, Reduce, Sharding, TensorType};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
@@ -138,7 +138,7 @@ impl Spread<'_> {
     fn place_factors(&self, id: NodeId, rule: &Rule, strategy: &mut Strategy) {
         for (&operand, dims) in self.forward.graph[id].operands.iter().zip(&rule.spec.operands) {
             for (dim, axes) in dims.iter().zip(&self.shardings[operand.0 as usize].dims).filter(|(_, axes)| !axes.is_empty()) {
-                let Some(split) = FactorSpec::split_axes(dim, &rule.sizes, axes, self.mesh) else { continue };
+                let split = FactorSpec::split_most(dim, &rule.sizes, axes, self.mesh);
                 let free = |(factor, axes): &(FactorId, AxisList)| {
                     !rule.is_whole(*factor) && axes.iter().all(|a| !strategy.factors.iter().flatten().any(|b| a == b))
                 };
@@ -149,13 +149,14 @@ impl Spread<'_> {
         }
     }
 
-    /// Drops the axes of compound dims that do not fill their factors from the major one on.
+    /// Drops the last axes of compound dims that do not fill their factors from the major one on.
     fn drop_invalid(&self, rule: &Rule, strategy: &mut Strategy) {
         let sides = rule.spec.operands.iter().flatten().chain(&rule.spec.result);
         for dim in sides.filter(|dim| dim.len() > 1) {
             if !fills(dim, rule, strategy, self.mesh) {
-                for factor in dim {
-                    strategy.factors[usize::from(factor.0)].clear();
+                let axes: AxisList = dim.iter().flat_map(|f| std::mem::take(&mut strategy.factors[usize::from(f.0)])).collect();
+                for (factor, axes) in FactorSpec::split_most(dim, &rule.sizes, &axes, self.mesh) {
+                    strategy.factors[usize::from(factor.0)] = axes;
                 }
             }
         }
@@ -200,13 +201,18 @@ impl Spread<'_> {
     /// through those that do not grow them.
     fn keep(&self, id: NodeId, strategy: &mut Strategy) {
         let node = &self.forward.graph[id];
+        let types: Vec<&TensorType> = node.operands.iter().map(|&o| self.forward.graph.ty(o)).collect();
         for &axis in &self.axes {
             let pending = |o: &NodeId| self.shardings[o.0 as usize].pending.contains(&(axis, Reduce::Sum));
             if strategy.factors.iter().flatten().any(|&a| a == axis) {
                 continue;
             }
-            let Some(set) = linear_set(&node.op, &node.operands, pending) else { continue };
-            let grows = node.ty.elements() > self.forward.graph.ty(node.operands[set[0]]).elements();
+            let sets = node.op.linear(&types).into_iter();
+            let Some(set) = sets.filter(|set| !set.is_empty()).find(|set| set.iter().all(|&i| pending(&node.operands[i])))
+            else {
+                continue;
+            };
+            let grows = node.ty.elements() > types[set[0]].elements();
             if !grows || self.mesh.is_microbatch(axis) {
                 strategy.keep.push(axis);
             }
@@ -226,11 +232,6 @@ impl Spread<'_> {
         sharding.pending.sort_unstable();
         sharding
     }
-}
-
-/// The first set of operands in which the op is linear and that are all `pending`.
-pub(super) fn linear_set(op: &Op, operands: &[NodeId], pending: impl Fn(&NodeId) -> bool) -> Option<Vec<usize>> {
-    op.linear(operands.len()).into_iter().find(|set| !set.is_empty() && set.iter().all(|&i| pending(&operands[i])))
 }
 
 /// Whether the axes on the factors of a compound dim fill them from the major one on.

@@ -6,7 +6,8 @@
 //! batch and so is made once a step. Sums, statistics, exponentials and losses are f32 by the same rule, and a value that is added to
 //! f32 (a residual stream that begins with an embedding) stays f32. A bias belongs to its contraction, whose sums are rounded once, with it.
 //!
-//! A contraction stays f32 if it sums nothing (rotary positions times frequencies) or no parameter has a part in it.
+//! A contraction stays f32 if it sums nothing (rotary positions times frequencies), adds up with equal weights (a pool by averages), or
+//! if no parameter or no input has a part in it: what is made of parameters alone is made once a step.
 
 use crate::error::Result;
 use crate::graph::{Graph, NodeId, Operands};
@@ -17,14 +18,17 @@ use std::collections::{HashMap, HashSet};
 
 /// `graph`, a forward graph, with its contractions in `half`. Inputs, parameters and outputs keep their dtypes.
 pub fn narrow(graph: &Graph, half: DType) -> Result<Graph> {
-    let mut pass = Pass { half, narrowed: HashMap::new(), trains: Vec::new() };
+    let mut pass = Pass { half, narrowed: HashMap::new(), trains: Vec::new(), reads: Vec::new() };
     let biased = biased(graph);
     let summed: HashSet<NodeId> = biased.values().copied().collect();
     let mut out = graph.map(|out, id, node, operands| {
         let was = |i: usize| graph.ty(node.operands[i]).dtype;
-        let of_parameters = operands.iter().any(|o| pass.trains[o.0 as usize]) || matches!(node.op, Op::Param(_));
+        let any = |of: &[bool]| operands.iter().any(|o| of[o.0 as usize]);
+        let of_parameters = any(&pass.trains) || matches!(node.op, Op::Param(_));
+        let of_inputs = any(&pass.reads) || matches!(node.op, Op::Input(_));
+        let of_both = of_parameters && of_inputs;
         let new = match &node.op {
-            op if node.ty.dtype == DType::F32 && of_parameters && sums(out, op, operands) => {
+            op if node.ty.dtype == DType::F32 && of_both && sums(out, op, operands) && !averages(out, op, operands) => {
                 let narrowed = pass.operands(out, op, operands)?;
                 let op = if summed.contains(&id) { wide(op) } else { op.clone() };
                 out.add(op, &narrowed)?
@@ -40,6 +44,7 @@ pub fn narrow(graph: &Graph, half: DType) -> Result<Graph> {
             }
         };
         pass.trains.resize(out.nodes.len(), of_parameters);
+        pass.reads.resize(out.nodes.len(), of_inputs);
         Ok(new)
     })?;
     for at in 0..out.outputs.len() {
@@ -59,6 +64,8 @@ struct Pass {
     narrowed: HashMap<NodeId, NodeId>,
     /// By new node: whether a parameter has a part in it.
     trains: Vec<bool>,
+    /// Whether an input has.
+    reads: Vec<bool>,
 }
 
 impl Pass {
@@ -148,6 +155,17 @@ fn sums(out: &Graph, op: &Op, operands: &[NodeId]) -> bool {
         }
         _ => false,
     }
+}
+
+/// Whether a constant, the same everywhere, is all that the op contracts with.
+fn averages(out: &Graph, op: &Op, operands: &[NodeId]) -> bool {
+    let uniform = |mut id: NodeId| {
+        while let Op::BroadcastInDim(_) | Op::Reshape(_) | Op::Cast(_) = out[id].op {
+            id = out[id].operands[0];
+        }
+        matches!(out[id].op, Op::Const(_))
+    };
+    matches!(op, Op::Convolution(_) | Op::DotGeneral(_)) && operands.iter().any(|&id| uniform(id))
 }
 
 /// Whether the op only moves elements: its result has the operands' dtype, element by element or zero.

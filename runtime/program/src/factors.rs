@@ -197,6 +197,12 @@ impl FactorSpec {
         }
         rest.peek().is_none().then_some(out)
     }
+
+    /// The same of as many of the axes, from the first, as can be distributed.
+    pub fn split_most(dim: &[FactorId], sizes: &[u64], axes: &[AxisId], mesh: &Mesh) -> Vec<(FactorId, AxisList)> {
+        let mut most = (0..=axes.len()).rev().filter_map(|count| FactorSpec::split_axes(dim, sizes, &axes[..count], mesh));
+        most.next().expect("no axes can be distributed over any factors")
+    }
 }
 
 #[cfg(test)]

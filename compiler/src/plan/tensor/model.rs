@@ -294,7 +294,8 @@ impl Builder<'_> {
                 dims.push(map.iter().map(|&d| factors[usize::from(d)].clone()).collect());
             }
         }
-        let linear = node.op.linear(node.operands.len()).into_iter().filter(|set| !set.is_empty()).collect();
+        let types: Vec<&TensorType> = node.operands.iter().map(|&o| forward.graph.ty(o)).collect();
+        let linear = node.op.linear(&types).into_iter().filter(|set| !set.is_empty()).collect();
         let scalar = node.ty.elements() <= 1;
         let output = forward.is_output(id);
         let mut class = Class { reads, choices: Vec::new(), linear, scalar, kind, output };

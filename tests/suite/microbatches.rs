@@ -1,0 +1,137 @@
+//! What several microbatches, or precisions and meshes beside them, must not be refused.
+
+use crate::onnx_model::{external, int_tensor, model, node, size, value, with_int, with_ints, with_tensor};
+use dcc::Compiled;
+use dcc::compile::{Options, compile};
+use dcc::import::Model;
+use dcc::import::proto::tensor_proto::DataType;
+use dcc::import::proto::{NodeProto, TensorProto};
+use dcc::loss::{LossKind, LossOptions};
+use dcc::numeric::Instance;
+use dcc::plan::{Parallel, batch};
+use dcc::precision::Mixed;
+use dcc::train::TrainingOptions;
+use dcc_program::DType;
+use dcc_program::program::Action;
+use prost::Message;
+
+/// `y` of `x`, f32 of these dims, with weights of these names and dims; trained in 4 microbatches.
+struct Case<'a> {
+    nodes: &'a [NodeProto],
+    x: &'a [i64],
+    weights: &'a [(&'a str, &'a [i64])],
+    tensors: Vec<TensorProto>,
+    mixed: Option<Mixed>,
+}
+
+const MICROBATCHES: u32 = 4;
+
+impl Case<'_> {
+    fn compiled(&self, parallel: Parallel, microbatches: u32) -> Compiled {
+        let weights = self.weights.iter().map(|(name, dims)| external(name, dims, "weights"));
+        let mut proto = weights.chain(self.tensors.iter().cloned()).fold(model(self.nodes), with_tensor);
+        let dims: Vec<_> = self.x.iter().map(|&dim| size(dim)).collect();
+        proto.graph.as_mut().expect("a graph").input = vec![value("x", &dims)];
+        let proto = Model::decode(proto.encode_to_vec().into()).expect("a model");
+        let batch = batch::Given { global: Some(self.x[0] as u64), accumulate: Some(microbatches), ..Default::default() };
+        let loss = LossOptions { kind: LossKind::Mse, ..Default::default() };
+        let training = TrainingOptions { loss, mixed: self.mixed, ..Default::default() };
+        let options = Options { batch, parallel, training, name: "case.onnx".to_owned(), ..Default::default() };
+        compile(&proto, &options).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Compiles, and compares all tensors with those of one device.
+    fn agrees(&self, parallel: Parallel, microbatches: u32) -> Compiled {
+        let compiled = self.compiled(parallel, microbatches);
+        let instance = Instance::of(&compiled).unwrap_or_else(|error| panic!("{error}"));
+        instance.check().unwrap_or_else(|error| panic!("{error}"));
+        compiled
+    }
+}
+
+const BF16: Mixed = Mixed { half: DType::BF16, gradients: DType::F32, parameters: DType::F32, scale: None };
+
+/// The collectives of evaluation.
+fn collectives(compiled: &Compiled) -> usize {
+    let bodies = compiled.artifact.eval.iter().flat_map(|program| &program.sections).flat_map(|section| &section.body);
+    bodies.filter(|instr| matches!(instr.action, Action::Start { .. })).count()
+}
+
+/// Without dropout evaluation has nodes that training has not, among them some that are made of nothing but broadcasts.
+#[test]
+fn evaluation_keeps_samples_apart_where_training_has_no_such_nodes() {
+    let training = TensorProto {
+        name: Some("training".to_owned()),
+        data_type: Some(DataType::Bool.into()),
+        raw_data: Some(vec![1].into()),
+        ..Default::default()
+    };
+    let half = TensorProto {
+        name: Some("ratio".to_owned()),
+        data_type: Some(DataType::Float.into()),
+        raw_data: Some(0.5_f32.to_le_bytes().to_vec().into()),
+        ..Default::default()
+    };
+    let nodes = [
+        node("MatMul", &["x", "w"], &["h"]),
+        node("Dropout", &["h", "ratio", "training"], &["d"]),
+        node("TopK", &["d", "k"], &["y", "i"]),
+    ];
+    let tensors = vec![training, half, int_tensor("k", &[1], &[3])];
+    let case = Case { nodes: &nodes, x: &[8, 6], weights: &[("w", &[6, 5])], tensors, mixed: None };
+    case.agrees(Parallel::default(), MICROBATCHES);
+    let on_ranks = case.agrees(Parallel { dp: 2, ..Parallel::default() }, 1);
+    assert_eq!(collectives(&on_ranks), 1, "the loss alone is summed over ranks");
+}
+
+/// A weight of unit columns, and one that is the product of two: what half floats read is computed once a step.
+#[test]
+fn weights_made_of_weights_train_in_half_floats() {
+    let unit = [
+        with_ints(node("ReduceL2", &["v"], &["n"]), "axes", &[0]),
+        node("Div", &["v", "n"], &["u"]),
+        node("MatMul", &["x", "u"], &["y"]),
+    ];
+    let case = |nodes, weights| Case { nodes, x: &[8, 6], weights, tensors: Vec::new(), mixed: Some(BF16) };
+    case(&unit, &[("v", &[6, 5])]).compiled(Parallel { dp: 2, ..Parallel::default() }, MICROBATCHES);
+    let product = [node("MatMul", &["a", "b"], &["w"]), node("MatMul", &["x", "w"], &["y"])];
+    case(&product, &[("a", &[6, 3]), ("b", &[3, 5])]).compiled(Parallel { dp: 2, ..Parallel::default() }, MICROBATCHES);
+}
+
+/// Interleaved stages want a multiple of their number.
+#[test]
+fn chunks_of_three_stages_are_checked_on_fewer_microbatches() {
+    let layers = 6;
+    let names: Vec<String> = (0..layers).map(|layer| format!("w{layer}")).collect();
+    let mut nodes = Vec::new();
+    for layer in 0..layers {
+        let from = if layer == 0 { "x".to_owned() } else { format!("h{layer}") };
+        nodes.push(node("MatMul", &[&from, &names[layer]], &[&format!("p{layer}")]));
+        let to = if layer + 1 == layers { "y".to_owned() } else { format!("h{}", layer + 1) };
+        nodes.push(node("Tanh", &[&format!("p{layer}")], &[&to]));
+    }
+    let weights: Vec<(&str, &[i64])> = names.iter().map(|name| (name.as_str(), &[6, 6][..])).collect();
+    let case = Case { nodes: &nodes, x: &[12, 6], weights: &weights, tensors: Vec::new(), mixed: None };
+    case.agrees(Parallel { pp: 3, virtual_stages: 2, ..Parallel::default() }, 6);
+}
+
+/// Rows of samples and positions in one dim: five positions are no even shards, samples are.
+#[test]
+fn samples_stay_apart_where_positions_cannot() {
+    let nodes = [
+        node("MatMul", &["x", "q"], &["queries"]),
+        node("MatMul", &["x", "k"], &["keys"]),
+        with_ints(node("Transpose", &["keys"], &["turned"]), "perm", &[0, 2, 1]),
+        node("MatMul", &["queries", "turned"], &["scores"]),
+        with_int(node("Softmax", &["scores"], &["shares"]), "axis", -1),
+        node("MatMul", &["shares", "x"], &["mixed"]),
+        node("Reshape", &["mixed", "rows"], &["flat"]),
+        node("MatMul", &["flat", "o"], &["out"]),
+        node("Reshape", &["out", "apart"], &["y"]),
+    ];
+    let tensors = vec![int_tensor("rows", &[2], &[40, 6]), int_tensor("apart", &[3], &[8, 5, 6])];
+    let weights: [(&str, &[i64]); 3] = [("q", &[6, 6]), ("k", &[6, 6]), ("o", &[6, 6])];
+    let case = Case { nodes: &nodes, x: &[8, 5, 6], weights: &weights, tensors, mixed: None };
+    case.agrees(Parallel { cp: 2, ..Parallel::default() }, MICROBATCHES);
+    case.agrees(Parallel { cp: 2, dp: 2, ..Parallel::default() }, 2);
+}
