@@ -16,7 +16,8 @@ fn numbers(count: usize) -> Vec<f32> {
 }
 
 /// Tokens, outputs and inputs of a product; the weight lies as PyTorch has it.
-const PRODUCTS: [[usize; 3]; 5] = [[512, 3072, 768], [1024, 256, 256], [128, 1024, 784], [8, 1024, 1024], [1, 1024, 256]];
+const PRODUCTS: [[usize; 3]; 7] =
+    [[512, 3072, 768], [1024, 256, 256], [128, 1024, 784], [8, 1024, 1024], [7, 1200, 300], [4, 1024, 256], [1, 1024, 256]];
 
 fn products(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("product");

@@ -3,6 +3,7 @@
 pub mod attention;
 pub mod convolution;
 mod factors;
+mod few;
 mod gemm;
 pub mod half;
 pub mod math;

@@ -4,6 +4,7 @@
 //! left operand) and columns (of the right one). Neighbouring dims that are one dim in memory are merged; what remains becomes panels.
 
 use super::factors::{self, Packing};
+use super::few::Few;
 use super::gemm::{Gemm, LINE, Operands, PACKED_PIECE, PIECE, Panel, Part, Rows, Run, Side, Strides, WHOLE};
 use super::microkernel::{Kernels, Stretch};
 use super::simd::Element;
@@ -26,6 +27,8 @@ pub struct Factor {
 /// A planned contraction: out = alpha * lhs . rhs + beta * out, with sums of `E` and operands of `S`.
 pub struct DotGeneral<E, S = E> {
     gemm: Gemm<E, S>,
+    /// How it is done instead, where that is faster.
+    few: Option<Few<E>>,
     swapped: bool,
     empty: bool,
     /// Elements that lhs, rhs and out must have.
@@ -109,6 +112,8 @@ impl<E: Element, S: Copy + Send + Sync> DotGeneral<E, S> {
         merge(&mut n, 2);
         merge(&mut k, 0);
         let count = |dims: &[Dim]| dims.iter().map(|dim| dim.0).product::<usize>();
+        let plain = size_of::<E>() == size_of::<S>();
+        let few = if plain { Few::new([&m, &n, &k], offsets(&batch), kernels.few) } else { None };
         let swapped = swap_costs_less(&kernels, packing.steps, &m, &n, &k);
         let most = most_words(&k, packing.steps) * packing.steps;
         if swapped {
@@ -146,7 +151,7 @@ impl<E: Element, S: Copy + Send + Sync> DotGeneral<E, S> {
             work,
         };
         let empty = count(&batch) * count(&m) * count(&n) == 0;
-        DotGeneral { gemm, swapped, empty, extents: extents(factors), flops: 2 * count(&batch) * work }
+        DotGeneral { gemm, few, swapped, empty, extents: extents(factors), flops: 2 * count(&batch) * work }
     }
 
     /// Multiplications and additions of one run.
@@ -177,6 +182,10 @@ impl<E: Element, S: Copy + Send + Sync> DotGeneral<E, S> {
     unsafe fn compute(&self, pool: &Pool, [alpha, beta]: [E; 2], [lhs, rhs]: [&[S]; 2], c: *mut E, rounded: Option<*mut S>) {
         if self.empty {
             return;
+        }
+        if let Some(few) = &self.few {
+            // SAFETY: the caller's; operands of sums' own size are of their type.
+            return unsafe { few.run(pool, &self.gemm.kernels, [alpha, beta], [lhs, rhs].map(|x| x.as_ptr().cast()), c) };
         }
         let (a, b) = if self.swapped { (rhs, lhs) } else { (lhs, rhs) };
         let operands = Operands { a: a.as_ptr(), b: b.as_ptr(), c, rounded, alpha, beta };
@@ -541,5 +550,35 @@ mod tests {
                 assert!([1, 2, 4].iter().all(|threads| run(isa, *threads) == expected), "{spec} {isa:?}");
             }
         }
+    }
+
+    /// Of few rows, whichever operand has them: each sum's chains end where vectors do or not, columns fill tiles or not.
+    #[test]
+    fn few_rows_are_sums_of_chains() {
+        for m in 1..=9 {
+            for (n, k) in [(16, 64), (45, 100), (131, 77)] {
+                for spec in ["mk nk mn", "mk nk nm", "nk mk mn", "bmk nk bmn", "bmk bnk mbn"] {
+                    let sizes = [('m', m), ('n', n), ('k', k), ('b', 2)];
+                    let sizes: Vec<_> = sizes.into_iter().filter(|size| spec.contains(size.0)).collect();
+                    check(spec, &sizes);
+                    let factors = factors(spec, &sizes);
+                    let rows = if spec == "bmk nk bmn" { 2 * m } else { m };
+                    assert_eq!(DotGeneral::<f32>::new(&factors).few.is_some(), rows <= 8, "{spec} {sizes:?}");
+                    let real = |count: usize| (0..count).map(|i| ((i as f32) * 0.37).sin()).collect::<Vec<f32>>();
+                    let [a, b, c] = extents(&factors);
+                    let run = |isa, threads| {
+                        let mut out = vec![0.0; c];
+                        let plan = DotGeneral::<f32>::with_isa(&factors, isa);
+                        plan.run(&Pool::new(threads), 0.5, 0.0, &real(a), &real(b), &mut out);
+                        out
+                    };
+                    let expected = run(Isa::detect(), 1);
+                    assert!(Isa::available().all(|isa| run(isa, 3) == expected), "{spec} {sizes:?}");
+                }
+            }
+        }
+        let planned =
+            |spec: &str, k: usize| DotGeneral::<f32>::new(&factors(spec, &[('m', 3), ('n', 40), ('k', k)])).few.is_some();
+        assert_eq!([planned("mk nk mn", 64), planned("mk nk mn", 63), planned("mk kn mn", 64)], [true, false, false]);
     }
 }

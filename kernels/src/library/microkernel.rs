@@ -2,8 +2,10 @@
 //!
 //! A row's factor is broadcast from A (any strides), a column's comes as vectors from B (unit column stride). Every element of C
 //! is a chain of fused multiply-adds in ascending depth, so that all shapes of block and all instruction sets give the same bits.
-//! The one exception are products of bf16 on machines that sum pairs of them (`bf16_pairs`): there a step is a pair.
+//! The exceptions are products of bf16 on machines that sum pairs of them (`bf16_pairs`), where a step is a pair, and products of few
+//! rows (`few`), which are sums of several chains.
 
+use super::few;
 use super::pack::{self, Pack, PackSide, Spread};
 use super::simd::{Element, Square, Vector};
 use super::sweep::{self, Dots, Sweep};
@@ -51,6 +53,7 @@ pub struct Kernels<E> {
     pub place: Place<E>,
     pub sweep: Sweep<E>,
     pub dots: Dots<E>,
+    pub few: few::Sums<E>,
 }
 
 /// Rows of a block that follow one another in C: how far behind the block's first, which and how many.
@@ -302,6 +305,13 @@ macro_rules! kernels {
                 // SAFETY: the caller's.
                 unsafe { sweep::dots::<V>(sums, with, from, offsets, length) }
             }
+            /// # Safety
+            /// As `Sums`.
+            $(#[$feature])?
+            unsafe fn few<V: Vector>(sums: *mut V::E, tile: &few::Tile<V::E>) {
+                // SAFETY: the caller's.
+                unsafe { few::sums::<V>(sums, tile) }
+            }
             Kernels {
                 lanes: V::LANES,
                 rows: $rows,
@@ -314,6 +324,7 @@ macro_rules! kernels {
                 place: place::<V>,
                 sweep: sweep::<V>,
                 dots: dots::<V>,
+                few: few::<V>,
             }
         }
     };
