@@ -5,8 +5,10 @@
 use crate::graph::{Graph, NodeId};
 use crate::ops::Op;
 
-/// Fewer parts are told apart, or added up, where the whole is read.
+/// Fewer parts are added up where the whole is read.
 const FEWEST: usize = 8;
+/// Fewer parts of a concatenation are told apart there.
+const FEWEST_JOINED: usize = 16;
 
 /// A result in parts of `size` along `dim`.
 pub struct Assembly {
@@ -26,12 +28,11 @@ pub struct Part {
 /// What `id` puts together, if its parts are alike and all of it.
 pub fn assembly(graph: &Graph, id: NodeId) -> Option<Assembly> {
     let node = &graph[id];
-    if node.operands.len() < FEWEST {
-        return None;
-    }
     let (dim, parts) = match &node.op {
-        Op::GradSum(_) => padded(graph, &node.operands)?,
-        Op::Concatenate(op) => (usize::from(op.dim), joined(graph, id, usize::from(op.dim))),
+        Op::GradSum(_) if node.operands.len() >= FEWEST => padded(graph, &node.operands)?,
+        Op::Concatenate(op) if node.operands.len() >= FEWEST_JOINED => {
+            (usize::from(op.dim), joined(graph, id, usize::from(op.dim)))
+        }
         _ => return None,
     };
     let size = graph.ty(parts[0].value).shape[dim];

@@ -1,6 +1,6 @@
 //! Sums of gradients: of a value over its uses, of a parameter over microbatches, ranks and stages, and of scalars for the norm.
 
-use super::stack::MAX_TERMS;
+use super::stack::MAX_PARTS;
 use super::{Pending, Placer};
 use crate::error::Result;
 use crate::graph::{GradOf, Graph, NodeId, Phase};
@@ -8,6 +8,9 @@ use crate::ops::{Const, GradSum, Op, StageSum};
 use crate::optimizer::{NORM_SUM, NORM_TERM, TENSOR_SUM};
 use dcc_program::{AxisId, AxisList, Reduce, Sharding};
 use std::collections::BTreeMap;
+
+/// Terms of one addition: a kernel has a bounded number of arguments.
+const MAX_TERMS: usize = 64;
 
 /// A value that exists on each of several stages.
 pub(super) type PlacedSum = BTreeMap<u32, NodeId>;
@@ -91,11 +94,15 @@ impl Placer<'_> {
             return *one;
         }
         if values.len() > MAX_TERMS {
-            let parts = match self.neighbours(id, values, stage, phase) {
-                Some(parts) => parts,
+            let sums = match self.parts(values) {
+                Some(parts) if parts.len() > MAX_PARTS => self.neighbours(id, parts, stage, phase),
+                // Written to their places by one kernel, most likely.
+                Some(_) => Vec::new(),
                 None => values.chunks(MAX_TERMS).map(|part| self.sum_of(id, part, stage, phase)).collect(),
             };
-            return self.sum_of(id, &parts, stage, phase);
+            if !sums.is_empty() {
+                return self.sum_of(id, &sums, stage, phase);
+            }
         }
         let ty = self.out.ty(values[0]).clone();
         let section = self.section(phase, values, &ty);

@@ -15,8 +15,8 @@ const FEWEST: usize = 4;
 /// A product that sums over more is fast by itself, and its operands would take much memory until all are there.
 const ROWS: u64 = 64;
 
-/// Terms of one addition, parts of one concatenation: a kernel has a bounded number of arguments.
-pub(super) const MAX_TERMS: usize = 192;
+/// What one kernel puts together: it has a bounded number of arguments.
+pub(super) const MAX_PARTS: usize = 192;
 
 impl Placer<'_> {
     /// `values`, the terms of a sum on `stage`, with one product in the place of each group of products that are alike, where moving the
@@ -31,7 +31,7 @@ impl Placer<'_> {
         }
         let mut terms = Vec::with_capacity(groups.len());
         for group in groups {
-            for group in group.chunks(MAX_TERMS) {
+            for group in group.chunks(MAX_PARTS) {
                 match group.len() >= FEWEST {
                     true => terms.push(self.stack(group, stage, phase)),
                     false => terms.extend(group),
@@ -90,22 +90,30 @@ impl Placer<'_> {
         self.make(Concatenate { dim: 0 }, &parts, all, stage, section)
     }
 
-    /// The sums of groups of `values`, of which each is a part with zeros around it, again with zeros around them: neighbours are
-    /// added up where only they have elements. `None` if the values are something else.
-    pub(super) fn neighbours(&mut self, id: NodeId, values: &[NodeId], stage: u32, phase: Phase) -> Option<Vec<NodeId>> {
-        let ty = self.out.ty(values[0]).clone();
+    /// The dim along which `values` are parts with zeros around them; where each part begins.
+    pub(super) fn parts(&self, values: &[NodeId]) -> Option<Vec<(usize, u64, NodeId)>> {
         let padded = |value: &NodeId| match &self.out[*value].op {
             Op::Pad(pad) => pad.along().map(|dim| (dim, pad.low[dim], *value)),
             _ => None,
         };
-        let mut parts: Vec<(usize, u64, NodeId)> = values.iter().map(padded).collect::<Option<_>>()?;
+        let parts: Vec<(usize, u64, NodeId)> = values.iter().map(padded).collect::<Option<_>>()?;
         let dim = parts[0].0;
-        if parts.iter().any(|part| part.0 != dim) || !ty.sharding.dims[dim].is_empty() {
-            return None;
-        }
+        let whole = self.out.ty(values[0]).sharding.dims[dim].is_empty();
+        (whole && parts.iter().all(|part| part.0 == dim)).then_some(parts)
+    }
+
+    /// The sums of groups of such parts, again with zeros around them: neighbours are added up where only they have elements.
+    pub(super) fn neighbours(
+        &mut self,
+        id: NodeId,
+        mut parts: Vec<(usize, u64, NodeId)>,
+        stage: u32,
+        phase: Phase,
+    ) -> Vec<NodeId> {
+        let dim = parts[0].0;
         parts.sort_by_key(|part| part.1);
-        let even = parts.len().div_ceil(parts.len().div_ceil(MAX_TERMS));
-        Some(parts.chunks(even).map(|group| self.neighbourhood(id, dim, group, stage, phase)).collect())
+        let even = parts.len().div_ceil(parts.len().div_ceil(MAX_PARTS));
+        parts.chunks(even).map(|group| self.neighbourhood(id, dim, group, stage, phase)).collect()
     }
 
     /// The sum of pads along `dim`, which begin at the second of each.

@@ -318,13 +318,8 @@ macro_rules! kernels {
                 columns: 2 * V::LANES,
                 narrow: [$(enabled::<V, $n, 1>),*],
                 wide: [$(enabled::<V, $n, 2>),*],
-                pack: pack::<V>,
-                pack_side: pack_side::<V>,
-                spread: spread::<V>,
-                place: place::<V>,
-                sweep: sweep::<V>,
-                dots: dots::<V>,
-                few: few::<V>,
+                pack: pack::<V>, pack_side: pack_side::<V>, spread: spread::<V>, place: place::<V>,
+                sweep: sweep::<V>, dots: dots::<V>, few: few::<V>,
             }
         }
     };
