@@ -21,7 +21,7 @@ pub struct Part {
     pub value: NodeId,
     /// Where along the dim it begins.
     pub start: u64,
-    /// Operand and node as which it is read.
+    /// The node that reads it, and as which operand.
     pub read: (NodeId, usize),
 }
 

@@ -94,14 +94,14 @@ impl Placer<'_> {
             return *one;
         }
         if values.len() > MAX_TERMS {
-            let sums = match self.parts(values) {
-                Some(parts) if parts.len() > MAX_PARTS => self.neighbours(id, parts, stage, phase),
+            let groups = match self.parts(values) {
                 // Written to their places by one kernel, most likely.
-                Some(_) => Vec::new(),
-                None => values.chunks(MAX_TERMS).map(|part| self.sum_of(id, part, stage, phase)).collect(),
+                Some(parts) if parts.len() <= MAX_PARTS => None,
+                Some(parts) => Some(self.neighbours(id, parts, stage, phase)),
+                None => Some(values.chunks(MAX_TERMS).map(|part| self.sum_of(id, part, stage, phase)).collect()),
             };
-            if !sums.is_empty() {
-                return self.sum_of(id, &sums, stage, phase);
+            if let Some(groups) = groups {
+                return self.sum_of(id, &groups, stage, phase);
             }
         }
         let ty = self.out.ty(values[0]).clone();
