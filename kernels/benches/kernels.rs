@@ -112,17 +112,19 @@ impl Bench<'_> {
         }
     }
 
-    /// Layers of ResNet-18 on 32 images of 64 x 64: channels, size of the image, taps, stride.
+    /// Layers of ResNet-18 on 32 images of 64 x 64, and of a U-Net on 8: samples, channels, size of the image, taps, stride.
     fn convolution(&self) {
-        let samples = 32;
-        for (c, o, size, taps, stride) in [
-            (3, 64, 64, 7, 2),
-            (64, 64, 16, 3, 1),
-            (64, 128, 16, 3, 2),
-            (128, 128, 8, 3, 1),
-            (256, 256, 4, 3, 1),
-            (512, 512, 2, 3, 1),
-            (64, 128, 16, 1, 2),
+        for (samples, c, o, size, taps, stride) in [
+            (32, 3, 64, 64, 7, 2),
+            (32, 64, 64, 16, 3, 1),
+            (32, 64, 128, 16, 3, 2),
+            (32, 128, 128, 8, 3, 1),
+            (32, 256, 256, 4, 3, 1),
+            (32, 512, 512, 2, 3, 1),
+            (32, 64, 128, 16, 1, 2),
+            (8, 32, 32, 64, 3, 1),
+            (8, 96, 32, 64, 3, 1),
+            (8, 192, 64, 32, 3, 1),
         ] {
             let (pad, y) = (taps / 2, size / stride);
             let (image, output, kernel) = (samples * c * size * size, samples * o * y * y, o * c * taps * taps);

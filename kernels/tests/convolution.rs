@@ -179,6 +179,20 @@ fn vectors_of_samples() {
     case(4, 1, 64, 64, &[dim(2, 2, 3, 1, 1, 1), dim(2, 2, 3, 1, 1, 1)]);
 }
 
+/// Kernels' gradients that sum over lines of outputs with zeros between: with a border and without, of groups, in one dim to three, in chunks.
+#[test]
+fn lines_of_outputs() {
+    let case = |n, g, c, o, dims: &[Dim]| Case { n, g, c, o, dims: dims.to_vec() }.check();
+    case(2, 1, 16, 8, &[dim(14, 14, 3, 1, 1, 1), dim(15, 15, 3, 1, 1, 1)]);
+    case(3, 2, 20, 5, &[dim(12, 10, 3, 1, 1, 0), dim(16, 14, 3, 1, 1, 0)]);
+    case(2, 1, 48, 40, &[dim(13, 12, 4, 1, 1, 1), dim(17, 13, 3, 1, 2, 0)]);
+    case(2, 1, 33, 4, &[dim(200, 196, 3, 1, 2, 0)]);
+    case(1, 1, 4, 6, &[dim(6, 6, 3, 1, 1, 1), dim(7, 8, 2, 1, 1, 1), dim(12, 12, 3, 1, 1, 1)]);
+    // Windows that begin inside of the image, or end long behind it.
+    case(1, 1, 5, 7, &[dim(20, 14, 3, 1, 1, -2), dim(11, 15, 3, 1, 1, 1)]);
+    case(5, 1, 64, 3, &[dim(72, 72, 3, 1, 1, 1), dim(70, 70, 3, 1, 1, 1)]);
+}
+
 /// Depthwise ones, and others of few channels.
 #[test]
 fn planes_are_swept() {

@@ -40,7 +40,7 @@ pub struct DotGeneral<E, S = E> {
 const NEAR: isize = 64;
 
 /// Words of a run that is worth a piece of its own.
-const LONG: usize = 128;
+pub(in crate::library) const LONG: usize = 128;
 
 /// A dim of one group: its length and its strides in A, B and C.
 type Dim = (usize, [isize; 3]);
@@ -142,7 +142,7 @@ impl<E: Element, S: Copy + Send + Sync> DotGeneral<E, S> {
                 || !columns.is_whole()
                 || is_broken(&pieces, |run| run.b, strides.b_step)
                 || strides.b_column != 1
-                || (rows.panels.len() > 2 && strides.b_step > NEAR),
+                || (rows.panels.len() > 2 && strides.b_step > NEAR && !overlap(&columns, &pieces, strides.b_step)),
             rows,
             columns,
             longest: pieces.iter().map(|runs| words_of(runs, packing.steps)).max().unwrap_or(1).max(1),
@@ -342,6 +342,15 @@ fn read_a<E, S>(strides: &Strides, [rows, columns]: [&Side; 2], pieces: &[Vec<Ru
 fn is_broken(pieces: &[Vec<Run>], at: fn(&Run) -> isize, step: isize) -> bool {
     let follows = |first: &Run, run: &Run| at(run) == at(first) + run.position as isize * step;
     !pieces.iter().all(|runs| runs.iter().all(|run| follows(&runs[0], run)))
+}
+
+/// Whether columns are views of the same memory, which would become several times as much in a copy.
+fn overlap(columns: &Side, pieces: &[Vec<Run>], step: isize) -> bool {
+    let begin = columns.parts.iter().map(|part| part.source).min().unwrap_or(0);
+    let end = columns.parts.iter().map(|part| part.source + part.size as isize).max().unwrap_or(0);
+    let depth = pieces.first().map_or(0, |runs| words_of(runs, 1)) as isize;
+    let count = columns.parts.iter().map(|part| part.size as isize).sum::<isize>() * depth;
+    2 * (end - begin + depth * step) <= count
 }
 
 /// Whether so many rows, this many elements apart, come to lie in few sets of a first-level cache (64 of them), more than half of it.

@@ -20,6 +20,7 @@ use super::{Form, IMAGE, KERNEL, OUTPUT, Plain, Spatial};
 use crate::cpu::isa::Isa;
 use crate::cpu::pool::Pool;
 use crate::library::SharedPtr;
+use crate::library::matmul::LONG;
 use crate::library::pack::{Pack, Size, Source};
 use crate::library::simd::Element;
 
@@ -28,6 +29,9 @@ const CHUNK: usize = 1 << 20;
 
 /// Elements of a cache line.
 const LINE: usize = 16;
+
+/// How much longer than its outputs a line of them may be.
+const LINE_ZEROS: f64 = 1.3;
 
 /// A convolution by products.
 pub(super) struct Products<E> {
@@ -118,7 +122,10 @@ impl<E: Element> Products<E> {
         let (regions, side) = cut(form.result, moved, &views, plain, spatial);
         // Channels that are summed over in a small image, or that make rows while places are summed over, lie side by side in a copy.
         let channels = (form.result == KERNEL || regions.parted).then(|| Channels::find(plain, moved)).flatten();
-        let border = bordered(&regions.all, spatial, moved, regions.parted && channels.is_some()).filter(|_| side.is_none());
+        let lines =
+            form.result == KERNEL && !regions.parted && channels.is_some() && side.is_none() && is_in_line(plain, spatial);
+        let needed = lines || regions.parted && channels.is_some();
+        let border = bordered(&regions.all, spatial, moved, needed).filter(|_| side.is_none());
         let chunked = side.or_else(|| border.as_ref().and_then(|dims| chunk_factor(plain, moved, dims)));
         let size = chunked.map_or(1, |(f, samples)| plain[f].size.div_ceil(samples));
         let shortened = |last: bool| -> Vec<Plain> {
@@ -130,8 +137,9 @@ impl<E: Element> Products<E> {
         };
         let (full, last) = (shortened(false), shortened(true));
         let border = border.map(|dims| Border::new(dims, moved, channels, [&full, &last], kernels.pack));
-        let turns = form.result == KERNEL && regions.parted;
-        let outputs = turns.then(|| Border::of_outputs(plain, spatial, [&full, &last], kernels.pack)).flatten();
+        let turns = lines || form.result == KERNEL && regions.parted;
+        let pitch = border.as_ref().filter(|_| lines).map(|border| &border.dims[..]);
+        let outputs = turns.then(|| Border::of_outputs(plain, spatial, pitch, [&full, &last], kernels.pack)).flatten();
         let side =
             side.map(|(f, _)| [&full, &last].map(|plain| Samples::new(plain, spatial, [moved, form.result], f, kernels)));
         // Elements of the result that no region has.
@@ -145,7 +153,7 @@ impl<E: Element> Products<E> {
             border.iter().for_each(|border| border.lay_out(&mut layout, moved));
             side.iter().for_each(|side| side[part].lay_out(&mut layout));
             let taps = |i: usize| kernel.as_ref().map(|copy| (&copy.plain[..], &copy.views[i]));
-            let product = |(i, view): &(usize, View)| view.product(roles, &layout, taps(*i), isa);
+            let product = |(i, view): &(usize, View)| view.product(roles, &layout, taps(*i), (lines, isa));
             regions.all.iter().map(product).collect::<Vec<_>>()
         });
         let steps = roles.map(|role| chunked.map_or(0, |(f, samples)| samples * plain[f].strides[role].unwrap_or(0)));
@@ -297,6 +305,20 @@ fn cut(result: usize, moved: usize, views: &[View], plain: &[Plain], spatial: &[
     (Regions::new(views, plain, &sizes, most), None)
 }
 
+/// Whether a kernel's gradient sums over all of a sample's outputs in one line, with zeros between their rows, rows of outputs and of the bordered image
+/// being equally far apart: then taps are views of the image that need no copy. Not where windows skip elements, or zeros would be many.
+fn is_in_line(plain: &[Plain], spatial: &[Spatial]) -> bool {
+    let taps: usize = spatial.iter().map(|s| s.sizes[KERNEL]).product();
+    let (mut line, mut pitch) = (1, 1);
+    for s in spatial.iter().rev() {
+        line += s.sizes[OUTPUT].saturating_sub(1) * pitch;
+        pitch *= s.sizes[OUTPUT] + s.sizes[KERNEL].saturating_sub(1) * s.dilation;
+    }
+    let outputs: usize = spatial.iter().map(|s| s.sizes[OUTPUT]).product();
+    let dense = spatial.iter().all(|s| s.stride == 1) && line as f64 <= LINE_ZEROS * outputs as f64;
+    taps > 1 && dense && line >= LONG && Channels::find(plain, OUTPUT).is_some()
+}
+
 /// Which of a kernel's factors lie outside (0) and inside of its taps in the copy. `turns`: outputs' channels lie side by side.
 fn depth(result: usize, turns: bool) -> impl Fn(&Plain) -> u8 {
     move |f| match (result, f.strides.map(|stride| stride.is_some())) {
@@ -362,14 +384,21 @@ impl<E: Element> Border<E> {
         border
     }
 
-    /// Outputs as they are, but with their channels side by side.
-    fn of_outputs(plain: &[Plain], spatial: &[Spatial], parts: [&[Plain]; 2], pack: Pack<E>) -> Option<Border<E>> {
-        let dim = |s: &Spatial| {
-            let size = s.sizes[OUTPUT];
-            BorderDim { size, origin: 0, from: 0, count: size, stride: s.strides[OUTPUT] }
+    /// Outputs as they are, but with their channels side by side, and where dims of an image are given, as far apart as these say.
+    fn of_outputs(
+        plain: &[Plain],
+        spatial: &[Spatial],
+        pitch: Option<&[BorderDim]>,
+        parts: [&[Plain]; 2],
+        pack: Pack<E>,
+    ) -> Option<Border<E>> {
+        let dim = |(d, s): (usize, &Spatial)| {
+            let count = s.sizes[OUTPUT];
+            let size = pitch.filter(|_| d > 0).map_or(count, |dims| dims[d].size);
+            BorderDim { size, origin: 0, from: 0, count, stride: s.strides[OUTPUT] }
         };
         let channels = Channels::find(plain, OUTPUT)?;
-        Some(Border::new(spatial.iter().map(dim).collect(), OUTPUT, Some(channels), parts, pack))
+        Some(Border::new(spatial.iter().enumerate().map(dim).collect(), OUTPUT, Some(channels), parts, pack))
     }
 
     /// Element strides of the plain factors in the copy: as in the tensor, outermost first, but for the channels.

@@ -206,14 +206,15 @@ impl View {
     }
 
     /// The contraction of tensors that lie as `layout` says, with the kernel's copy where there is one: strides of its plain factors, and taps.
+    /// `lines`: a step of each dim is as many places in the tensor that is read as it is as in the moved one, so all places are one dim.
     pub fn product<E: Element>(
         &self,
         roles: [usize; 3],
         layout: &Layout,
         kernel: Option<(&[Option<usize>], &Taps)>,
-        isa: Isa,
+        (lines, isa): (bool, Isa),
     ) -> Product<E> {
-        let [_, moved, _] = roles;
+        let [still, moved, _] = roles;
         let place = |role: usize| roles.iter().position(|&r| r == role).expect("a tensor has a role");
         let mut starts = [0; 3];
         let mut factors: Vec<Factor> = Vec::new();
@@ -231,7 +232,7 @@ impl View {
         for (d, dim) in self.dims.iter().enumerate() {
             let inner = layout.spatial[d][moved];
             starts[1] += (dim.origin - layout.low[d]) as usize * inner;
-            for l in [&dim.row, &dim.tap] {
+            for l in [&dim.row, &dim.tap].into_iter().filter(|l| !(lines && l.tensor == still)) {
                 let mut strides = [None, Some(l.moved_step * inner), None];
                 let at = place(l.tensor);
                 match kernel.filter(|_| l.tensor == KERNEL) {
@@ -247,6 +248,12 @@ impl View {
                 }
                 factors.push(factor(l.size, strides));
             }
+        }
+        if lines {
+            let [own, inner] = [still, moved].map(|role| layout.spatial.last().map_or(1, |strides| strides[role]));
+            let ahead = |(d, dim): (usize, &ViewDim)| (dim.tap.size - 1) * layout.spatial[d][still] / own;
+            let size = 1 + self.dims.iter().enumerate().map(ahead).sum::<usize>();
+            factors.push(factor(size, [Some(own), Some(inner), None]));
         }
         Product { dot: DotGeneral::with_isa(&factors, isa), starts }
     }
