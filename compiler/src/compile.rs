@@ -9,9 +9,10 @@ use crate::annotations;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::import::{self, Imported, Model, TensorData, listed};
+use crate::ops::Op;
 use crate::plan::annotated;
 use crate::plan::batch::{self, Batch, Given, Ranks};
-use crate::plan::{self, Parallel, Plan, Schedule};
+use crate::plan::{self, Parallel, Pin, Plan, Schedule};
 use crate::schedule::Order;
 use crate::train::{Trainable, Training, TrainingOptions, train_step};
 use crate::{lower, place, precision, rewrite, schedule, sources};
@@ -20,7 +21,7 @@ use dcc_program::check;
 use dcc_program::manifest::Manifest;
 use dcc_program::program::{Action, Library, Mode, Program, Section};
 use memory::Fitting;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub use forward::{Evaluation, Subject};
 pub use inputs::vocabularies;
@@ -106,6 +107,16 @@ fn like_buffers(buffers: &[String], trained: &[String]) -> Option<String> {
     })
 }
 
+/// Tells of random numbers that an evaluation draws.
+fn random_evaluation(eval: &Graph) -> Option<String> {
+    let live = eval.live();
+    let random = eval.ids().filter(|&id| live[id.0 as usize] && matches!(eval[id].op, Op::Uniform(_)));
+    let places: BTreeSet<&str> = random.map(|id| eval.origin(id)).collect();
+    let places: Vec<String> = places.into_iter().map(str::to_owned).collect();
+    let all = listed(&places.iter().collect::<Vec<_>>());
+    (!places.is_empty()).then(|| format!("evaluation draws random numbers too, as the model says, at {all}"))
+}
+
 /// ONNX to everything the ranks need. Pure: no files, no clock, no environment.
 pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
     let Parallel { dp, cp, ep, tp, pp, .. } = options.parallel;
@@ -126,13 +137,16 @@ pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
         let told = imported.warnings.iter().filter(|_| !trainable.iter().any(|t| t.by_default));
         told.fold(error, |error, warning| error.note(warning))
     })?;
+    imported.warnings.extend(random_evaluation(&training.eval));
     imported.warnings.extend(like_buffers(&imported.buffers, &training.trained));
     training.graph = simplify(&training.graph, options)?;
     training.eval = simplify(&training.eval, options)?;
     log("training step built", &training.graph);
     let (wishes, notes) = annotated::resolve(&training.graph, &annotations, &imported.shapes)?;
     imported.warnings.extend(notes);
-    let parallel = Parallel { microbatches: batch.accumulate, wishes, ..options.parallel.clone() };
+    let known = |pin: &Pin| trainable.iter().fold(pin.clone(), |pin, t| pin.knowing(&t.name, &t.aliases));
+    let pins = options.parallel.pins.iter().map(known).collect();
+    let parallel = Parallel { microbatches: batch.accumulate, wishes, pins, ..options.parallel.clone() };
     let Fitting { plan, placed, order, programs: train, .. } = memory::fit(&training.graph, &parallel, options)?;
     let eval_plan = plan::follow(&training.eval, &plan, &training.graph);
     let eval_placed = place::place(&training.eval, &eval_plan)?;

@@ -42,7 +42,7 @@ use crate::ops::Input;
 use build::Build;
 use flatten::{Flat, flatten};
 use node::{Node, ValueId};
-use ops::Call;
+use ops::{Call, batch_norm};
 use parameters::{Classifier, Origin};
 use rescale::Rescale;
 use value::Value;
@@ -165,6 +165,7 @@ fn import(
     let classifier = Classifier::new(model, flat);
     let mut build = Build::new(options.dropout);
     build.batch_norm = options.batch_norm;
+    build.batch_norms_train = flat.nodes.iter().any(batch_norm::trains);
     let outputs = options.exposed.outputs(flat);
     let mut importer = Importer {
         model,

@@ -4,6 +4,7 @@
 //! [`Output`]: the loss, the gradient norm, and the new value of every trained weight and its states.
 //! [`updates`] finds the latter by their `Param` leaves.
 
+mod masks;
 mod statistics;
 #[cfg(test)]
 mod tests;
@@ -176,13 +177,14 @@ pub fn updates(graph: &Graph) -> Vec<Update> {
 /// Errors: the loss is not clear, nothing trains, an option is out of range, an op on the way has no gradient.
 pub fn train_step(forward: &Graph, trainable: &[Trainable], options: &TrainingOptions) -> Result<Training> {
     let wanted = options.selection.apply(trainable)?;
+    let optimizer = OptimizerOptions { no_decay: named(&options.optimizer.no_decay, trainable)?, ..options.optimizer.clone() };
     let forward = options.forward(forward)?;
     let forward: &Graph = &forward;
     let (mut graph, statistics) = statistics::settle(forward, Use::Training)?;
     let loss = loss::attach(&mut graph, &options.loss)?;
     let scaler = options.mixed.and_then(|mixed| mixed.scale).map(|scale| Scaler::new(&mut graph, scale)).transpose()?;
     let (params, gradients) = gradients(&mut graph, (loss.value, scaler), &wanted, options.mixed)?;
-    let step = optimizer::update(&mut graph, &options.optimizer, &params, &gradients, scaler)?;
+    let step = optimizer::update(&mut graph, &optimizer, &params, &gradients, scaler)?;
     graph.outputs = vec![(Output::Loss.text(), loss.value), (Output::GradNorm.text(), step.grad_norm)];
     graph.outputs.extend(scaler.map(|scaler| (Output::LossScale.text(), scaler.scale)));
     let moved = statistics::update(&mut graph, &statistics)?;
@@ -239,7 +241,7 @@ pub fn eval_step(forward: &Graph, options: &LossOptions) -> Result<Graph> {
 /// The forward graph as evaluation has it: nothing dropped, running statistics instead of those of the batch.
 pub fn for_evaluation(graph: &Graph) -> Result<Graph> {
     let (graph, _) = statistics::settle(graph, Use::Evaluation)?;
-    without_dropout(&graph)
+    without_dropout(&masks::without_masks(&graph)?)
 }
 
 /// Dropout as the identity. `select(uniform ≥ p, x, 0)` has the mean `(1 - p) x`, which takes its place.
@@ -338,6 +340,14 @@ impl Selection {
         };
         Ok(trainable.iter().filter(trains).map(|t| t.name.clone()).collect())
     }
+}
+
+/// Patterns of the model's own names of the parameters that `globs` match, by whatever name. Errors: one that matches none.
+fn named(globs: &[Glob], trainable: &[Trainable]) -> Result<Vec<Glob>> {
+    let all: Vec<Names> = globs.iter().cloned().map(Names::Glob).collect();
+    all.iter().try_for_each(|names| names.check(trainable))?;
+    let matched = trainable.iter().filter(|t| all.iter().any(|names| names.contain(t)));
+    Ok(matched.map(|t| Glob::literal(&t.name)).collect())
 }
 
 impl Names {

@@ -54,7 +54,15 @@ impl Schedule {
 impl LearningRate {
     /// `Err` where a file has fewer rates than there are steps.
     pub fn check(&self) -> Result<(), String> {
+        for (flag, rate) in [("--lr", self.lr), ("--min-lr", self.min_lr)] {
+            if !(rate.is_finite() && rate >= 0.0) {
+                return Err(format!("{flag} {rate} is not a rate"));
+            }
+        }
         match &self.schedule {
+            Schedule::Linear | Schedule::Cosine if self.min_lr > self.lr => {
+                Err(format!("--min-lr {} is above --lr {}", self.min_lr, self.lr))
+            }
             Schedule::Rates(rates) if (rates.len() as u64) < self.steps => {
                 Err(format!("the file has {} rates for {} steps", rates.len(), self.steps))
             }
@@ -104,6 +112,16 @@ mod tests {
         check("cosine", 0, 3, &[1.0, 0.775, 0.325]);
         check("step:2:0.5", 0, 5, &[1.0, 1.0, 0.5, 0.5, 0.25]);
         check("linear", 4, 2, &[0.25, 0.5]);
+    }
+
+    #[test]
+    fn rates_are_numbers_from_zero_on() {
+        let check = |lr, min_lr, schedule| LearningRate { lr, min_lr, schedule, warmup: 0, steps: 4 }.check();
+        assert_eq!(check(1e-3, 1e-4, Schedule::Cosine), Ok(()));
+        assert_eq!(check(f64::NAN, 0.0, Schedule::Constant).unwrap_err(), "--lr NaN is not a rate");
+        assert_eq!(check(-1.0, 0.0, Schedule::Constant).unwrap_err(), "--lr -1 is not a rate");
+        assert_eq!(check(1.0, f64::INFINITY, Schedule::Linear).unwrap_err(), "--min-lr inf is not a rate");
+        assert_eq!(check(1e-3, 1e-2, Schedule::Linear).unwrap_err(), "--min-lr 0.01 is above --lr 0.001");
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub use flags::{Flags, Instructions};
 pub use job::{Job, Source};
 pub use weights::{initial_weights, whole_weights};
 
+use crate::checkpoint::{self, Resume};
 use crate::comm::{Comm, Patience, Peer, Stop};
 use crate::cpu::{Cpu, Memory};
 use crate::cuda::{Cuda, Gpu, Shipped, Together, UniqueIds};
@@ -103,6 +104,11 @@ pub fn launch(source: Source<'_>, flags: &Flags, stop: &StopSignals) -> Result<S
     drop(settings);
     if let Some(options) = flags.checkpoints() {
         options.check_writable()?;
+        if let (Resume::None, Some((step, _))) = (flags.resume(), checkpoint::steps(&options.dir)?.pop()) {
+            let what = format!("--save-dir has checkpoints of an earlier run, the newest of step {step}");
+            let help = "--resume auto continues that run; a new run takes another folder";
+            return Err(Error::data_option(what).at(options.dir.display()).help(help));
+        }
     }
     if let Some(path) = &flags.trace {
         trace::check_writable(path)?;

@@ -129,6 +129,16 @@ fn damage_is_named() {
 }
 
 #[test]
+fn a_new_run_takes_a_new_folder() {
+    let folder = trained();
+    let again = format!("{RUN} {MESH} --steps 2 --save-dir @/saved");
+    refused(&folder, &again, 2, &["checkpoints of an earlier run, the newest of step 3", "--resume auto"]);
+    run(&folder, &format!("{again} --resume auto --steps 4")).ok();
+    let rules = format!("{RUN} {MESH} --steps 1 --init 1 --init-rule no.such=zeros");
+    refused(&folder, &rules, 2, &["no tensor matches `no.such`"]);
+}
+
+#[test]
 fn converted_checkpoints_go_on() {
     let folder = trained();
     let source = "@/saved/step-00000002";

@@ -37,6 +37,7 @@ mod memory;
 mod meshes;
 mod microbatches;
 mod mixed;
+mod modules;
 mod numbers;
 mod numeric;
 mod onnx_model;

@@ -35,6 +35,8 @@ pub struct Build {
     pub warnings: Vec<String>,
     pub dropout: Dropout,
     pub batch_norm: BatchNorm,
+    /// The file says of some that they train: the others, in evaluation mode when the model was exported, do not.
+    pub batch_norms_train: bool,
     /// Running averages, and what they are of.
     pub statistics: Vec<(Statistic, NodeId)>,
     /// Random ops so far; their ids must not depend on what follows.
@@ -51,6 +53,7 @@ impl Build {
             warnings: Vec::new(),
             dropout,
             batch_norm: BatchNorm::default(),
+            batch_norms_train: false,
             statistics: Vec::new(),
             random_ops: 0,
             rescale: None,

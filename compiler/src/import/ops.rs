@@ -4,7 +4,7 @@
 
 mod activation;
 mod attention;
-mod batch_norm;
+pub(super) mod batch_norm;
 mod block;
 mod compare;
 mod constant;

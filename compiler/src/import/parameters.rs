@@ -19,7 +19,7 @@ use super::build::Build;
 use super::flatten::Flat;
 use super::gains;
 use super::known::Known;
-use super::literals::literals;
+use super::literals::{epsilons, literals};
 use super::model::Model;
 use super::tensor::{Tensor, TensorData};
 use super::value::Value;
@@ -96,6 +96,8 @@ pub struct Classifier {
     statistics: BTreeSet<String>,
     /// Numbers of operators, such as the scales of a Resize.
     literals: BTreeSet<String>,
+    /// What is only added to what a root is taken of.
+    epsilons: BTreeSet<String>,
     /// PyTorch wrote the file: module parameters are initializers, and tensors in Constant nodes are not weights.
     from_torch: bool,
     /// By its older exporter, which names nodes after modules; its scalar initializers are the module's.
@@ -109,9 +111,10 @@ impl Classifier {
         let from_torch = model.proto.producer_name() == "pytorch";
         let from_torchscript = from_torch && model.graph().node.iter().any(|node| node.name().starts_with('/'));
         let (gains, statistics, literals) = (gains::gains(model, flat), gains::statistics(flat), literals(flat));
+        let epsilons = epsilons(flat);
         let fused = Fused::of(model, signature.as_ref());
         let notes = model.notes.clone();
-        Classifier { signature, trace, gains, notes, fused, statistics, literals, from_torch, from_torchscript }
+        Classifier { signature, trace, gains, notes, fused, statistics, literals, epsilons, from_torch, from_torchscript }
     }
 
     /// What the exporter did to parameters, for the user to know.
@@ -156,10 +159,15 @@ impl Classifier {
         if self.literals.contains(&tensor.name) {
             return folded(FOLDED);
         }
+        if self.epsilons.contains(&tensor.name) && tensor.elements() <= 1 {
+            return Class::Known;
+        }
         let Some(signature) = &self.signature else {
+            // What other tools made an initializer of.
+            let origin = if self.from_torchscript && is_constant_node(&tensor.name) { Origin::Constant } else { origin };
             return match origin {
                 // CLIP's `logit_scale`; numbers that the exporter folded are called `onnx::Mul_12`.
-                Origin::Initializer if self.from_torchscript && !tensor.name.contains("::") => Class::Trained,
+                Origin::Initializer if self.from_torchscript && is_of_module(&tensor.name) => Class::Trained,
                 _ if tensor.shape.is_empty() => Class::Known,
                 Origin::Constant if tensor.elements() <= 1 => Class::Known,
                 Origin::Constant if self.from_torch => Class::Frozen,
@@ -175,6 +183,18 @@ impl Classifier {
             None => folded(FOLDED),
         }
     }
+}
+
+/// Whether a TorchScript file calls a parameter or buffer so, not a value of its nodes: `/layer/Add_output_0`, `onnx::Mul_12`.
+fn is_of_module(name: &str) -> bool {
+    !name.contains("::") && !name.starts_with('/')
+}
+
+/// Whether a TorchScript file calls the value of a Constant node so: `/layer/Constant_3_output_0`.
+fn is_constant_node(name: &str) -> bool {
+    let last = name.rsplit('/').next().unwrap_or(name);
+    let number = last.strip_prefix("Constant").and_then(|rest| rest.strip_suffix("_output_0"));
+    name.starts_with('/') && number.is_some_and(|n| n.chars().all(|c| c == '_' || c.is_ascii_digit()))
 }
 
 /// Marks as not trained what the outputs do not depend on differentiably, and drops what they do not depend on at all.

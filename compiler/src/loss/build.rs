@@ -20,7 +20,14 @@ pub fn cross_entropy(graph: &mut Graph, logits: NodeId, options: &LossOptions) -
     let valid = graph.compare(CompareOp::Ne, labels, ignored)?;
     let entropy = Entropy::build(graph, logits, labels, class_dim, options.label_smoothing)?;
     let classes = graph.ty(logits).shape[class_dim];
-    let report = format!(", classes on dim {class_dim}, labels i64{dims:?}, ignoring {}", options.ignore_index);
+    // Both would do: the last is taken.
+    let or = match (&options.labels, options.class_dim) {
+        (Labels::Given(given), None) if class_dim > 1 && *given == without(&graph.ty(logits).shape, 1) => {
+            " (or 1: --class-dim 1)"
+        }
+        _ => "",
+    };
+    let report = format!(", classes on dim {class_dim}{or}, labels i64{dims:?}, ignoring {}", options.ignore_index);
     let loss = entropy.mean_of(graph, valid, None, LossKind::CrossEntropy, report)?;
     Ok(Loss { classes: Some((LABELS.to_owned(), classes)), ..loss })
 }
@@ -183,17 +190,18 @@ fn mean_of_all(graph: &mut Graph, each: NodeId, kind: LossKind, report: String) 
     Ok(Loss { kind, value, count, accuracy: None, classes: None, report })
 }
 
+fn without(shape: &Shape, dim: usize) -> Shape {
+    let mut rest = shape.clone();
+    rest.remove(dim);
+    rest
+}
+
 /// The last dim if the labels have the output's shape without it, else dim 1. Errors: labels that fit neither.
 fn class_dim(graph: &Graph, logits: NodeId, options: &LossOptions) -> Result<usize> {
     let shape = graph.ty(logits).shape.clone();
     if shape.len() < 2 && options.class_dim.is_none() {
         return Err(Error::shape(format!("cross-entropy of shape {:?} has no dim of classes", shape.as_slice())));
     }
-    let without = |dim: usize| {
-        let mut rest = shape.clone();
-        rest.remove(dim);
-        rest
-    };
     if let Some(dim) = options.class_dim {
         if dim >= shape.len() {
             return Err(Error::usage(format!("--class-dim {dim} of an output of {} dims", shape.len())));
@@ -201,8 +209,8 @@ fn class_dim(graph: &Graph, logits: NodeId, options: &LossOptions) -> Result<usi
         return Ok(dim);
     }
     match &options.labels {
-        Labels::Given(given) if *given == without(shape.len() - 1) => Ok(shape.len() - 1),
-        Labels::Given(given) if *given == without(1) => Ok(1),
+        Labels::Given(given) if *given == without(&shape, shape.len() - 1) => Ok(shape.len() - 1),
+        Labels::Given(given) if *given == without(&shape, 1) => Ok(1),
         Labels::Given(given) => {
             let (given, shape) = (given.as_slice(), shape.as_slice());
             let what = format!("labels of shape {given:?} fit no dim of classes of an output of shape {shape:?}");

@@ -75,6 +75,9 @@ fn classes_stand_where_the_labels_say() {
     check(images(), at(&[2, 4, 5], None), report);
     let report = "cross-entropy of output y f32[2, 7, 4, 5], classes on dim 2, labels i64[2, 7, 5], ignoring -100";
     check(images(), at(&[2, 7, 5], Some(2)), report);
+    let both =
+        "cross-entropy of output y f32[2, 7, 7], classes on dim 2 (or 1: --class-dim 1), labels i64[2, 7], ignoring -100";
+    check(model(&[], f32s(&[2, 7, 7])), at(&[2, 7], None), both);
     check(images(), at(&[9], None), "labels of shape [9] fit no dim of classes of an output of shape [2, 7, 4, 5]");
 }
 

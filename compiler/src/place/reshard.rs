@@ -10,6 +10,8 @@ use crate::graph::{Node, NodeId, Phase};
 use crate::ops::{
     AllGather, AllReduce, AllToAll, DropMicrobatch, KeepFirst, Op, ReduceScatter, ResolveMicrobatches, SliceAxis,
 };
+use crate::optimizer::Update;
+use crate::train;
 use dcc_program::{Reduce, Sharding};
 
 impl Placer<'_> {
@@ -114,6 +116,11 @@ impl Placer<'_> {
             return Ok(clone);
         }
         let node = self.out[value].clone();
+        if let Op::Param(param) = &node.op
+            && !self.is_trained(&param.name)
+        {
+            return Ok(value);
+        }
         if matches!(node.op, Op::Param(_) | Op::Transfer(_)) {
             let what = "a sum over the whole batch that forward must know first depends on parameters";
             return Err(self.refused(value, what.to_owned()).help("use one microbatch: --grad-accum 1"));
@@ -133,6 +140,12 @@ impl Placer<'_> {
         let clone = self.make(node.op, &operands, node.ty, stage, section);
         self.counted.insert(value, clone);
         Ok(clone)
+    }
+
+    /// Whether a step gives the parameter a new value, so that gradients pass through what it is in.
+    fn is_trained(&self, name: &str) -> bool {
+        let is_of = |update: &Update| matches!(&self.graph[update.param].op, Op::Param(param) if param.name == name);
+        train::updates(self.graph).iter().any(is_of)
     }
 
     fn resolve_pending(&mut self, mut value: NodeId, want: &Sharding, phase: Phase) -> NodeId {

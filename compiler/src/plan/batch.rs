@@ -55,7 +55,7 @@ pub fn resolve(given: Given, ranks: Ranks, pp: u32) -> Result<Batch> {
     let microbatches = u64::from(batch.accumulate);
     match given.groups {
         Some(groups) if !groups.is_multiple_of(microbatches) => Err(Error::batch(format!(
-            "{microbatches} microbatches do not divide the {groups} groups that BatchNorm takes statistics of"
+            "{groups} groups that BatchNorm takes statistics of do not divide into {microbatches} microbatches"
         ))
         .help(format!(
             "use --grad-accum 1, or --bn-groups {microbatches} for statistics of {} samples each",

@@ -14,6 +14,8 @@ pub struct Pin {
     pub glob: Glob,
     /// The dim over `tp`; `None` is `Replicate`.
     pub dim: Option<u8>,
+    /// The model's names of parameters that the pattern matches by other names of theirs.
+    pub also: BTreeSet<String>,
 }
 
 impl Pin {
@@ -24,7 +26,7 @@ impl Pin {
         let (glob, sharding) = text.rsplit_once('=').ok_or_else(|| wrong("no `=`".to_owned()))?;
         let glob = Glob::new(glob);
         if sharding == "Replicate" || sharding == "Replicate@tp" {
-            return Ok(Pin { glob, dim: None });
+            return Ok(Pin { glob, dim: None, also: BTreeSet::new() });
         }
         let (shard, axis) = sharding.split_once('@').ok_or_else(|| wrong(format!("`{sharding}` names no mesh axis")))?;
         let dim = shard.strip_prefix("Shard(").and_then(|s| s.strip_suffix(')')).and_then(|d| d.parse().ok());
@@ -32,7 +34,15 @@ impl Pin {
         if axis != "tp" {
             return Err(wrong(format!("parameters are sharded over the axis tp, not `{axis}`")));
         }
-        Ok(Pin { glob, dim: Some(dim) })
+        Ok(Pin { glob, dim: Some(dim), also: BTreeSet::new() })
+    }
+
+    /// The same, of a parameter of the model that has other names too.
+    pub fn knowing(mut self, name: &str, others: &[String]) -> Pin {
+        if others.iter().any(|other| self.glob.matches(other)) {
+            self.also.insert(name.to_owned());
+        }
+        self
     }
 
     fn sharding(&self) -> String {
@@ -60,7 +70,7 @@ impl Pins {
         for pin in &options.pins {
             let at = format!("--param {}={}", pin.glob.0, pin.sharding());
             let mut matched = false;
-            for (id, param) in params().filter(|(_, p)| pin.glob.matches(&p.name)) {
+            for (id, param) in params().filter(|(_, p)| pin.glob.matches(&p.name) || pin.also.contains(&p.name)) {
                 matched = true;
                 let mut shards = vec![1; param.shape.len()];
                 if let Some(dim) = pin.dim.map(usize::from) {
@@ -74,7 +84,8 @@ impl Pins {
                 pins.values.insert(id, Wish { shards, holders: Vec::new(), at: at.clone() });
             }
             if !matched {
-                let some: Vec<&str> = params().map(|(_, p)| p.name.as_str()).take(5).collect();
+                let all: BTreeSet<&str> = params().map(|(_, p)| p.name.as_str()).collect();
+                let some: Vec<&str> = all.into_iter().take(5).collect();
                 return Err(Error::pin(format!("--param {} matches no parameter", pin.glob.0))
                     .help(format!("parameters are named as in {}", some.join(", "))));
             }
@@ -117,10 +128,20 @@ mod tests {
 
     #[test]
     fn pins_parse() {
-        assert_eq!(Pin::parse("h.*.w=Shard(1)@tp").unwrap(), Pin { glob: Glob::new("h.*.w"), dim: Some(1) });
-        assert_eq!(Pin::parse("a=b=Replicate").unwrap(), Pin { glob: Glob::new("a=b"), dim: None });
+        assert_eq!(
+            Pin::parse("h.*.w=Shard(1)@tp").unwrap(),
+            Pin { glob: Glob::new("h.*.w"), dim: Some(1), also: BTreeSet::new() }
+        );
+        assert_eq!(Pin::parse("a=b=Replicate").unwrap(), Pin { glob: Glob::new("a=b"), dim: None, also: BTreeSet::new() });
         for bad in ["w", "w=Shard(1)", "w=Shard(x)@tp", "w=Shard(1)@dp", "w=Split(1)@tp"] {
             assert_eq!(Pin::parse(bad).unwrap_err().code.0, 1, "{bad}");
         }
+    }
+
+    #[test]
+    fn pins_know_other_names() {
+        let pin = Pin::parse("*wte*=Replicate").unwrap();
+        let also = |other: &str| pin.clone().knowing("lm_head", &[other.to_owned()]).also;
+        assert_eq!((also("h.wte.weight"), also("h.wpe.weight")), (BTreeSet::from(["lm_head".to_owned()]), BTreeSet::new()));
     }
 }

@@ -319,6 +319,23 @@ fn select(train: &[&str], freeze: &[&str]) -> Selection {
     Selection { train: globs(train), freeze: globs(freeze) }
 }
 
+/// By another name of the parameter too; a pattern that matches none is an error.
+#[test]
+fn decay_spares_parameters_by_any_of_their_names() {
+    let forward = mlp().unwrap();
+    let mut all = trainable(&forward);
+    all[0].aliases.push("layers.0.weight".to_owned());
+    let step = |patterns: &[&str]| {
+        let no_decay = patterns.iter().map(|text| Glob::new(text)).collect();
+        let optimizer = OptimizerOptions { weight_decay: 0.1, no_decay, ..OptimizerOptions::default() };
+        train_step(&forward, &all, &TrainingOptions { optimizer, ..TrainingOptions::default() })
+    };
+    let text = |patterns: &[&str]| step(patterns).unwrap().graph.to_string();
+    assert_eq!(text(&["layers.*"]), text(&[&all[0].name]));
+    assert_ne!(text(&["layers.*"]), text(&[]));
+    assert_eq!(step(&["z*"]).unwrap_err().what, "no parameter matches `z*`");
+}
+
 #[test]
 fn names_select_what_trains() {
     let one = |name: &str, alias: &str, by_default| Trainable { name: name.into(), aliases: vec![alias.into()], by_default };

@@ -11,6 +11,12 @@ impl Glob {
         Glob(pattern.to_owned())
     }
 
+    /// The pattern that matches `name` alone.
+    pub fn literal(name: &str) -> Glob {
+        let one = |c: char| if matches!(c, '*' | '?' | '[') { format!("[{c}]") } else { c.to_string() };
+        Glob(name.chars().map(one).collect())
+    }
+
     /// Whether the pattern matches all of `name`. Takes time proportional to the product of both lengths at most.
     pub fn matches(&self, name: &str) -> bool {
         let (pattern, name): (Vec<char>, Vec<char>) = (self.0.chars().collect(), name.chars().collect());
@@ -70,6 +76,15 @@ fn class(pattern: &[char], c: char) -> Option<Option<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn literals_match_themselves_alone() {
+        for name in ["h.0.weight", "a*b", "[x]?", "w[0]"] {
+            let glob = Glob::literal(name);
+            assert!(glob.matches(name) && !glob.matches(&format!("{name}.")), "{name}");
+        }
+        assert!(!Glob::literal("a*b").matches("axb") && !Glob::literal("w[0]").matches("w0"));
+    }
 
     #[test]
     fn globs_match_as_fnmatch() {

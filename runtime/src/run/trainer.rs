@@ -172,6 +172,7 @@ impl<'a, 'w> Trainer<'a, 'w> {
     fn load(&mut self, outside: &mut Outside<'_>) -> Result<()> {
         let place = Place { label: Label::new("load weights"), ..Place::default() };
         self.rank.comm.mark(&place);
+        self.tell_of_samples_left_out(outside)?;
         let known = |parameter: &Parameter, all: &[Parameter]| all.iter().any(|other| other.range == parameter.range);
         let parameters = self.train.parameters();
         let only_eval = self.eval.iter().flat_map(|eval| eval.parameters()).filter(|p| !known(p, parameters));
@@ -200,7 +201,25 @@ impl<'a, 'w> Trainer<'a, 'w> {
             let note = format!("note: {count} tensors of --weights are none of the model's: {some}{more}");
             (outside.tell)(&Message::Note(note))?;
         }
+        let missing = weights.missing();
+        if !missing.is_empty() && self.rank.rank == 0 {
+            let (some, more) = (missing[..missing.len().min(4)].join(", "), if missing.len() > 4 { ", …" } else { "" });
+            let note = format!("note: {} trained tensors are not in --weights: {some}{more}", missing.len());
+            (outside.tell)(&Message::Note(note))?;
+        }
         Ok(())
+    }
+
+    fn tell_of_samples_left_out(&self, outside: &mut Outside<'_>) -> Result<()> {
+        let Some(feed) = self.settings.eval.as_ref().filter(|_| self.rank.rank == 0 && self.job.flags.layout != "steps") else {
+            return Ok(());
+        };
+        let (all, batch) = (feed.dataset().len().unwrap_or(0), feed.samples());
+        if all % batch == 0 {
+            return Ok(());
+        }
+        let taken = all - all % batch;
+        (outside.tell)(&Message::Note(format!("note: evaluation takes {taken} of {all} samples, whole batches of {batch}")))
     }
 
     fn handshake(&mut self) -> Result<()> {

@@ -50,6 +50,7 @@ impl<'a> Weights<'a> {
             rules: flags.init_rules()?,
             mapped: BTreeMap::new(),
         };
+        weights.check_rules()?;
         if let Some(path) = &flags.weights {
             weights.take(Files::open(std::slice::from_ref(path), &[])?.arrays)?;
             if weights.given.is_empty() {
@@ -60,6 +61,29 @@ impl<'a> Weights<'a> {
             }
         }
         Ok(weights)
+    }
+
+    /// Trained tensors that `--weights` lacks; none where it is not given.
+    pub fn missing(&self) -> Vec<&str> {
+        let trained = self.job.manifest.parameters.iter().filter(|(_, parameter)| parameter.trained);
+        let lacking = trained.filter(|(name, _)| !self.given.contains_key(*name) && self.job.flags.weights.is_some());
+        lacking.map(|(name, _)| name.as_str()).collect()
+    }
+
+    /// Errors: a rule for no tensor.
+    fn check_rules(&self) -> Result<()> {
+        let of_any = |glob: &Glob| self.job.artifact.tensors.iter().any(|tensor| self.is_named(tensor, glob));
+        match self.rules.iter().find(|(glob, _)| !of_any(glob)) {
+            Some((glob, _)) => Err(Error::data_option(format!("--init-rule: no tensor matches `{}`", glob.0))
+                .help("`dcc inspect` of the model or artifact lists them")),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a pattern matches the tensor's name or another that it has.
+    fn is_named(&self, tensor: &Tensor, glob: &Glob) -> bool {
+        let others = self.job.manifest.parameters.get(&tensor.name).map(manifest::Parameter::other_names).unwrap_or_default();
+        glob.matches(&tensor.name) || others.iter().any(|other| glob.matches(other))
     }
 
     fn take(&mut self, arrays: Vec<Array>) -> Result<()> {
@@ -135,7 +159,7 @@ impl<'a> Weights<'a> {
     }
 
     fn initialise(&self, tensor: &Tensor, seed: u64, slice: &Slice, dtype: DType, local: &mut [u8]) {
-        let given = self.rules.iter().rev().find(|(glob, _)| glob.matches(&tensor.name)).map(|(_, rule)| *rule);
+        let given = self.rules.iter().rev().find(|(glob, _)| self.is_named(tensor, glob)).map(|(_, rule)| *rule);
         let rule = given.unwrap_or_else(|| self.default_rule(tensor));
         Initial { name: &tensor.name, seed, rule, stored: tensor.dtype }.fill(slice, dtype, local);
     }

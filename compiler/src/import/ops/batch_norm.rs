@@ -13,11 +13,19 @@ use crate::error::{Error, Result};
 use crate::graph::NodeId;
 use crate::import::BatchNorm;
 use crate::import::build::Build;
+use crate::import::node::Node;
 use crate::import::value::Value;
 use crate::ops::{Iota, Op, Training};
 use crate::train::Statistic;
 
 pub const ONNX: &[(&str, Import)] = &[("BatchNormalization", batch_normalization)];
+
+/// Whether the file says that a training step uses the statistics of its batch here: by the attribute, or by the call that PyTorch's
+/// exporter made the node of. Exports for inference say it of none.
+pub fn trains(node: &Node) -> bool {
+    let attribute = node.attributes.iter().any(|attribute| attribute.name == "training_mode" && attribute.proto.i() != 0);
+    node.op == "BatchNormalization" && (attribute || node.call.target() == "aten._native_batch_norm_legit_functional")
+}
 
 /// Mean and variance of each group: `[groups, 1, channels, 1, …]`, or without groups `[1, channels, 1, …]`.
 struct Moments {
@@ -61,12 +69,13 @@ fn batch_normalization(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     }
     let (old_mean, old_variance) = (build.cast(running_mean, wide)?, build.cast(running_variance, wide)?);
     let mut old = [channels(build, &old_mean, shape.len())?, channels(build, &old_variance, shape.len())?];
+    let moves = !build.batch_norms_train || trains(call.node);
     let groups = match build.batch_norm {
-        BatchNorm::Frozen => {
+        BatchNorm::Groups(groups) if moves => groups,
+        _ => {
             let normal = normalised(build, &x, &old[0], &old[1], epsilon)?;
             return Ok(vec![finish(build, &normal)?]);
         }
-        BatchNorm::Groups(groups) => groups,
     };
     let mut x = x;
     if groups > 1 {

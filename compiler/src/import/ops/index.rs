@@ -146,19 +146,19 @@ fn gather_elements(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let mut data = call.input(0)?.clone();
     let shape = data.shape(build)?;
     let dim = call.axis(0, shape.len())?;
-    let indices = build.indices_from_front(&data, call.input(1)?, shape[dim])?;
-    let wanted = indices.shape(build)?;
+    let wanted = call.input(1)?.shape(build)?;
     if wanted.len() != shape.len() {
         return Err(Error::shape(format!("indices {:?} into {:?}", wanted.as_slice(), shape.as_slice())));
     }
+    let (indices, kept) = build.unrepeated(call.input(1)?, dim)?;
+    let indices = build.indices_from_front(&data, &indices, shape[dim])?;
     for other in (0..shape.len()).filter(|&other| other != dim) {
         data = build.narrow(&data, other, 0, wanted[other])?;
     }
-    let names = |own: &str| -> String {
-        let name = |d: usize| if d == dim { own.to_owned() } else { format!("d{d}") };
-        (0..shape.len()).map(name).collect::<Vec<_>>().join(" ")
-    };
-    let text = format!("{}, {} -> {}", names("v"), names("i"), names("i"));
+    let name = |d: usize, own: &str| if d == dim { own.to_owned() } else { format!("d{d}") };
+    let names = |own: &str| (0..shape.len()).map(|d| name(d, own)).collect::<Vec<_>>().join(" ");
+    let places = kept.iter().map(|&d| name(d, "i")).collect::<Vec<_>>().join(" ");
+    let text = format!("{}, {places} -> {}", names("v"), names("i"));
     let (data, indices) = (build.node(&data)?, build.node(&indices)?);
     Ok(vec![build.gather(&FactorSpec::parse(&text).expect("names are identifiers"), data, indices)?])
 }
@@ -172,6 +172,35 @@ pub(super) struct Tuples {
 }
 
 impl Build {
+    /// Indices without the dims along which they only repeat, and the dims that stay, `dim` among them: rows are found once, not by element.
+    pub(super) fn unrepeated(&mut self, indices: &Value, dim: usize) -> Result<(Value, Vec<usize>)> {
+        let shape = indices.shape(self)?;
+        let all: Vec<usize> = (0..shape.len()).collect();
+        match indices {
+            Value::Known(known) if !shape.contains(&0) => {
+                let mut kept = known.varying();
+                if !kept.contains(&dim) {
+                    kept.push(dim);
+                    kept.sort_unstable();
+                }
+                let mut once = indices.clone();
+                for other in all.into_iter().filter(|other| !kept.contains(other)) {
+                    once = self.narrow(&once, other, 0, 1)?;
+                }
+                let stay: Vec<u64> = kept.iter().map(|&d| shape[d]).collect();
+                Ok((self.reshape(&once, &stay)?, kept))
+            }
+            Value::Node(id) => match &self.graph[*id].op {
+                Op::BroadcastInDim(op) if op.dims.iter().any(|&to| usize::from(to) == dim) => {
+                    let kept = op.dims.iter().map(|&to| usize::from(to)).collect();
+                    Ok((self.graph[*id].operands[0].into(), kept))
+                }
+                _ => Ok((indices.clone(), all)),
+            },
+            _ => Ok((indices.clone(), all)),
+        }
+    }
+
     /// Reads the tuples along the last dim of `indices` into dims of `data` from `batch` on. Errors: DCC0104.
     pub(super) fn tuples(&mut self, data: &Value, indices: &Value, batch: usize) -> Result<Tuples> {
         let (shape, index_shape) = (data.shape(self)?, indices.shape(self)?);

@@ -6,6 +6,7 @@ use super::{Call, Import};
 use crate::error::{Error, Result};
 use crate::import::build::Build;
 use crate::import::value::Value;
+use crate::ops::Op;
 
 pub const ONNX: &[(&str, Import)] = &[("Gemm", gemm), ("MatMul", matmul)];
 
@@ -70,7 +71,10 @@ fn gemm(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     }
     let left = if call.node.flag("transA", false)? { ["k", "m"] } else { ["m", "k"] };
     let right = if call.node.flag("transB", false)? { ["n", "k"] } else { ["k", "n"] };
-    let mut y = build.dot((a, &left), (b, &right), &["m", "n"])?;
+    let mut y = match parted_rows(build, a)?.filter(|_| left[0] == "m") {
+        Some(rows) => product_of_parted_rows(build, (a, &rows), (b, &right))?,
+        None => build.dot((a, &left), (b, &right), &["m", "n"])?,
+    };
     let (alpha, beta) = (call.node.float_or("alpha", 1.0)?, call.node.float_or("beta", 1.0)?);
     if alpha != 1.0 {
         y = build.binary_scalar(BinaryOp::Mul, &y, alpha)?;
@@ -80,4 +84,38 @@ fn gemm(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
         y = build.add_under_reshape(&y, &bias)?;
     }
     Ok(vec![y])
+}
+
+/// The rows of a matrix as several dims, where a Reshape made it of a tensor of which it also cut a dim: `[l, b · h, e]` as `[l · b, h · e]`
+/// has rows `l`, `b`. So samples, which are no whole stretches of the matrix's rows, stay a dim.
+fn parted_rows(build: &Build, matrix: &Value) -> Result<Option<Vec<u64>>> {
+    let Value::Node(id) = matrix else { return Ok(None) };
+    let (Op::Reshape(_), rows) = (&build.graph[*id].op, matrix.shape(build)?[0]) else { return Ok(None) };
+    let source = &build.graph.ty(build.graph[*id].operands[0]).shape;
+    let (mut parts, mut count) = (Vec::new(), 1);
+    for &size in source {
+        let rest = rows / count;
+        if !rows.is_multiple_of(count) || size == 0 || rest <= 1 {
+            return Ok(None);
+        }
+        if rest < size {
+            parts.push(rest);
+            let is_parted = size.is_multiple_of(rest) && parts.iter().filter(|&&part| part > 1).count() > 1;
+            return Ok(is_parted.then_some(parts));
+        }
+        parts.push(size);
+        count *= size;
+    }
+    Ok(None)
+}
+
+fn product_of_parted_rows(build: &mut Build, (a, rows): (&Value, &[u64]), (b, right): (&Value, &[&str])) -> Result<Value> {
+    let [m, k] = [0, 1].map(|dim| a.shape(build).map(|shape| shape[dim]));
+    let parted: Vec<u64> = rows.iter().copied().chain([k?]).collect();
+    let a = build.reshape(a, &parted)?;
+    let names: Vec<String> = (0..rows.len()).map(|dim| format!("m{dim}")).collect();
+    let with = |last| names.iter().map(String::as_str).chain([last]).collect::<Vec<&str>>();
+    let y = build.dot((&a, &with("k")), (b, right), &with("n"))?;
+    let columns = *y.shape(build)?.last().expect("a product has columns");
+    build.reshape(&y, &[m?, columns])
 }

@@ -157,10 +157,12 @@ fn scatter_elements(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let (data, updates) = (call.input(0)?, call.input(2)?);
     let (shape, wanted) = (data.shape(build)?, updates.shape(build)?);
     let dim = call.axis(0, shape.len())?;
-    let indices = build.indices_from_front(data, call.input(1)?, shape[dim])?;
+    let given = call.input(1)?;
+    let (indices, kept) = build.unrepeated(given, dim)?;
+    let indices = build.indices_from_front(data, &indices, shape[dim])?;
     let fits = wanted.len() == shape.len() && (0..shape.len()).all(|d| d == dim || wanted[d] <= shape[d]);
-    if indices.shape(build)? != wanted || !fits {
-        let what = format!("updates {:?} at indices {:?} into {:?}", &wanted[..], &indices.shape(build)?[..], &shape[..]);
+    if given.shape(build)? != wanted || !fits {
+        let what = format!("updates {:?} at indices {:?} into {:?}", &wanted[..], &given.shape(build)?[..], &shape[..]);
         return Err(Error::shape(what));
     }
     let combine = Combine::read(call)?;
@@ -174,7 +176,7 @@ fn scatter_elements(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let names = |own: &str| -> Vec<String> {
         (0..shape.len()).map(|d| if d == dim { own.to_owned() } else { format!("d{d}") }).collect()
     };
-    let factors = [names("i"), names("i"), names("v")];
+    let factors = [kept.iter().map(|&d| names("i")[d].clone()).collect(), names("i"), names("v")];
     let mut y = Rows { data: &part, row: dim, indices: &indices, updates, factors }.combine(build, combine)?;
     // Puts the changed part back, dim by dim.
     for other in (0..shape.len()).rev().filter(|&other| other != dim && wanted[other] != shape[other]) {

@@ -1,0 +1,261 @@
+//! What exporters write for modules of PyTorch that ONNX has no operator for, and what other tools make of such files.
+
+use crate::onnx_model::{external, int_tensor, model, node, size, tensor, value, with_int, with_ints, with_tensor};
+use dcc::Compiled;
+use dcc::compile::{Options, compile};
+use dcc::import::Model;
+use dcc::import::proto::attribute_proto::AttributeType;
+use dcc::import::proto::{AttributeProto, NodeProto, TensorProto};
+use dcc::loss::{LossKind, LossOptions};
+use dcc::numeric::Instance;
+use dcc::ops::Op;
+use dcc::plan::{Parallel, batch};
+use dcc::train::TrainingOptions;
+use prost::Message;
+
+/// `y` of `x`, f32 of these dims, by an exporter of that name.
+struct Case<'a> {
+    nodes: &'a [NodeProto],
+    x: &'a [i64],
+    tensors: Vec<TensorProto>,
+    producer: &'a str,
+}
+
+impl Case<'_> {
+    fn compiled(&self, parallel: Parallel, microbatches: u32) -> Compiled {
+        let mut proto = self.tensors.iter().cloned().fold(model(self.nodes), with_tensor);
+        let dims: Vec<_> = self.x.iter().map(|&dim| size(dim)).collect();
+        proto.graph.as_mut().expect("a graph").input = vec![value("x", &dims)];
+        proto.producer_name = Some(self.producer.to_owned());
+        let proto = Model::decode(proto.encode_to_vec().into()).expect("a model");
+        let batch = batch::Given { global: Some(self.x[0] as u64), accumulate: Some(microbatches), ..Default::default() };
+        let loss = LossOptions { kind: LossKind::Mse, ..Default::default() };
+        let training = TrainingOptions { loss, ..Default::default() };
+        let options = Options { batch, parallel, training, name: "case.onnx".to_owned(), ..Default::default() };
+        compile(&proto, &options).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn alone(&self) -> Compiled {
+        self.compiled(Parallel::default(), 1)
+    }
+}
+
+fn number(name: &str, dims: &[i64], value: f32) -> TensorProto {
+    tensor(name, dims, &value.to_le_bytes())
+}
+
+fn weight(name: &str, dims: &[i64]) -> TensorProto {
+    external(name, dims, "weights")
+}
+
+fn is_random(compiled: &Compiled) -> bool {
+    let eval = &compiled.training.eval;
+    let live = eval.live();
+    eval.ids().any(|id| live[id.0 as usize] && matches!(eval[id].op, Op::Uniform(_)))
+}
+
+/// Which paths a step drops is random, an evaluation has all: of a Bernoulli, a floor and a comparison, whatever the factor stands at.
+#[test]
+fn evaluation_has_no_masks_whose_mean_is_one() {
+    let uniform = || with_ints(node("RandomUniform", &[], &["u"]), "shape", &[8, 1]);
+    let forms: [(&str, Vec<NodeProto>); 4] = [
+        (
+            "mask / keep",
+            vec![
+                node("Expand", &["keep", "column"], &["p"]),
+                node("Bernoulli", &["p"], &["b"]),
+                node("Div", &["b", "keep"], &["mask"]),
+                node("Mul", &["h", "mask"], &["y"]),
+            ],
+        ),
+        (
+            "x / keep",
+            vec![
+                uniform(),
+                node("Add", &["u", "keep"], &["shifted"]),
+                node("Floor", &["shifted"], &["mask"]),
+                node("Div", &["h", "keep"], &["scaled"]),
+                node("Mul", &["scaled", "mask"], &["y"]),
+            ],
+        ),
+        (
+            "product / keep",
+            vec![
+                uniform(),
+                node("Less", &["u", "keep"], &["kept"]),
+                with_int(node("Cast", &["kept"], &["mask"]), "to", 1),
+                node("Mul", &["mask", "h"], &["product"]),
+                node("Div", &["product", "keep"], &["y"]),
+            ],
+        ),
+        (
+            "half of the positions",
+            vec![
+                uniform(),
+                node("Less", &["u", "keep"], &["kept"]),
+                with_int(node("Cast", &["kept"], &["mask"]), "to", 1),
+                node("Mul", &["mask", "h"], &["y"]),
+            ],
+        ),
+    ];
+    for (form, mask) in forms {
+        let nodes: Vec<NodeProto> = std::iter::once(node("MatMul", &["x", "w"], &["h"])).chain(mask).collect();
+        let tensors = vec![weight("w", &[6, 5]), number("keep", &[], 0.8), int_tensor("column", &[2], &[8, 1])];
+        let compiled = Case { nodes: &nodes, x: &[8, 6], tensors, producer: "pytorch" }.alone();
+        let stays = form == "half of the positions";
+        assert_eq!(is_random(&compiled), stays, "{form}");
+        assert_eq!(compiled.imported.warnings.iter().any(|text| text.contains("random numbers")), stays, "{form}");
+        let graph = &compiled.training.graph;
+        assert!(graph.nodes.iter().any(|node| matches!(node.op, Op::Uniform(_))), "{form}: training drops");
+    }
+}
+
+/// A BatchNormalization that the module keeps in evaluation mode stands, if others train; of an export for inference all train.
+#[test]
+fn batch_norms_that_stand_beside_others() {
+    let norm = |x: &str, y: &str, training: i64| {
+        let names = ["scale", "bias", "mean", "var"].map(|part| format!("{y}.{part}"));
+        let inputs: Vec<&str> = std::iter::once(x).chain(names.iter().map(String::as_str)).collect();
+        with_int(node("BatchNormalization", &inputs, &[y]), "training_mode", training)
+    };
+    let moved = |modes: [i64; 2]| {
+        let nodes = [norm("x", "a", modes[0]), norm("a", "y", modes[1])];
+        let parts = ["a", "y"].iter().flat_map(|n| ["scale", "bias", "mean", "var"].map(|part| format!("{n}.{part}")));
+        let tensors = parts.map(|name| weight(&name, &[6])).collect();
+        let compiled = Case { nodes: &nodes, x: &[8, 6], tensors, producer: "pytorch" }.alone();
+        let outputs = compiled.training.graph.outputs.iter().map(|(name, _)| name.clone());
+        outputs.filter(|name| name.ends_with(".mean")).collect::<Vec<String>>()
+    };
+    assert_eq!(moved([1, 0]), ["weight:a.mean"]);
+    assert_eq!(moved([0, 1]), ["weight:y.mean"]);
+    assert_eq!(moved([0, 0]).len(), 2);
+    assert_eq!(moved([1, 1]).len(), 2);
+}
+
+/// Numbers of a norm, as converters write it out and optimisers of files leave it: epsilon, and what Constant nodes were.
+#[test]
+fn numbers_of_norms_do_not_train() {
+    let nodes = [
+        node("MatMul", &["x", "w"], &["h"]),
+        node("Mul", &["h", "h"], &["square"]),
+        with_int(node("ReduceMean", &["square", "axes"], &["mean"]), "keepdims", 1),
+        node("Add", &["mean", "small"], &["shifted"]),
+        node("Sqrt", &["shifted"], &["root"]),
+        node("Div", &["h", "root"], &["normal"]),
+        node("Pow", &["normal", "/norm/Constant_1_output_0"], &["power"]),
+        node("Mul", &["power", "gain"], &["y"]),
+    ];
+    let trained = |producer, epsilon: &str| {
+        let mut nodes = nodes.clone();
+        nodes[3].input[1] = epsilon.to_owned();
+        let tensors = vec![
+            weight("w", &[6, 5]),
+            number(epsilon, &[1, 1], 1e-3),
+            number("/norm/Constant_1_output_0", &[], 2.0),
+            number("gain", &[1], 1.5),
+            int_tensor("axes", &[1], &[1]),
+        ];
+        Case { nodes: &nodes, x: &[8, 6], tensors, producer }.alone().training.trained
+    };
+    assert_eq!(trained("tf2onnx", "const_fold_opt__7"), ["gain", "w"]);
+    // A name of TorchScript's says nothing: what is done with it does.
+    assert_eq!(trained("pytorch", "norm.eps"), ["gain", "w"]);
+}
+
+/// Rows of a matrix that a Reshape made of `[positions, samples · heads, width]`, as `nn.MultiheadAttention` has them.
+#[test]
+fn samples_inside_of_rows_are_microbatches() {
+    let nodes = [
+        with_ints(node("Transpose", &["x"], &["turned"]), "perm", &[1, 0, 2]),
+        node("Reshape", &["turned", "heads"], &["headed"]),
+        node("Tanh", &["headed"], &["mixed"]),
+        node("Reshape", &["mixed", "rows"], &["flat"]),
+        node("Gemm", &["flat", "w", "b"], &["out"]),
+        node("Reshape", &["out", "apart"], &["deep"]),
+        with_ints(node("Transpose", &["deep"], &["y"]), "perm", &[1, 0, 2]),
+    ];
+    let tensors = vec![
+        int_tensor("heads", &[3], &[5, 16, 3]),
+        int_tensor("rows", &[2], &[40, 6]),
+        int_tensor("apart", &[3], &[5, 8, 6]),
+        weight("w", &[6, 6]),
+        weight("b", &[6]),
+    ];
+    let case = Case { nodes: &nodes, x: &[8, 5, 6], tensors, producer: "pytorch" };
+    for (parallel, microbatches) in [(Parallel::default(), 4), (Parallel { tp: 2, dp: 2, ..Parallel::default() }, 2)] {
+        let compiled = case.compiled(parallel, microbatches);
+        Instance::of(&compiled).and_then(|instance| instance.check()).unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
+/// A loss in the model divides by the sum of the labels' weights, which are constants, of the whole batch.
+#[test]
+fn constants_weigh_what_is_counted() {
+    let kind = |name: &str, text: &str| AttributeProto {
+        name: Some(name.to_owned()),
+        r#type: Some(AttributeType::String.into()),
+        s: Some(text.as_bytes().to_vec().into()),
+        ..Default::default()
+    };
+    let mut loss = node("SoftmaxCrossEntropyLoss", &["h", "labels", "weights"], &["y"]);
+    loss.attribute.push(kind("reduction", "mean"));
+    let nodes = [node("MatMul", &["x", "w"], &["h"]), with_int(node("ArgMax", &["x"], &["labels"]), "axis", 1), loss];
+    let mut nodes = nodes.to_vec();
+    nodes[1] = with_int(nodes[1].clone(), "keepdims", 0);
+    let weights: Vec<u8> = (1..=6).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    // An integer divisor makes it known that these train nothing.
+    let tensors = vec![weight("w", &[6, 6]), tensor("weights", &[6], &weights)];
+    let case = Case { nodes: &nodes, x: &[8, 6], tensors, producer: "pytorch" };
+    let mut proto = case.tensors.iter().cloned().fold(model(case.nodes), with_tensor);
+    proto.graph.as_mut().expect("a graph").input = vec![value("x", &[size(8), size(6)])];
+    let proto = Model::decode(proto.encode_to_vec().into()).expect("a model");
+    let selection =
+        dcc::train::Selection { freeze: vec![dcc::train::Names::Glob(dcc_program::Glob::new("weights"))], train: vec![] };
+    let loss = LossOptions { kind: LossKind::Output, ..Default::default() };
+    let options = |selection| Options {
+        batch: batch::Given { global: Some(8), accumulate: Some(4), ..Default::default() },
+        training: TrainingOptions { loss: loss.clone(), selection, ..Default::default() },
+        name: "case.onnx".to_owned(),
+        ..Default::default()
+    };
+    let compiled = compile(&proto, &options(selection)).unwrap_or_else(|error| panic!("{error}"));
+    Instance::of(&compiled).and_then(|instance| instance.check()).unwrap_or_else(|error| panic!("{error}"));
+    // Weights that train have gradients that a count would not see.
+    let error = compile(&proto, &options(Default::default())).map(|_| ()).expect_err("weights train");
+    assert!(error.to_string().contains("depends on parameters"), "{error}");
+}
+
+/// An index that repeats along a dim finds rows, not elements.
+#[test]
+fn repeated_indices_move_rows() {
+    let scatter = |index: &str| {
+        let mut scatter = node("ScatterElements", &["zeros", index, "h"], &["y"]);
+        scatter.attribute.push(AttributeProto {
+            name: Some("reduction".to_owned()),
+            r#type: Some(AttributeType::String.into()),
+            s: Some(b"add".to_vec().into()),
+            ..Default::default()
+        });
+        scatter
+    };
+    let places = [2, 0, 2, 1, 3, 2, 0, 1];
+    let wide: Vec<i64> = places.iter().flat_map(|&place| [place; 5]).collect();
+    let indices = |nodes: &[NodeProto]| {
+        let zeros: Vec<u8> = vec![0; 4 * 8 * 5];
+        let tensors = vec![
+            weight("w", &[6, 5]),
+            tensor("zeros", &[8, 5], &zeros),
+            int_tensor("column", &[8, 1], &places),
+            int_tensor("wide", &[8, 5], &wide),
+            int_tensor("shape", &[2], &[8, 5]),
+        ];
+        let compiled = Case { nodes, x: &[8, 6], tensors, producer: "pytorch" }.alone();
+        Instance::of(&compiled).and_then(|instance| instance.check()).unwrap_or_else(|error| panic!("{error}"));
+        let graph = compiled.forward;
+        let found = graph.nodes.iter().find(|node| matches!(node.op, Op::ScatterAdd(_))).expect("a scatter");
+        graph.ty(found.operands[0]).rank()
+    };
+    let expanded = [node("MatMul", &["x", "w"], &["h"]), node("Expand", &["column", "shape"], &["index"]), scatter("index")];
+    assert_eq!(indices(&expanded), 1);
+    assert_eq!(indices(&[node("MatMul", &["x", "w"], &["h"]), scatter("wide")]), 1);
+}
