@@ -15,6 +15,7 @@ pub mod pool;
 pub mod reduce;
 pub mod rule;
 pub mod slice;
+pub mod top_k;
 pub mod unary;
 
 use crate::autodiff::Grad;
@@ -41,6 +42,7 @@ pub use pool::MaxPool;
 pub use reduce::{Cumsum, Reduce};
 pub use rule::Rule;
 pub use slice::{Concatenate, Pad, Reverse, Slice};
+pub use top_k::TopK;
 pub use unary::Unary;
 
 /// Everything dcc knows about one operator.
@@ -154,7 +156,7 @@ ops! {
     Input, Param, Scalar, Const, Training, Iota, Uniform,
     Unary, Binary, Compare, Select, Cast, StopGradient,
     BroadcastInDim, Reshape, Transpose, Slice, Pad, Concatenate, Reverse,
-    Reduce, Cumsum, DotGeneral, Convolution, MaxPool, Gather, ScatterAdd, Attention, AttentionGrad,
+    Reduce, Cumsum, TopK, DotGeneral, Convolution, MaxPool, Gather, ScatterAdd, Attention, AttentionGrad,
     AllReduce, ReduceScatter, AllGather, AllToAll, SliceAxis, KeepFirst, ResolveMicrobatches, DropMicrobatch,
     GradSum, StageSum, Transfer,
 }

@@ -156,7 +156,7 @@ impl<'a> Stage<'a> {
         match &node.op {
             // Scores and what they weigh; not a product with a weight.
             Op::DotGeneral(_) => node.operands.iter().all(|&o| self.is_of_samples(o)),
-            Op::Convolution(_) | Op::Attention(_) | Op::MaxPool(_) | Op::Cumsum(_) | Op::ScatterAdd(_) => false,
+            Op::Convolution(_) | Op::Attention(_) | Op::MaxPool(_) | Op::Cumsum(_) | Op::TopK(_) | Op::ScatterAdd(_) => false,
             op => !op.is_communication(),
         }
     }

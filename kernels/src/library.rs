@@ -16,6 +16,7 @@ pub mod random;
 pub mod scatter;
 mod simd;
 mod sweep;
+pub mod top_k;
 pub mod vector;
 
 /// A pointer that chunks of one parallel-for share; they write disjoint parts of what it points to.

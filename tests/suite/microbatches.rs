@@ -12,7 +12,7 @@ use dcc::plan::{Parallel, batch};
 use dcc::precision::Mixed;
 use dcc::train::TrainingOptions;
 use dcc_program::DType;
-use dcc_program::program::Action;
+use dcc_program::program::{Action, Instr, Library};
 use prost::Message;
 
 /// `y` of `x`, f32 of these dims, with weights of these names and dims; trained in 4 microbatches.
@@ -134,4 +134,39 @@ fn samples_stay_apart_where_positions_cannot() {
     let case = Case { nodes: &nodes, x: &[8, 5, 6], weights: &weights, tensors, mixed: None };
     case.agrees(Parallel { cp: 2, ..Parallel::default() }, MICROBATCHES);
     case.agrees(Parallel { cp: 2, dp: 2, ..Parallel::default() }, 2);
+}
+
+/// The indices of long rows are an operation's of the library, which takes rows whole.
+#[test]
+fn the_first_of_long_rows_train_on_meshes() {
+    let nodes = |axis| {
+        [
+            node("MatMul", &["x", "w"], &["h"]),
+            with_int(node("TopK", &["h", "k"], &["t", "i"]), "axis", axis),
+            node("MatMul", &["t", "v"], &["y"]),
+        ]
+    };
+    let k = || vec![int_tensor("k", &[1], &[7])];
+    let last = nodes(-1);
+    let weights: [(&str, &[i64]); 2] = [("w", &[6, 300]), ("v", &[7, 5])];
+    let case = |mixed| Case { nodes: &last, x: &[8, 4, 6], weights: &weights, tensors: k(), mixed };
+    let meshes = [
+        Parallel::default(),
+        Parallel { dp: 2, ..Parallel::default() },
+        Parallel { tp: 2, ..Parallel::default() },
+        Parallel { dp: 2, tp: 2, ..Parallel::default() },
+        Parallel { pp: 2, ..Parallel::default() },
+    ];
+    for parallel in meshes {
+        let compiled = case(None).agrees(parallel, 2);
+        let mut bodies = compiled.artifact.train.iter().flat_map(|program| &program.sections).flat_map(|section| &section.body);
+        let chosen = |instr: &Instr| matches!(instr.action, Action::Library(Library::TopK { .. }));
+        assert!(bodies.any(chosen), "compared pair by pair");
+    }
+    case(Some(BF16)).agrees(Parallel { dp: 2, ..Parallel::default() }, 2);
+    // Of the samples: each rank sees them all.
+    let first = nodes(0);
+    let weights: [(&str, &[i64]); 2] = [("w", &[6, 9]), ("v", &[9, 5])];
+    let case = Case { nodes: &first, x: &[72, 6], weights: &weights, tensors: k(), mixed: None };
+    case.agrees(Parallel { dp: 2, ..Parallel::default() }, 1);
 }

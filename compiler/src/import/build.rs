@@ -16,7 +16,7 @@ use super::view::View;
 use super::{BatchNorm, Dropout, Parameter};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};
-use crate::ops::{Const, Cumsum, Iota, Op, Param, StopGradient};
+use crate::ops::{Const, Cumsum, Iota, Op, Param, StopGradient, TopK};
 use crate::train::Statistic;
 
 /// What the names of constants begin with that the import computed; their number follows.
@@ -281,6 +281,12 @@ impl Build {
         }
         let x = self.node(x)?;
         Ok(self.graph.add(Cumsum { dim: dim as u8, exclusive, reverse }, &[x])?.into())
+    }
+
+    /// Indices of the `k` first elements along `dim`, in order.
+    pub fn top_k(&mut self, x: &Value, dim: usize, k: u64, largest: bool) -> Result<Value> {
+        let x = self.node(x)?;
+        Ok(self.graph.add(TopK { dim: dim as u8, k, largest }, &[x])?.into())
     }
 
     fn common_shape(&self, a: &Value, b: &Value) -> Result<Shape> {

@@ -266,6 +266,7 @@ impl<'a, 'b> Selection<'a, 'b> {
                 Library::ScatterAdd { spec: op.spec.clone(), indexed, mode: self.mode(id) }
             }
             (Op::Cumsum(op), _) => Library::Cumsum { dim: op.dim, exclusive: op.exclusive, reverse: op.reverse },
+            (Op::TopK(op), _) => Library::TopK { dim: op.dim, k: op.k, largest: op.largest },
             (Op::SliceAxis(op), _) => Library::SliceAxis { axis: op.axis, dim: op.dim },
             (Op::KeepFirst(op), _) => Library::KeepFirst { axis: op.axis },
             (Op::Attention(_) | Op::AttentionGrad(_) | Op::MaxPool(_), _) => return self.several_results(id),

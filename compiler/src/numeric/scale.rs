@@ -222,7 +222,7 @@ impl Dims {
                     };
                     rule.whole.iter().filter(|f| !tied(f)).map(|f| f.0).collect()
                 }
-                Op::Concatenate(_) | Op::Reshape(_) | Op::Convolution(_) | Op::MaxPool(_) => {
+                Op::Concatenate(_) | Op::Reshape(_) | Op::Convolution(_) | Op::MaxPool(_) | Op::TopK(_) => {
                     rule.whole.iter().map(|f| f.0).collect()
                 }
                 // What is computed must stay below the table's size.

@@ -83,5 +83,6 @@ fn shared_accumulators(placed: &Graph) -> Vec<NodeId> {
 
 /// Ops of a library that write their results and cannot add to them.
 fn assigns(op: &Op) -> bool {
-    matches!(op, Op::Cumsum(_) | Op::SliceAxis(_) | Op::KeepFirst(_) | Op::Attention(_) | Op::AttentionGrad(_) | Op::MaxPool(_))
+    let moves = matches!(op, Op::SliceAxis(_) | Op::KeepFirst(_));
+    moves || matches!(op, Op::Cumsum(_) | Op::TopK(_) | Op::Attention(_) | Op::AttentionGrad(_) | Op::MaxPool(_))
 }

@@ -9,6 +9,7 @@ pub mod product;
 pub mod rows;
 pub mod scan;
 pub mod scatter;
+pub mod top_k;
 
 use super::{Launch, Source};
 

@@ -11,6 +11,7 @@ mod pools;
 mod products;
 mod rows;
 mod scatters;
+mod top_k;
 mod transfers;
 
 use emulation::{Bug, Planted};
@@ -25,6 +26,7 @@ fn planted() -> Vec<Planted> {
         groups::planted(),
         products::planted(),
         scatters::planted(),
+        top_k::planted(),
     ];
     families.into_iter().flatten().chain(rows::planted()).collect()
 }

@@ -234,6 +234,9 @@ pub enum Library {
     AttentionGrad(Attention),
     /// Running sum along `dim`.
     Cumsum { dim: u8, exclusive: bool, reverse: bool },
+    /// The indices, i64, of the `k` first elements along `dim`, in order: from the largest or the smallest, of equal ones the first
+    /// first, NaN above all others.
+    TopK { dim: u8, k: u64, largest: bool },
     /// The same elements under another shape; no work where operand and result share their place.
     Reshape { spec: FactorSpec },
     /// The same bytes in another buffer of the same type.

@@ -4,7 +4,7 @@ use super::Running;
 use super::attention::Attending;
 use super::contraction::Contraction;
 use super::convolution::Convolving;
-use super::indexed::{RunningSum, Scatter};
+use super::indexed::{Choice, RunningSum, Scatter};
 use super::pool::Pooling;
 
 use crate::error::{Error, Result};
@@ -26,6 +26,7 @@ pub(super) enum Work {
     Attention(Box<Attending>),
     Scatter(Scatter),
     Cumsum(RunningSum),
+    TopK(Choice),
     /// Copies rows, or zeroes a span.
     Rows(Rows),
     Zero(Span),
@@ -76,6 +77,7 @@ impl Call {
             Work::Attention(attention) => attention.run(on),
             Work::Scatter(scatter) => scatter.run(&on),
             Work::Cumsum(sum) => sum.run(&on),
+            Work::TopK(choice) => choice.run(&on),
             Work::Rows(rows) => rows.run(&on),
             Work::Zero(span) => on.memory.zero_span(*span, on.bases),
         }

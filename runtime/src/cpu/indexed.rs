@@ -1,12 +1,13 @@
-//! Scatters and running sums.
+//! Scatters, running sums, and the first elements of rows in order.
 
 use super::Running;
 use super::call::Work;
 use crate::error::{Error, Result};
 use crate::exec::{Site, Span};
-use crate::library::indexed::{Places, places, runs};
+use crate::library::indexed::{Places, first, places, runs};
 use dcc_kernels::library::math::Real;
 use dcc_kernels::library::scatter::{Cumsum, Indices, ScatterAdd};
+use dcc_kernels::library::top_k::{Bf16, F16, Sortable, TopK};
 use dcc_program::factors::FactorSpec;
 use dcc_program::program::{Instr, StoreMode};
 use dcc_program::types::DType;
@@ -24,6 +25,14 @@ pub(super) struct Scatter {
 
 pub(super) struct RunningSum {
     plan: Cumsum,
+    from: Span,
+    to: Span,
+    dtype: DType,
+}
+
+/// The indices of the first elements of rows.
+pub(super) struct Choice {
+    plan: TopK,
     from: Span,
     to: Span,
     dtype: DType,
@@ -107,5 +116,42 @@ impl RunningSum {
                 sum = next;
             }
         }
+    }
+}
+
+pub(super) fn top_k(site: &Site<'_>, along: (u8, u64, bool), instr: &Instr) -> Result<Work> {
+    let (plan, dtype) = first(site, along, instr)?;
+    if !plan.fits(dtype.bytes() as usize) {
+        return Err(Error::device(format!("no top_k of {} of {} elements on this device", plan.k, plan.size)));
+    }
+    let (from, to) = (site.span(instr.operands[0])?, site.span(instr.results[0])?);
+    if from.overlaps(&to) {
+        return Err(Error::artifact("a top_k that overwrites its operand"));
+    }
+    Ok(Work::TopK(Choice { plan, from, to, dtype }))
+}
+
+impl Choice {
+    pub fn run(&self, on: &Running<'_>) {
+        match self.dtype {
+            DType::F32 => self.indices::<f32>(on),
+            DType::F64 => self.indices::<f64>(on),
+            DType::BF16 => self.indices::<Bf16>(on),
+            DType::F16 => self.indices::<F16>(on),
+            DType::I8 => self.indices::<i8>(on),
+            DType::I16 => self.indices::<i16>(on),
+            DType::I32 => self.indices::<i32>(on),
+            DType::I64 => self.indices::<i64>(on),
+            DType::U8 | DType::Bool => self.indices::<u8>(on),
+            DType::U16 => self.indices::<u16>(on),
+            DType::U32 => self.indices::<u32>(on),
+            DType::U64 => self.indices::<u64>(on),
+        }
+    }
+
+    fn indices<T: Sortable>(&self, on: &Running<'_>) {
+        // SAFETY: `T` is any bytes of the size of the dtype, which `top_k` saw, as it did that both do not overlap.
+        let (from, to) = unsafe { (on.memory.elements::<T>(self.from, on.bases), on.memory.elements_mut(self.to, on.bases)) };
+        self.plan.run(on.pool, from, to);
     }
 }

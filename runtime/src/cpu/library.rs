@@ -22,6 +22,7 @@ impl super::Cpu {
             Library::MaxPool(pool) => Some(pool::max_pool(site, pool, instr)?),
             Library::ScatterAdd { spec, indexed, mode } => Some(indexed::scatter_add(site, (spec, indexed), *mode, instr)?),
             Library::Cumsum { dim, exclusive, reverse } => Some(indexed::cumsum(site, (*dim, *exclusive, *reverse), instr)?),
+            Library::TopK { dim, k, largest } => Some(indexed::top_k(site, (*dim, *k, *largest), instr)?),
             Library::Attention(attention) => Some(self.attention(site, attention, instr, Pass::Forward)?),
             Library::AttentionGrad(attention) => Some(self.attention(site, attention, instr, Pass::Backward)?),
             Library::Zero { .. } => Some(Work::Zero(site.span(result)?)),

@@ -9,7 +9,7 @@ use crate::library::{arity, contraction, indexed, pool, rows};
 use dcc_kernels::cuda::Source;
 use dcc_kernels::cuda::library::product::Types;
 use dcc_kernels::cuda::library::rows::Rows;
-use dcc_kernels::cuda::library::{attention as attending, pool as pooling, product, rows as copying, scan, scatter};
+use dcc_kernels::cuda::library::{attention as attending, pool as pooling, product, rows as copying, scan, scatter, top_k};
 use dcc_program::program::{Instr, Library, StoreMode};
 use dcc_program::types::DType;
 
@@ -61,6 +61,10 @@ impl Texts {
             Library::Cumsum { dim, exclusive, reverse } => {
                 let (plan, dtype) = indexed::runs(site, (*dim, *exclusive, *reverse), instr)?;
                 self.made(format!("{plan:?} {dtype:?}"), spans, 0, |name| scan::cumsum(&plan, dtype, name))
+            }
+            Library::TopK { dim, k, largest } => {
+                let (plan, dtype) = indexed::first(site, (*dim, *k, *largest), instr)?;
+                self.made(format!("{plan:?} {dtype:?}"), spans, 0, |name| top_k::top_k(&plan, dtype, name))
             }
             Library::Attention(attention) => {
                 let (shape, dtype) = attention::geometry(site, attention, instr, Pass::Forward)?;

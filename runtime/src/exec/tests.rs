@@ -163,8 +163,12 @@ b2 += scatter_add(n, n c -> v c; v) b1, b0
 b3 f32[6, 3] @s256 = cumsum(dim 0) b0
 b4 f32[6, 3] @s512 = cumsum(dim 1, exclusive, reverse) b0
 b5 i64[6] @s768 = cumsum(dim 0, reverse) b1
+b6 i64[6, 2] @s1024 = top_k(dim 1, k 2, largest) b0
+b7 i64[4, 3] @s1152 = top_k(dim 0, k 4) b0
+b8 i64[6] @s1280 = top_k(dim 0, k 6, largest) b1
+b9 i64[5/tp, 3] @s1344 = top_k(dim 1, k 3) b2
 ";
-    check_ops("mb=1, tp=2", parameters, "b2 b3 b4 b5", body);
+    check_ops("mb=1, tp=2", parameters, "b2 b3 b4 b5 b6 b7 b8 b9", body);
 }
 
 /// Samples over ranks, unevenly: a convolution, what adds to it, both of its gradients; a pool and its gradient.

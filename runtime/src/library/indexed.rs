@@ -1,9 +1,10 @@
-//! Scatters and running sums: their loops.
+//! Scatters, running sums, and the first elements of rows in order: their loops.
 
 use super::factors::Factors;
 use crate::error::{Error, Result};
 use crate::exec::Site;
 use dcc_kernels::library::scatter::{Cumsum, Factor, Indexed};
+use dcc_kernels::library::top_k::TopK;
 use dcc_program::factors::FactorSpec;
 use dcc_program::program::Instr;
 use dcc_program::types::DType;
@@ -52,7 +53,29 @@ pub fn runs(site: &Site<'_>, (dim, exclusive, reverse): (u8, bool, bool), instr:
     if !matches!(dtype, DType::F32 | DType::F64 | DType::I32 | DType::I64) {
         return Err(Error::device(format!("no cumsum of {} on this device", dtype.name())));
     }
-    let product = |dims: &[u64]| dims.iter().product::<u64>() as usize;
-    let (outer, size, inner) = (product(&shape[..dim]), shape[dim] as usize, product(&shape[dim + 1..]));
+    let [outer, size, inner] = around(&shape, dim);
     Ok((Cumsum { outer, size, inner, exclusive, reverse }, dtype))
+}
+
+/// The rows of which the first elements are chosen, and their dtype. Errors: operands that do not fit it.
+pub fn first(site: &Site<'_>, (dim, k, largest): (u8, u64, bool), instr: &Instr) -> Result<(TopK, DType)> {
+    let [operand, result] = [instr.operands[0], instr.results[0]].map(|id| site.ty(id));
+    let (from, to) = (operand.local_shape(site.mesh()), result.local_shape(site.mesh()));
+    let dim = usize::from(dim);
+    let fits = dim < from.len() && k <= from[dim] && result.dtype == DType::I64;
+    let expected = from.iter().enumerate().map(|(d, &size)| if d == dim { k } else { size });
+    if !fits || !to.iter().copied().eq(expected) {
+        return Err(Error::artifact("a top_k whose result has another type"));
+    }
+    if operand.dtype == DType::Bool {
+        return Err(Error::device("no top_k of bool on this device"));
+    }
+    let [outer, size, inner] = around(&from, dim);
+    Ok((TopK { outer, size, inner, k: k as usize, largest }, operand.dtype))
+}
+
+/// Elements before, along and behind a dim.
+fn around(shape: &[u64], dim: usize) -> [usize; 3] {
+    let product = |dims: &[u64]| dims.iter().product::<u64>() as usize;
+    [product(&shape[..dim]), shape[dim] as usize, product(&shape[dim + 1..])]
 }

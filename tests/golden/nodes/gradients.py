@@ -676,6 +676,18 @@ def signals():
         case("SequenceErase", lambda *v: torch.cat([v[i] for i in left]), [*(rand(*s) for s in shapes), *([] if at is None else [ints(at)])],
              constants=[last], nodes=nodes)
 
+def orders():
+    """TopK of rows that are compared pair by pair, and of longer ones; equal values, NaN, infinities, zeros of both signs."""
+    mixed = torch.tensor([[math.nan, 1.0, math.inf, -0.0, 1.0, -math.inf, math.nan, 0.0], [2.0, -0.0, math.nan, 2.0, 0.0, -1.0, -0.0, 2.0]], dtype=torch.float64)
+    for x, k, axis, largest in [(mixed, 8, 1, 1), (mixed, 8, 1, 0), (mixed.repeat(1, 10), 80, 1, 1), (mixed.repeat(1, 10), 80, 1, 0),
+                                (rand(2, 90), 5, 1, 1), (rand(70, 3), 4, 0, 0), ((rand(2, 100, 2) * 4).round(), 100, 1, 0)]:
+        def ordered(x, _):
+            values, indices = x.sort(dim=axis, descending=bool(largest), stable=True)
+            return values.narrow(axis, 0, k), indices.narrow(axis, 0, k)
+
+        case("TopK", ordered, [x, ints([k])], opset=11, constants=[1], axis=axis, largest=largest)
+
+
 def main():
     pointwise()
     reductions()
@@ -696,6 +708,7 @@ def main():
     wide = lambda t: t.repeat_interleave(2)
     case("GroupNormalization", lambda x, w, b: F.group_norm(x, 2, wide(w), wide(b), 0.25), [rand(2, 4, 3), rand(2), rand(2)],
          opset=18, deprecated=True, num_groups=2, epsilon=0.25)
+    orders()
     print("[\n" + ",\n".join(json.dumps(case) for case in CASES) + "\n]")
 
 

@@ -69,6 +69,10 @@ case("erf", torch.erf, input=[-6.5, -3.0, -0.9, -1e-12, 0.0, 0.3, 1.0, 2.5, 5.9]
 case("logistic", torch.sigmoid, input=[-800.0, -40.0, -1.0, 0.0, 1.0, 40.0, 800.0])
 case("rsqrt", torch.rsqrt, input=[1e-12, 0.25, 1e12])
 case("cumsum_reversed", lambda x: x.flip(1).cumsum(1).flip(1), x=values(7, 2, 4))
+case("top_k", lambda x: x.topk(3, 1).values, x=values(13, 4, 9))
+ordered = [[NAN, 1.0, INF, -0.0, 1.0, -INF, NAN, 0.0], [2.0, -0.0, NAN, 2.0, 0.0, -1.0, -0.0, 2.0]]
+case("sort_descending", lambda x: x.sort(dim=1, descending=True, stable=True).values, x=ordered)
+case("sort_ascending", lambda x: x.sort(dim=1, stable=True).values, x=ordered)
 case("embedding", lambda w: F.embedding(torch.tensor([[1, 3, 1], [0, 4, 1]]), w), w=values(8, 5, 3))
 case("layer_norm", lambda x, w, b: F.layer_norm(x, (4,), w, b, 1e-5), x=values(9, 3, 4), w=values(10, 4), b=values(11, 4))
 labels = torch.tensor([0, -100, 3, 1])

@@ -233,6 +233,8 @@ fn operation(p: &mut Program, r: &mut Random) -> Option<()> {
         Library::Zero { terms } => *terms = 1 + (*terms + r.below(2) as u32) % 3,
         Library::ResolveMicrobatches => *library = Library::Copy,
         Library::DropMicrobatch { dim } | Library::Cumsum { dim, .. } => *dim = d,
+        Library::TopK { dim, k, .. } if *dim == d => *k += 1,
+        Library::TopK { dim, .. } => *dim = d,
         _ => return None,
     }
     (*library != old).then_some(())

@@ -4,7 +4,7 @@ use super::*;
 use dcc::Result;
 use dcc::autodiff::gradients;
 use dcc::interp::{Precision, evaluate};
-use dcc::ops::{Attention, Cumsum, Gather, StopGradient};
+use dcc::ops::{Attention, Cumsum, Gather, StopGradient, TopK};
 use dcc_program::kernel::{BinaryOp, CompareOp, UnaryOp};
 use dcc_program::program::{Attention as Attributes, MaskKind};
 use dcc_program::{DType, FactorSpec, Reduce};
@@ -71,6 +71,9 @@ impl Case<'_> {
             "fmod" => g.binary(BinaryOp::Rem, input("input"), input("other")),
             "round" => g.unary(UnaryOp::RoundEven, input("input")),
             "cumsum_reversed" => g.add(Cumsum { dim: 1, exclusive: false, reverse: true }, &[input("x")]),
+            "top_k" => first(g, input("x"), (3, true)),
+            "sort_descending" => first(g, input("x"), (8, true)),
+            "sort_ascending" => first(g, input("x"), (8, false)),
             "embedding" => embedding(g, input("w")),
             "layer_norm" => layer_norm(g, input("x"), input("w"), input("b")),
             "cross_entropy" => cross_entropy(g, input("x"), input("labels")),
@@ -127,6 +130,13 @@ fn exponentials(g: &mut Graph, x: NodeId) -> Result<(NodeId, NodeId)> {
     let spread = g.broadcast(max, &shape, &[0])?;
     let shifted = g.binary(BinaryOp::Sub, x, spread)?;
     Ok((max, g.unary(UnaryOp::Exp, shifted)?))
+}
+
+/// The first of each row of a matrix, in order.
+fn first(g: &mut Graph, x: NodeId, (k, largest): (u64, bool)) -> Result<NodeId> {
+    let indices = g.add(TopK { dim: 1, k, largest }, &[x])?;
+    let spec = FactorSpec::parse("i v, i j -> i j").expect("a spec of ours parses");
+    g.add(Gather { spec }, &[x, indices])
 }
 
 /// Rows 1 3 1 and 0 4 1: iota and selects stand for a constant tensor.

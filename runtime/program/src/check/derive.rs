@@ -5,7 +5,7 @@ use super::linear::{passed, reduced};
 use super::{Checked, Fault, WaitResults, contract, kernel, refuse, windows, writes};
 use crate::mesh::{AxisId, Mesh};
 use crate::program::*;
-use crate::types::{Reduce, Sharding, TensorType};
+use crate::types::{DType, Reduce, Sharding, TensorType};
 
 pub(super) fn instr(p: &Program, instr: &Instr, wait_results: &WaitResults<'_>) -> Checked<()> {
     let operands: Vec<&TensorType> = instr.operands.iter().map(|&id| p.ty(id)).collect();
@@ -162,6 +162,18 @@ fn moved(library: &Library, operand: &TensorType, mesh: &Mesh) -> Checked<Tensor
                 return unsupported(&format!("cumsum along the sharded dim {dim} of"), operand, mesh);
             }
             passed(&[operand], &[&[0]], &[], mesh)?;
+        }
+        Library::TopK { dim, k, .. } => {
+            let at = dim_of(operand, *dim, mesh)?;
+            if !operand.sharding.dims[at].is_empty() {
+                return unsupported(&format!("top_k along the sharded dim {dim} of"), operand, mesh);
+            }
+            if *k > operand.shape[at] || operand.dtype == DType::Bool {
+                return refuse(Fault::Type, format!("top_k of {k} along dim {dim} of {}", operand.text(mesh)));
+            }
+            passed(&[operand], &[], &[], mesh)?;
+            ty.shape[at] = *k;
+            ty.dtype = DType::I64;
         }
         Library::ResolveMicrobatches => match mesh.microbatch_axis() {
             Some(mb) => resolve(&mut ty.sharding, mb, Reduce::Sum, mesh)?,

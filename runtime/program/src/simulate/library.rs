@@ -4,10 +4,11 @@ use super::memory::{POISON, Region, to_bits, to_value};
 use super::scalar::{self, Value};
 use super::{Fault, Rank, SimulateError, each_index, flat};
 use crate::factors::{DimFactors, FactorSpec};
-use crate::kernel::BinaryOp;
+use crate::kernel::{BinaryOp, CompareOp};
 use crate::mesh::{Coordinates, Extent, Mesh};
 use crate::program::*;
 use crate::types::{AxisList, DType, TensorType};
+use std::cmp::Ordering;
 
 /// The block of an operand or result.
 pub(super) struct Block {
@@ -130,7 +131,8 @@ fn writes_before_it_has_read(library: &Library) -> bool {
         | Library::Attention(_)
         | Library::AttentionGrad(_)
         | Library::SliceAxis { .. }
-        | Library::Cumsum { .. } => true,
+        | Library::Cumsum { .. }
+        | Library::TopK { .. } => true,
         _ => false,
     }
 }
@@ -150,6 +152,7 @@ fn moving(p: &Program, library: &Library, instr: &Instr, step: &Step, rank: &mut
         Library::Cumsum { dim, exclusive, reverse } => {
             cumsum(&operand, &mut result, &p.mesh, (*dim as usize, *exclusive, *reverse))?;
         }
+        Library::TopK { dim, k, largest } => top_k(&operand, &mut result, &p.mesh, (*dim as usize, *k, *largest))?,
         _ if operand.bits.len() == result.bits.len() => result.bits = operand.bits,
         _ => return Err(SimulateError::fault("operand and result differ in size")),
     }
@@ -185,6 +188,40 @@ fn cumsum(operand: &Block, result: &mut Block, mesh: &Mesh, (dim, exclusive, rev
         }
         Ok(())
     })
+}
+
+fn top_k(operand: &Block, result: &mut Block, mesh: &Mesh, (dim, k, largest): (usize, u64, bool)) -> Fault<()> {
+    let (from, to) = (operand.ty.local_shape(mesh), result.ty.local_shape(mesh));
+    let n = *from.get(dim).ok_or_else(|| SimulateError::fault("no such dim"))?;
+    if k > n || to.get(dim) != Some(&k) || result.ty.dtype != DType::I64 {
+        return Err(SimulateError::fault("operand and result of top_k do not fit"));
+    }
+    let mut rows = from.clone();
+    rows[dim] = 1;
+    each_index(&rows, |index| {
+        let at = |i: u64| index.iter().enumerate().map(move |(d, &at)| if d == dim { i } else { at });
+        let row = (0..n).map(|i| operand.value(flat(at(i), &from))).collect::<Fault<Vec<Value>>>()?;
+        let mut order: Vec<usize> = (0..row.len()).collect();
+        let dtype = operand.ty.dtype;
+        match largest {
+            true => order.sort_by(|&a, &b| ascending(dtype, row[b], row[a])),
+            false => order.sort_by(|&a, &b| ascending(dtype, row[a], row[b])),
+        }
+        for (place, &i) in (0..k).zip(&order) {
+            result.bits[flat(at(place), &to)] = to_bits(Value::Int(i as i64));
+        }
+        Ok(())
+    })
+}
+
+/// NaN is above all others.
+fn ascending(dtype: DType, a: Value, b: Value) -> Ordering {
+    let is_nan = |x: Value| matches!(x, Value::Float(x) if x.is_nan());
+    let above = |a: Value, b: Value| {
+        let greater = scalar::compare(CompareOp::Gt, dtype, a, b) == Value::Int(1);
+        greater || (is_nan(a) && !is_nan(b))
+    };
+    above(a, b).cmp(&above(b, a))
 }
 
 /// The result before anything is added: zero in its valid part, or what is there.

@@ -85,16 +85,15 @@ fn small(word: &str, inner: &mut Cursor, mesh: &Mesh) -> Parsed<Library> {
     match word {
         "cumsum" => {
             let dim = dim(inner)?;
-            let mut flag = |name| {
-                let mut ahead = inner.clone();
-                let found = ahead.eat(",") && ahead.eat_word(name);
-                if found {
-                    *inner = ahead;
-                }
-                found
-            };
-            let exclusive = flag("exclusive");
-            Ok(Library::Cumsum { dim, exclusive, reverse: flag("reverse") })
+            let exclusive = flag(inner, "exclusive");
+            Ok(Library::Cumsum { dim, exclusive, reverse: flag(inner, "reverse") })
+        }
+        "top_k" => {
+            let dim = dim(inner)?;
+            inner.expect(",")?;
+            inner.expect("k")?;
+            let k = inner.number("a number of elements")?;
+            Ok(Library::TopK { dim, k, largest: flag(inner, "largest") })
         }
         "slice" => {
             let axis = inner.axis(mesh)?;
@@ -105,6 +104,16 @@ fn small(word: &str, inner: &mut Cursor, mesh: &Mesh) -> Parsed<Library> {
         "drop_mb" => Ok(Library::DropMicrobatch { dim: dim(inner)? }),
         _ => Err(format!("unknown operation `{word}`")),
     }
+}
+
+/// Whether `, name` follows.
+fn flag(line: &mut Cursor, name: &str) -> bool {
+    let mut ahead = line.clone();
+    let found = ahead.eat(",") && ahead.eat_word(name);
+    if found {
+        *line = ahead;
+    }
+    found
 }
 
 fn dim(line: &mut Cursor) -> Parsed<u8> {

@@ -209,6 +209,9 @@ impl Printer<'_> {
                 let exclusive = if *exclusive { ", exclusive" } else { "" };
                 format!("cumsum(dim {dim}{exclusive}{})", if *reverse { ", reverse" } else { "" })
             }
+            Library::TopK { dim, k, largest } => {
+                format!("top_k(dim {dim}, k {k}{})", if *largest { ", largest" } else { "" })
+            }
             Library::Reshape { spec } => format!("reshape({})", spec.text()),
             Library::Copy => "copy".to_owned(),
             Library::Zero { terms: 1 } => "zero".to_owned(),
