@@ -131,10 +131,10 @@ fn damage_is_named() {
 #[test]
 fn a_new_run_takes_a_new_folder() {
     let folder = trained();
-    let again = format!("{RUN} {MESH} --steps 2 --save-dir @/saved");
-    refused(&folder, &again, 2, &["checkpoints of an earlier run, the newest of step 3", "--resume auto"]);
-    run(&folder, &format!("{again} --resume auto --steps 4")).ok();
-    let rules = format!("{RUN} {MESH} --steps 1 --init 1 --init-rule no.such=zeros");
+    let again = |steps| format!("{RUN} {MESH} --steps {steps} --save-dir @/saved");
+    refused(&folder, &again(2), 2, &["checkpoints of an earlier run, the newest of step 3", "--resume auto"]);
+    run(&folder, &format!("{} --resume auto", again(4))).ok();
+    let rules = format!("{RUN} {MESH} --steps 1 --init-rule no.such=zeros");
     refused(&folder, &rules, 2, &["no tensor matches `no.such`"]);
 }
 

@@ -62,9 +62,9 @@ fn evaluation_has_no_masks_whose_mean_is_one() {
         (
             "mask / keep",
             vec![
-                node("Expand", &["keep", "column"], &["p"]),
+                node("Expand", &["/Constant_output_0", "column"], &["p"]),
                 node("Bernoulli", &["p"], &["b"]),
-                node("Div", &["b", "keep"], &["mask"]),
+                node("Div", &["b", "/Constant_output_0"], &["mask"]),
                 node("Mul", &["h", "mask"], &["y"]),
             ],
         ),
@@ -72,9 +72,9 @@ fn evaluation_has_no_masks_whose_mean_is_one() {
             "x / keep",
             vec![
                 uniform(),
-                node("Add", &["u", "keep"], &["shifted"]),
+                node("Add", &["u", "/Constant_output_0"], &["shifted"]),
                 node("Floor", &["shifted"], &["mask"]),
-                node("Div", &["h", "keep"], &["scaled"]),
+                node("Div", &["h", "/Constant_output_0"], &["scaled"]),
                 node("Mul", &["scaled", "mask"], &["y"]),
             ],
         ),
@@ -82,17 +82,17 @@ fn evaluation_has_no_masks_whose_mean_is_one() {
             "product / keep",
             vec![
                 uniform(),
-                node("Less", &["u", "keep"], &["kept"]),
+                node("Less", &["u", "/Constant_output_0"], &["kept"]),
                 with_int(node("Cast", &["kept"], &["mask"]), "to", 1),
                 node("Mul", &["mask", "h"], &["product"]),
-                node("Div", &["product", "keep"], &["y"]),
+                node("Div", &["product", "/Constant_output_0"], &["y"]),
             ],
         ),
         (
             "half of the positions",
             vec![
                 uniform(),
-                node("Less", &["u", "keep"], &["kept"]),
+                node("Less", &["u", "/Constant_output_0"], &["kept"]),
                 with_int(node("Cast", &["kept"], &["mask"]), "to", 1),
                 node("Mul", &["mask", "h"], &["y"]),
             ],
@@ -100,7 +100,7 @@ fn evaluation_has_no_masks_whose_mean_is_one() {
     ];
     for (form, mask) in forms {
         let nodes: Vec<NodeProto> = std::iter::once(node("MatMul", &["x", "w"], &["h"])).chain(mask).collect();
-        let tensors = vec![weight("w", &[6, 5]), number("keep", &[], 0.8), int_tensor("column", &[2], &[8, 1])];
+        let tensors = vec![weight("w", &[6, 5]), number("/Constant_output_0", &[], 0.8), int_tensor("column", &[2], &[8, 1])];
         let compiled = Case { nodes: &nodes, x: &[8, 6], tensors, producer: "pytorch" }.alone();
         let stays = form == "half of the positions";
         assert_eq!(is_random(&compiled), stays, "{form}");

@@ -447,7 +447,7 @@ fn a_pinned_parameter_is_used_as_pinned() {
     };
     expect![[r#"
         error[DCC0304]: --param fc9.* matches no parameter
-          help parameters are named as in fc0.weight, fc0.bias, fc1.weight, fc1.bias"#]]
+          help parameters are named as in fc0.bias, fc0.weight, fc1.bias, fc1.weight"#]]
     .assert_eq(&refused("fc9.*=Replicate"));
     expect!["error[DCC0304]: --param fc0.bias=Shard(1)@tp: fc0.bias has shape [1024], --tp 2"]
         .assert_eq(&refused("fc0.bias=Shard(1)@tp"));

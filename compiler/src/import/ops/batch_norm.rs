@@ -69,9 +69,8 @@ fn batch_normalization(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     }
     let (old_mean, old_variance) = (build.cast(running_mean, wide)?, build.cast(running_variance, wide)?);
     let mut old = [channels(build, &old_mean, shape.len())?, channels(build, &old_variance, shape.len())?];
-    let moves = !build.batch_norms_train || trains(call.node);
     let groups = match build.batch_norm {
-        BatchNorm::Groups(groups) if moves => groups,
+        BatchNorm::Groups(groups) if !build.batch_norms_train || trains(call.node) => groups,
         _ => {
             let normal = normalised(build, &x, &old[0], &old[1], epsilon)?;
             return Ok(vec![finish(build, &normal)?]);
