@@ -15,7 +15,7 @@ use crate::plan::batch::{self, Batch, Given, Ranks};
 use crate::plan::{self, Parallel, Pin, Plan, Schedule};
 use crate::schedule::Order;
 use crate::train::{Trainable, Training, TrainingOptions, train_step};
-use crate::{lower, place, precision, rewrite, schedule, sources};
+use crate::{lower, place, precision, rewrite, schedule, sources, train};
 use dcc_program::artifact::{Artifact, Data, Tensor};
 use dcc_program::check;
 use dcc_program::manifest::Manifest;
@@ -204,6 +204,7 @@ fn import(model: &Model, options: &Options) -> Result<(Imported, Batch)> {
             batch
         }
     };
+    imported.graph = train::marked(&imported.graph)?;
     if options.precision == Precision::F64 {
         imported.graph = precision::widen(&imported.graph)?;
     }

@@ -23,6 +23,7 @@ use statistics::Use;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
+pub use masks::marked;
 pub use statistics::Statistic;
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -241,7 +242,8 @@ pub fn eval_step(forward: &Graph, options: &LossOptions) -> Result<Graph> {
 /// The forward graph as evaluation has it: nothing dropped, running statistics instead of those of the batch.
 pub fn for_evaluation(graph: &Graph) -> Result<Graph> {
     let (graph, _) = statistics::settle(graph, Use::Evaluation)?;
-    without_dropout(&masks::without_masks(&graph)?)
+    let (graph, _) = statistics::settle(&masks::marked(&graph)?, Use::Evaluation)?;
+    without_dropout(&graph)
 }
 
 /// Dropout as the identity. `select(uniform ≥ p, x, 0)` has the mean `(1 - p) x`, which takes its place.

@@ -99,8 +99,12 @@ fn evaluation_has_no_masks_whose_mean_is_one() {
         ),
     ];
     for (form, mask) in forms {
-        let nodes: Vec<NodeProto> = std::iter::once(node("MatMul", &["x", "w"], &["h"])).chain(mask).collect();
-        let tensors = vec![weight("w", &[6, 5]), number("/Constant_output_0", &[], 0.8), int_tensor("column", &[2], &[8, 1])];
+        let mut nodes: Vec<NodeProto> = std::iter::once(node("MatMul", &["x", "w"], &["h"])).chain(mask).collect();
+        // Constant factors on the way to the loss do not hide it.
+        nodes.last_mut().expect("nodes").output = vec!["dropped".to_owned()];
+        nodes.push(with_int(node("ReduceMean", &["dropped", "axes"], &["y"]), "keepdims", 1));
+        let sizes = [int_tensor("column", &[2], &[8, 1]), int_tensor("axes", &[1], &[1])];
+        let tensors = [weight("w", &[6, 5]), number("/Constant_output_0", &[], 0.8)].into_iter().chain(sizes).collect();
         let compiled = Case { nodes: &nodes, x: &[8, 6], tensors, producer: "pytorch" }.alone();
         let stays = form == "half of the positions";
         assert_eq!(is_random(&compiled), stays, "{form}");

@@ -4,7 +4,7 @@
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
 use crate::interp::Tensor;
-use crate::ops::{Binary, Op};
+use crate::ops::{Binary, BroadcastInDim, Op, Training};
 use dcc_program::TensorType;
 use dcc_program::kernel::BinaryOp;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,30 +25,35 @@ enum Source {
     Other,
 }
 
-/// `x · mask` as x, where elements of the mask are zero or one number, by their own random number, and the mean of the mask, and of a constant
-/// factor or divisor that x or the product has, is one. Masks of another mean stay: of a masked autoencoder, say.
-pub(super) fn without_masks(graph: &Graph) -> Result<Graph> {
+/// `x · mask` as `select(training, x · mask, x)`, where elements of the mask are zero or one number, by their own random number, and the mean
+/// of the mask, and of a constant factor or divisor that x or the product has, is one. Masks of another mean stay: of a masked
+/// autoencoder, say. To be done before constants are moved about.
+pub fn marked(graph: &Graph) -> Result<Graph> {
     let sources = sources(graph);
     let product = |id: NodeId| masked(graph, &sources, id);
     graph.map(|out, id, node, operands| {
-        let same = |out: &mut Graph| Ok(out.add_typed(node.op.clone(), operands, node.ty.clone()));
-        if let Some((x, mean)) = product(id) {
-            let whole = node.operands[x];
-            if is_one(mean) {
-                return Ok(operands[x]);
-            }
-            return match scaled(graph, whole) {
-                Some((inner, factor)) if is_one(mean * factor) => Ok(out[operands[x]].operands[inner]),
-                _ => same(out),
-            };
-        }
-        if let Some((inner, factor)) = scaled(graph, id)
-            && let Some((x, mean)) = product(node.operands[inner])
-            && is_one(mean * factor)
-        {
-            return Ok(out[operands[inner]].operands[x]);
-        }
-        same(out)
+        let masked = out.add_typed(node.op.clone(), operands, node.ty.clone());
+        // An operand of what an operand was made of, unless that was marked itself.
+        let of = |out: &Graph, at: usize, position: usize| {
+            let is_same = out[operands[at]].op == graph[node.operands[at]].op;
+            is_same.then(|| out[operands[at]].operands[position])
+        };
+        let whole = match (product(id), scaled(graph, id)) {
+            (Some((x, mean)), _) if is_one(mean) => Some(operands[x]),
+            (Some((x, mean)), _) => match scaled(graph, node.operands[x]) {
+                Some((inner, factor)) if is_one(mean * factor) => of(out, x, inner),
+                _ => None,
+            },
+            (None, Some((inner, factor))) => match product(node.operands[inner]) {
+                Some((x, mean)) if is_one(mean * factor) => of(out, inner, x),
+                _ => None,
+            },
+            (None, None) => None,
+        };
+        let Some(whole) = whole else { return Ok(masked) };
+        let training = out.add(Training {}, &[])?;
+        let training = out.add(BroadcastInDim { shape: node.ty.shape.clone(), dims: Default::default() }, &[training])?;
+        out.select(training, masked, whole)
     })
 }
 
