@@ -111,8 +111,7 @@ fn like_buffers(buffers: &[String], trained: &[String]) -> Option<String> {
 fn random_evaluation(eval: &Graph) -> Option<String> {
     let live = eval.live();
     let random = eval.ids().filter(|&id| live[id.0 as usize] && matches!(eval[id].op, Op::Uniform(_)));
-    let places: BTreeSet<&str> = random.map(|id| eval.origin(id)).collect();
-    let places: Vec<String> = places.into_iter().map(str::to_owned).collect();
+    let places: BTreeSet<String> = random.map(|id| eval.origin(id).to_owned()).collect();
     let all = listed(&places.iter().collect::<Vec<_>>());
     (!places.is_empty()).then(|| format!("evaluation draws random numbers too, as the model says, at {all}"))
 }

@@ -166,6 +166,19 @@ fn numbers_of_norms_do_not_train() {
     assert_eq!(trained("pytorch", "norm.eps"), ["gain", "w"]);
 }
 
+/// One bias stands alone like an epsilon: before an Identity, or under a root, where only a small number is none.
+#[test]
+fn single_biases_train() {
+    let trained = |last: &str, bias: f32| {
+        let nodes = [node("MatMul", &["x", "w"], &["h"]), node("Add", &["h", "b"], &["sum"]), node(last, &["sum"], &["y"])];
+        let tensors = vec![weight("w", &[6, 1]), number("b", &[1], bias)];
+        Case { nodes: &nodes, x: &[8, 6], tensors, producer: "other" }.alone().training.trained
+    };
+    assert_eq!(trained("Identity", 1e-3), ["b", "w"]);
+    assert_eq!(trained("Sqrt", 0.5), ["b", "w"]);
+    assert_eq!(trained("Sqrt", 1e-3), ["w"]);
+}
+
 /// Rows of a matrix that a Reshape made of `[positions, samples · heads, width]`, as `nn.MultiheadAttention` has them.
 #[test]
 fn samples_inside_of_rows_are_microbatches() {

@@ -30,7 +30,7 @@ pub(super) fn literals(flat: &Flat) -> BTreeSet<String> {
 pub(super) fn epsilons(flat: &Flat) -> BTreeSet<String> {
     let (mut rooted, mut added) = (Read::default(), Read::default());
     rooted.otherwise.extend(flat.outputs.iter().map(|&(_, id)| id));
-    each_node(&flat.nodes, &mut |node| rooted.note(node, matches!(node.op, "Sqrt" | "Identity")));
+    each_node(&flat.nodes, &mut |node| rooted.note(node, node.op == "Sqrt"));
     let is_rooted = |id: &ValueId| rooted.so.contains(id) && !rooted.otherwise.contains(id);
     added.otherwise.extend(flat.outputs.iter().map(|&(_, id)| id));
     each_node(&flat.nodes, &mut |node| added.note(node, node.op == "Add" && node.outputs.iter().flatten().all(is_rooted)));

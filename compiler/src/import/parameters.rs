@@ -35,6 +35,9 @@ const FOLDED: u64 = 4096;
 /// The same for integers and bools, which are shapes, positions and masks.
 const FOLDED_INTS: u64 = 1 << 22;
 
+/// What is added under a root and is larger is a bias.
+const LARGEST_EPSILON: f64 = 1e-2;
+
 /// A tensor that the program keeps: a weight, or a constant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {
@@ -137,7 +140,11 @@ impl Classifier {
             TensorData::External { location, .. } => model.file(location).is_some(),
             TensorData::Inline { .. } | TensorData::Owned(_) => true,
         };
-        match self.class(&tensor, origin) {
+        let class = match at_hand && self.is_epsilon(model, &tensor)? {
+            true => Class::Known,
+            false => self.class(&tensor, origin),
+        };
+        match class {
             Class::Known if at_hand => Ok(Known::read(&tensor, &tensor.bytes(model)?)?.into()),
             class => {
                 let aliases = self.trace.aliases.get(&tensor.name).cloned().unwrap_or_default();
@@ -146,6 +153,19 @@ impl Classifier {
                 Ok(build.parameter(Parameter { trained, gain, aliases, transpose_of, tensor })?.into())
             }
         }
+    }
+
+    /// Whether a tensor is one small number that only keeps a root from zero, where nothing says that it is a parameter.
+    fn is_epsilon(&self, model: &Model, tensor: &Tensor) -> Result<bool> {
+        if self.signature.is_some()
+            || !self.epsilons.contains(&tensor.name)
+            || tensor.elements() != 1
+            || !tensor.dtype.is_float()
+        {
+            return Ok(false);
+        }
+        let number = Known::read(tensor, &tensor.bytes(model)?)?.uniform();
+        Ok(number.is_some_and(|x| x > 0.0 && x <= LARGEST_EPSILON))
     }
 
     fn class(&self, tensor: &Tensor, origin: Origin) -> Class {
@@ -158,9 +178,6 @@ impl Classifier {
         }
         if self.literals.contains(&tensor.name) {
             return folded(FOLDED);
-        }
-        if self.epsilons.contains(&tensor.name) && tensor.elements() <= 1 {
-            return Class::Known;
         }
         let Some(signature) = &self.signature else {
             // What other tools made an initializer of.
