@@ -2,7 +2,7 @@
 //!
 //! f32: at most 2 units in the last place (logistic 2.5), f64: about 1e-15 relative; both over the whole range, subnormal results, infinities and
 //! NaN included. Only fused multiply-add, so that every instruction set gives the same bits. Polynomials of exp, log and tanh follow
-//! Cephes (Moshier), erf in f32 Juffa, in f64 fdlibm (Sun Microsystems).
+//! Cephes (Moshier), erf in f32 Juffa, in f64 fdlibm (Sun Microsystems); GELU in f32 has its own, in `sigmoid`, of 2e-7 of 1 + |x|.
 
 #![allow(clippy::excessive_precision, reason = "constants stand as their sources print them")]
 
@@ -48,13 +48,15 @@ macro_rules! pick {
 }
 
 mod circular;
+mod sigmoid;
 
-/// What f32 and f64 compute alike, given `exp`, the sizes of the float and the polynomials; √(2/π), and that times 0.044715.
+/// √(2/π), and that times 0.044715.
+const SCALE: f64 = 0.797_884_560_802_865_36;
+const CUBE: f64 = 0.035_677_408_136_300_125;
+
+/// What f32 and f64 compute alike, given `exp` and the polynomials.
 macro_rules! shared {
-    ($log:expr, $float:ident) => {
-        shared!($log, $float, 0.797_884_560_802_865_36, 0.035_677_408_136_300_125);
-    };
-    ($log:expr, $float:ident, $scale:expr, $cube:expr) => {
+    ($log:expr) => {
         #[inline(always)]
         fn log(self) -> Self {
             $log(self)
@@ -71,30 +73,6 @@ macro_rules! shared {
         #[inline(always)]
         fn logistic(self) -> Self {
             1.0 / (1.0 + Real::exp(-self))
-        }
-
-        #[inline(always)]
-        fn gelu(self) -> Self {
-            self * 0.5 * (Real::erf(self * std::$float::consts::FRAC_1_SQRT_2) + 1.0)
-        }
-
-        #[inline(always)]
-        fn gelu_slope(self) -> Self {
-            let below = (Real::erf(self * std::$float::consts::FRAC_1_SQRT_2) + 1.0) * 0.5;
-            self.mul_add(Real::exp(self * self * -0.5) * 0.398_942_280_401_432_68, below)
-        }
-
-        #[inline(always)]
-        fn gelu_tanh(self) -> Self {
-            self * 0.5 * (Real::tanh(self * (self * self).mul_add($cube, $scale)) + 1.0)
-        }
-
-        #[inline(always)]
-        fn gelu_tanh_slope(self) -> Self {
-            let square = self * self;
-            let t = Real::tanh(self * square.mul_add($cube, $scale));
-            let steep = self * (1.0 - t * t) * square.mul_add(3.0 * $cube, $scale);
-            (1.0 + t + steep) * 0.5
         }
     };
 }
@@ -204,7 +182,27 @@ impl Real for f32 {
         self.abs() < circular::LARGE as f32
     }
 
-    shared!(log_f32, f32);
+    #[inline(always)]
+    fn gelu(self) -> f32 {
+        self.mul_add(sigmoid::phi(self), self * 0.5)
+    }
+
+    #[inline(always)]
+    fn gelu_slope(self) -> f32 {
+        sigmoid::phi_slope(self) + 0.5
+    }
+
+    #[inline(always)]
+    fn gelu_tanh(self) -> f32 {
+        self.mul_add(sigmoid::tanh(self), self * 0.5)
+    }
+
+    #[inline(always)]
+    fn gelu_tanh_slope(self) -> f32 {
+        sigmoid::tanh_slope(self) + 0.5
+    }
+
+    shared!(log_f32);
 }
 
 impl Real for f64 {
@@ -296,7 +294,31 @@ impl Real for f64 {
         self.abs() < circular::LARGE
     }
 
-    shared!(log_f64, f64);
+    #[inline(always)]
+    fn gelu(self) -> Self {
+        self * 0.5 * (Real::erf(self * std::f64::consts::FRAC_1_SQRT_2) + 1.0)
+    }
+
+    #[inline(always)]
+    fn gelu_slope(self) -> Self {
+        let below = (Real::erf(self * std::f64::consts::FRAC_1_SQRT_2) + 1.0) * 0.5;
+        self.mul_add(Real::exp(self * self * -0.5) * 0.398_942_280_401_432_68, below)
+    }
+
+    #[inline(always)]
+    fn gelu_tanh(self) -> Self {
+        self * 0.5 * (Real::tanh(self * (self * self).mul_add(CUBE, SCALE)) + 1.0)
+    }
+
+    #[inline(always)]
+    fn gelu_tanh_slope(self) -> Self {
+        let square = self * self;
+        let t = Real::tanh(self * square.mul_add(CUBE, SCALE));
+        let steep = self * (1.0 - t * t) * square.mul_add(3.0 * CUBE, SCALE);
+        (1.0 + t + steep) * 0.5
+    }
+
+    shared!(log_f64);
 }
 
 /// x = m 2^e with m in [sqrt(1/2), sqrt(2)); then log m = 2 atanh((m-1)/(m+1)).
