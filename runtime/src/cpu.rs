@@ -49,7 +49,8 @@ impl Cpu {
     /// `threads`: compute threads of this rank, the caller included.
     pub fn new(memory: Memory, threads: usize) -> Result<Cpu> {
         let pool = Pool::new(threads);
-        let jit = Jit::new().map_err(|error| Error::device(format!("no code can be generated for this machine: {error}")))?;
+        let jit = if cfg!(debug_assertions) { Jit::new() } else { Jit::trusting() };
+        let jit = jit.map_err(|error| Error::device(format!("no code can be generated for this machine: {error}")))?;
         let jit = jit.for_threads(pool.threads());
         Ok(Cpu { memory, pool, jit, arguments: Vec::new(), workspace: Vec::new() })
     }
