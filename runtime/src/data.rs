@@ -86,8 +86,8 @@ pub struct Dataset {
 #[derive(Debug)]
 struct Feed {
     kind: Kind,
-    /// Row-major source elements of each part; several parts only of tokens.
-    parts: Vec<Bytes>,
+    /// The first sample or step of each part, and its row-major source elements; no part is empty.
+    parts: Vec<(u64, Bytes)>,
     convert: Convert,
     /// Elements of the input before, along and behind its batch dim; `batch` is 1 without one.
     outer: u64,
@@ -97,12 +97,10 @@ struct Feed {
 
 #[derive(Debug)]
 enum Kind {
-    /// A sample is a row of the array.
-    Samples,
-    /// A step is a slice of the array, which has this many.
+    /// A sample is a row of a part, from `shift` elements after its beginning on.
+    Samples { shift: u64 },
+    /// A step is a slice of a part; there are this many.
     Steps(u64),
-    /// A sample is `inner` tokens from `sample · inner + shift`; the samples before each part.
-    Tokens { shift: u64, first_samples: Vec<u64> },
 }
 
 /// Rows that dp rank `r` of `ranks` feeds in microbatch `i` of `microbatches`: `i·B/M + r·B/(M·D)` and on.
@@ -139,18 +137,11 @@ impl Dataset {
         let rows = if feed.batch == 1 { 0..1 } else { rows };
         match &feed.kind {
             Kind::Steps(steps) => feed.fill_slice(position.steps % steps, rows, out),
-            Kind::Samples => {
+            Kind::Samples { shift } => {
                 for (at, row) in rows.clone().enumerate() {
-                    let sample = self.order.sample(position.samples + row);
-                    feed.fill_row(&feed.parts[0], sample * feed.outer * feed.inner, (at as u64, rows.end - rows.start), out);
-                }
-            }
-            Kind::Tokens { shift, first_samples } => {
-                for (at, row) in rows.clone().enumerate() {
-                    let sample = self.order.sample(position.samples + row);
-                    let part = first_samples.partition_point(|&first| first <= sample) - 1;
-                    let start = (sample - first_samples[part]) * feed.inner + shift;
-                    feed.fill_row(&feed.parts[part], start, (at as u64, rows.end - rows.start), out);
+                    let (part, sample) = feed.part(self.order.sample(position.samples + row));
+                    let start = sample * feed.outer * feed.inner + shift;
+                    feed.fill_row(part, start, (at as u64, rows.end - rows.start), out);
                 }
             }
         }
@@ -158,6 +149,12 @@ impl Dataset {
 }
 
 impl Feed {
+    /// The part that has a sample or step, and its number there.
+    fn part(&self, number: u64) -> (&Bytes, u64) {
+        let (first, part) = &self.parts[self.parts.partition_point(|(first, _)| *first <= number) - 1];
+        (part, number - first)
+    }
+
     /// The sample whose elements begin at `start`, as row `at` of `count` along the batch dim.
     fn fill_row(&self, part: &Bytes, start: u64, (at, count): (u64, u64), out: &mut [u8]) {
         for outer in 0..self.outer {
@@ -167,9 +164,10 @@ impl Feed {
 
     fn fill_slice(&self, step: u64, rows: Range<u64>, out: &mut [u8]) {
         let count = rows.end - rows.start;
+        let (part, step) = self.part(step);
         for outer in 0..self.outer {
             let from = ((step * self.outer + outer) * self.batch + rows.start) * self.inner;
-            self.copy(&self.parts[0], from, outer * count * self.inner, count * self.inner, out);
+            self.copy(part, from, outer * count * self.inner, count * self.inner, out);
         }
     }
 

@@ -12,6 +12,7 @@ use crate::loss::{LABELS, Labels};
 use dcc_program::program::Program;
 use dcc_program::{DType, Shape};
 use dcc_runtime::data::{Array, Convert, Files};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 /// The flags of `compile` that name data. Only shapes are read.
@@ -110,9 +111,9 @@ impl Shapes {
 
     /// A question that the data leave open, with what they have.
     pub fn explain(&self, error: Error) -> Error {
-        let keys: Vec<String> = self.arrays.iter().map(|(name, _)| format!("`{name}`")).collect();
+        let keys: BTreeSet<String> = self.arrays.iter().map(|(name, _)| format!("`{name}`")).collect();
         match error.code {
-            Code::UNCLEAR_LOSS if !keys.is_empty() => error.note(format!("the data have {}", keys.join(", "))),
+            Code::UNCLEAR_LOSS if !keys.is_empty() => error.note(format!("the data have {}", Vec::from_iter(keys).join(", "))),
             _ => error,
         }
     }

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::slice::{Slice, for_each_common};
 use bytes::Bytes;
 use dcc_program::DType;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -60,6 +60,11 @@ impl Checkpoint {
             let dtype = DType::parse(&tensor.dtype).expect("a verified index names dtypes");
             (&tensor.key, dtype, &tensor.shape[..])
         })
+    }
+
+    /// What it holds beside weights: `m`, `v`, `momentum`, …
+    pub fn states(&self) -> BTreeSet<&str> {
+        self.index.tensors.iter().filter_map(|tensor| tensor.key.state.as_deref()).collect()
     }
 
     /// The same with where the blocks of each lie.
@@ -153,7 +158,16 @@ impl Checkpoint {
                 .help(format!("the checkpoint is of: {}", self.index.run.description))
         };
         let tensor = self.index.tensors.iter().find(|tensor| tensor.key == *key);
-        let tensor = tensor.ok_or_else(|| foreign(format!("the checkpoint has no {key}")))?;
+        let missing = || {
+            let states = self.states().into_iter().collect::<Vec<_>>().join(", ");
+            let of_weights = format!("the checkpoint has no {key}");
+            foreign(match (&key.state, states.is_empty()) {
+                (None, _) => of_weights,
+                (Some(_), true) => format!("{of_weights}: its optimizer keeps nothing of a weight"),
+                (Some(_), false) => format!("{of_weights}: its optimizer keeps {states}"),
+            })
+        };
+        let tensor = tensor.ok_or_else(missing)?;
         let halves = [DType::F32, DType::BF16];
         let saved = DType::parse(&tensor.dtype);
         let fits = saved == Some(dtype)

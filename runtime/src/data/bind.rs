@@ -15,19 +15,19 @@ pub fn bind(files: &Files, inputs: &[Input], options: &Options) -> Result<Datase
     let mut len: Option<(u64, &str)> = None;
     for input in inputs {
         let fill = options.fills.iter().find(|(name, _)| *name == input.name).map(|(_, fill)| fill);
-        let array = files.arrays.iter().find(|array| array.name == input.name);
-        let (feed, count) = match (fill, array) {
-            (Some(fill), None) => (filled(input, fill)?, None),
-            (None, Some(array)) => {
-                let (feed, count) = fed(input, array, options.layout)?;
-                (feed, Some(count))
-            }
-            (None, None) => {
+        let arrays: Vec<&Array> = files.of(&input.name).collect();
+        let (feed, count) = match (fill, &arrays[..]) {
+            (Some(fill), []) => (filled(input, fill)?, None),
+            (None, []) => {
                 let shift = u64::from(input.name == "labels");
                 let (feed, count) = token_feed(input, &files.tokens, shift, tokens)?;
                 (feed, Some(count))
             }
-            (Some(_), Some(_)) => {
+            (None, arrays) => {
+                let (feed, count) = fed(input, arrays, options.layout)?;
+                (feed, Some(count))
+            }
+            (Some(_), _) => {
                 return Err(Error::data_option(format!("--input {} feeds what the data have too", input.name)));
             }
         };
@@ -107,7 +107,7 @@ fn product(dims: &[u64]) -> u64 {
     dims.iter().product()
 }
 
-fn feed(input: &Input, kind: Kind, parts: Vec<Bytes>, convert: Convert) -> Feed {
+fn feed(input: &Input, kind: Kind, parts: Vec<(u64, Bytes)>, convert: Convert) -> Feed {
     let (outer, batch, inner) = match input.batch_dim {
         Some(dim) => (product(&input.shape[..dim]), input.shape[dim], product(&input.shape[dim + 1..])),
         None => (1, 1, product(&input.shape)),
@@ -119,19 +119,19 @@ fn bounds(input: &Input) -> Bounds {
     Bounds { vocabulary: input.vocabulary, ignore_index: input.ignore_index }
 }
 
-fn fed(input: &Input, array: &Array, layout: Layout) -> Result<(Feed, u64)> {
-    let at = || format!("`{}` in {}", array.name, array.path.display());
+/// Samples or steps of all `arrays`, one after another.
+fn fed(input: &Input, arrays: &[&Array], layout: Layout) -> Result<(Feed, u64)> {
     let mut due = input.shape.clone();
     match (layout, input.batch_dim) {
         (Layout::Samples, Some(dim)) => drop(due.remove(dim)),
         (Layout::Samples, None) => {
             return Err(Error::data_keys(format!("input `{}` has no batch dim, so samples cannot feed it", input.name))
-                .at(at())
+                .at(place(arrays[0]))
                 .help(format!("use --layout steps, or --input {}=@FILE.npy", input.name)));
         }
         (Layout::Steps, _) => {}
     }
-    if array.shape.get(1..) != Some(&due[..]) {
+    if let Some(array) = arrays.iter().find(|array| array.shape.get(1..) != Some(&due[..])) {
         return Err(Error::data_shape(format!(
             "`{}` has shape {:?}, input `{}` needs [{}, {}]",
             array.name,
@@ -140,13 +140,41 @@ fn fed(input: &Input, array: &Array, layout: Layout) -> Result<(Feed, u64)> {
             unit(layout),
             due.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
         ))
-        .at(at()));
+        .at(place(array)));
     }
-    let convert = Convert::new(array.dtype, input.dtype);
-    convert.check(&array.bytes, &bounds(input)).map_err(|error| error.at(at()))?;
-    let count = array.shape[0];
-    let kind = if layout == Layout::Samples { Kind::Samples } else { Kind::Steps(count) };
-    Ok((feed(input, kind, vec![array.bytes.clone()], convert), count))
+    let convert = checked(input, arrays.iter().copied())?;
+    let (parts, count) = parts(arrays.iter().map(|array| (array.shape[0], &array.bytes)));
+    let kind = if layout == Layout::Samples { Kind::Samples { shift: 0 } } else { Kind::Steps(count) };
+    Ok((feed(input, kind, parts, convert), count))
+}
+
+fn place(array: &Array) -> String {
+    format!("`{}` in {}", array.name, array.path.display())
+}
+
+/// From the one dtype of all `arrays`, whose values fit.
+fn checked<'a>(input: &Input, mut arrays: impl Iterator<Item = &'a Array> + Clone) -> Result<Convert> {
+    let dtype = arrays.clone().next().map_or(input.dtype, |array| array.dtype);
+    let convert = Convert::new(dtype, input.dtype);
+    arrays.try_for_each(|array| {
+        if array.dtype != dtype {
+            let what = format!("the parts of `{}` are of {} and {}", input.name, dtype.name(), array.dtype.name());
+            return Err(Error::data_format(what).at(place(array)));
+        }
+        convert.check(&array.bytes, &bounds(input)).map_err(|error| error.at(place(array)))
+    })?;
+    Ok(convert)
+}
+
+/// Each with the count before it, those left out that have none; and the count of all.
+fn parts<'a>(counted: impl Iterator<Item = (u64, &'a Bytes)>) -> (Vec<(u64, Bytes)>, u64) {
+    let mut total = 0;
+    let mut parts = Vec::new();
+    for (count, bytes) in counted.filter(|(count, _)| *count > 0) {
+        parts.push((total, bytes.clone()));
+        total += count;
+    }
+    (parts, total)
 }
 
 /// Sample i is tokens `[i·T, i·T + T + 1)` of its part: the input takes the first T, the labels (`shift` 1) the last.
@@ -158,26 +186,10 @@ fn token_feed(input: &Input, tokens: &[Array], shift: u64, takes: Option<&Input>
             input.name
         )));
     };
-    let mut first_samples = Vec::new();
-    let mut samples = 0;
-    for part in tokens {
-        let convert = Convert::new(part.dtype, input.dtype);
-        convert.check(&part.bytes, &bounds(input)).map_err(|error| error.at(part.path.display()))?;
-        if part.dtype != tokens[0].dtype {
-            return Err(Error::data_format("token files of one run must have one dtype").at(part.path.display()));
-        }
-        first_samples.push(samples);
-        samples += part.shape[0].saturating_sub(1) / length.max(1);
-    }
-    // A part too short for a sample must not be found by the search for the last part that begins at or before one.
-    let mut parts: Vec<(u64, Bytes)> =
-        first_samples.iter().copied().zip(tokens.iter().map(|part| part.bytes.clone())).collect();
-    let ends: Vec<u64> = first_samples[1..].iter().copied().chain([samples]).collect();
-    let mut ends = ends.iter();
-    parts.retain(|(first, _)| ends.next().is_some_and(|end| end > first));
-    let (first_samples, parts) = parts.into_iter().unzip();
-    let kind = Kind::Tokens { shift, first_samples };
-    Ok((feed(input, kind, parts, Convert::new(tokens[0].dtype, input.dtype)), samples))
+    let convert = checked(input, tokens.iter())?;
+    let samples = |part: &Array| part.shape[0].saturating_sub(1) / length.max(1);
+    let (parts, samples) = parts(tokens.iter().map(|part| (samples(part), &part.bytes)));
+    Ok((feed(input, Kind::Samples { shift }, parts, convert), samples))
 }
 
 fn filled(input: &Input, fill: &Fill) -> Result<Feed> {
@@ -199,7 +211,7 @@ fn filled(input: &Input, fill: &Fill) -> Result<Feed> {
     };
     let convert = Convert::new(source, input.dtype);
     convert.check(&bytes, &bounds(input)).map_err(|error| error.at(format!("--input {}", input.name)))?;
-    Ok(feed(input, Kind::Steps(1), vec![bytes], convert))
+    Ok(feed(input, Kind::Steps(1), vec![(0, bytes)], convert))
 }
 
 /// The array as the input's whole shape, its batch dim repeated where it is 1.
@@ -223,9 +235,13 @@ fn fingerprint(feeds: &[Feed], options: &Options) -> u64 {
     hasher.update(format!("{:?} {:?} {}", options.layout, options.order, options.seed).as_bytes());
     for feed in feeds {
         hasher.update(format!("{:?} {:?} {} {}", feed.kind, feed.convert, feed.outer, feed.inner).as_bytes());
-        for part in &feed.parts {
+        for (first, part) in &feed.parts {
             let end = part.len().min(4096);
-            hasher.update(&(part.len() as u64).to_le_bytes()).update(&part[..end]).update(&part[part.len() - end..]);
+            hasher
+                .update(&first.to_le_bytes())
+                .update(&(part.len() as u64).to_le_bytes())
+                .update(&part[..end])
+                .update(&part[part.len() - end..]);
         }
     }
     u64::from_le_bytes(hasher.finalize().as_bytes()[..8].try_into().expect("a hash has 32 bytes"))

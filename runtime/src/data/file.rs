@@ -8,6 +8,7 @@ use dcc_program::DType;
 use dcc_program::map::{Pages, map_pages};
 use npyz::zip::{CompressionMethod, ZipArchive};
 use safetensors::SafeTensors;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Cursor, Read};
 use std::path::{Path, PathBuf};
@@ -25,7 +26,7 @@ pub struct Array {
 /// All that `--data` names.
 #[derive(Clone, Debug, Default)]
 pub struct Files {
-    /// By name, after `--map`.
+    /// In the order given, named after `--map`; those of one name are parts of one array.
     pub arrays: Vec<Array>,
     /// One-dimensional integer arrays without a name, in the order given.
     pub tokens: Vec<Array>,
@@ -38,35 +39,35 @@ const LLM_C: [(u32, u32, DType); 2] = [(20240520, 1, DType::U16), (20240801, 7, 
 const LLM_C_HEADER: usize = 1024;
 
 impl Files {
-    /// `map`: `(key, input)` of `--map KEY=INPUT`. Errors: no kind of file that dcc reads, a damaged one, a key twice, a
-    /// `--map` of a key that is not there.
+    /// `map`: `(key, input)` of `--map KEY=INPUT`. Errors: no kind of file that dcc reads, a damaged one, a key twice in one file,
+    /// a `--map` of a key that is not there.
     pub fn open(paths: &[PathBuf], map: &[(String, String)]) -> Result<Files> {
         let mut files = Files::default();
         for path in paths {
             files.add(path)?;
         }
         for (key, input) in map {
-            let Some(array) = files.arrays.iter_mut().find(|array| array.name == *key) else {
+            if files.of(key).next().is_none() {
                 let what = format!("--map {key}={input}: the data have no key `{key}`");
                 return Err(Error::data_option(what).help(format!("keys: {}", files.names())));
-            };
-            array.name.clone_from(input);
-        }
-        files.arrays.sort_by(|a, b| a.name.cmp(&b.name));
-        for pair in files.arrays.windows(2) {
-            if pair[0].name == pair[1].name {
-                return Err(Error::data_keys(format!("the data have `{}` twice", pair[0].name)).at(format!(
-                    "{} and {}",
-                    pair[0].path.display(),
-                    pair[1].path.display()
-                )));
             }
+            files.arrays.iter_mut().filter(|array| array.name == *key).for_each(|array| array.name.clone_from(input));
+        }
+        let mut found = BTreeSet::new();
+        if let Some(array) = files.arrays.iter().find(|array| !found.insert((&array.name, &array.path))) {
+            return Err(Error::data_keys(format!("the data have `{}` twice", array.name)).at(array.path.display()));
         }
         Ok(files)
     }
 
+    /// The arrays of one name, in the order given.
+    pub fn of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Array> {
+        self.arrays.iter().filter(move |array| array.name == name)
+    }
+
     pub fn names(&self) -> String {
-        self.arrays.iter().map(|array| array.name.as_str()).collect::<Vec<_>>().join(", ")
+        let names: BTreeSet<&str> = self.arrays.iter().map(|array| array.name.as_str()).collect();
+        names.into_iter().collect::<Vec<_>>().join(", ")
     }
 
     fn map(&mut self, path: &Path) -> std::io::Result<Bytes> {

@@ -125,6 +125,33 @@ fn token_files_give_inputs_and_labels_shifted_by_one() {
     assert_eq!(filled(&data, 0, at(2), 0..1, 32), [100, 101, 102, 103]);
 }
 
+/// Files in the order given, one of them empty; by samples and by steps.
+#[test]
+fn arrays_of_one_name_are_parts_of_one() {
+    let folder = Folder::new("parts");
+    let folders = ["b", "a", "c"].map(|name| folder.0.join(name));
+    let part = |at: usize, shape: &str, values: Range<i64>| {
+        std::fs::create_dir_all(&folders[at]).unwrap();
+        std::fs::write(folders[at].join("x.npy"), npy("<i8", shape, &bytes_of(values))).unwrap();
+    };
+    part(0, "(3, 2)", 0..6);
+    part(1, "(0, 2)", 0..0);
+    part(2, "(2, 2)", 6..10);
+    let open = |options: &Options, shape: &[u64]| {
+        let files = Files::open(&folders, &[("x".to_owned(), "y".to_owned())])?;
+        Dataset::open(&files, &[input("y", DType::I64, shape)], options)
+    };
+    let data = open(&sequential(), &[2, 2]).unwrap();
+    assert_eq!(data.len(), Some(5));
+    assert_eq!(filled(&data, 0, at(2), 0..2, 32), [4, 5, 6, 7]);
+    let data = open(&Options { layout: Layout::Steps, ..sequential() }, &[2]).unwrap();
+    let third = Position { steps: 3, samples: 0 };
+    assert_eq!((data.len(), filled(&data, 0, third, 0..2, 16)), (Some(5), vec![6, 7]));
+    std::fs::write(folders[1].join("x.npy"), npy("<i4", "(1, 2)", &[0; 8])).unwrap();
+    let error = open(&sequential(), &[2, 2]).unwrap_err().to_string();
+    assert!(error.contains("the parts of `y` are of i64 and i32"), "{error}");
+}
+
 #[test]
 fn ranks_and_microbatches_share_a_batch_in_any_plan() {
     let folder = Folder::new("slices");

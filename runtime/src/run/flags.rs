@@ -15,7 +15,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Flags {
-    /// Training data: .npz, .safetensors, a folder of .npy, or token files
+    /// Training data: .npz, .safetensors, a folder of .npy, or token files; several files with the same keys follow one another
     #[arg(long, num_args = 1.., value_name = "FILE", help_heading = "Data")]
     pub data: Vec<PathBuf>,
     /// Rename a key of the data to an input

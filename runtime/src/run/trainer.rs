@@ -16,6 +16,7 @@ use crate::metrics::memory::resident_bytes;
 use crate::metrics::trace::{Stream, Trace};
 use crate::metrics::{EvalRecord, StepRecord, now_ns};
 use dcc_program::program::{ParamKind, Program};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 /// From one look at the memory in use to the next.
@@ -188,6 +189,11 @@ impl<'a, 'w> Trainer<'a, 'w> {
                 })?;
             }
             self.position = state.position;
+            let unused = self.states_left_out(&checkpoint);
+            if !unused.is_empty() && self.rank.rank == 0 {
+                let note = format!("note: of the checkpoint, {unused} is not used: this run's optimizer does not keep it");
+                (outside.tell)(&Message::Note(note))?;
+            }
             if state.data != self.settings.feed.dataset().fingerprint() && self.rank.rank == 0 {
                 (outside.tell)(&Message::Note("note: the data are not those of the checkpoint".to_owned()))?;
             }
@@ -208,6 +214,17 @@ impl<'a, 'w> Trainer<'a, 'w> {
             (outside.tell)(&Message::Note(note))?;
         }
         Ok(())
+    }
+
+    /// What a checkpoint holds beside weights and no rank of this run does.
+    fn states_left_out(&self, checkpoint: &Checkpoint) -> String {
+        let params = self.job.artifact.train.iter().flat_map(|program| &program.params);
+        let kept = params.filter_map(|param| match &param.kind {
+            ParamKind::Weight => None,
+            ParamKind::State(state) => Some(state.as_str()),
+        });
+        let kept: BTreeSet<&str> = kept.collect();
+        checkpoint.states().difference(&kept).copied().collect::<Vec<_>>().join(", ")
     }
 
     fn tell_of_samples_left_out(&self, outside: &mut Outside<'_>) -> Result<()> {
@@ -232,6 +249,10 @@ impl<'a, 'w> Trainer<'a, 'w> {
     /// Trains to the end, or until somebody asks to stop.
     pub fn run(mut self, outside: &mut Outside<'_>) -> Result<Outcome> {
         let (first, last) = (self.settings.first_step() + 1, self.settings.steps);
+        if first > last && self.reports {
+            let note = format!("note: no step to do: {} are done, of {last}", first - 1);
+            (outside.tell)(&Message::Note(note))?;
+        }
         let due = |every: Option<u64>, step: u64| step == last || every.is_some_and(|n| n > 0 && step.is_multiple_of(n));
         for step in first..=last {
             let stop = self.step(step, outside)?;
