@@ -16,6 +16,7 @@ use crate::plan::{self, Parallel, Pin, Plan, Schedule};
 use crate::schedule::Order;
 use crate::train::{Trainable, Training, TrainingOptions, train_step};
 use crate::{lower, place, precision, rewrite, schedule, sources, train};
+use dcc_program::DType;
 use dcc_program::artifact::{Artifact, Data, Tensor};
 use dcc_program::check;
 use dcc_program::manifest::Manifest;
@@ -36,7 +37,8 @@ pub struct Options {
     /// `global`, `micro` and `accumulate` as the user gave them.
     pub batch: Given,
     pub batch_norm: BatchNorm,
-    pub precision: Precision,
+    /// What every float of the model becomes, before mixed precision; none: they stay as exported.
+    pub dtype: Option<DType>,
     pub training: TrainingOptions,
     pub parallel: Parallel,
     /// Largest planned bytes of a rank.
@@ -64,14 +66,6 @@ impl Default for BatchNorm {
     fn default() -> BatchNorm {
         BatchNorm::Batch { groups: 1 }
     }
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Precision {
-    #[default]
-    AsExported,
-    /// Every float is f64.
-    F64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -116,6 +110,17 @@ fn random_evaluation(eval: &Graph) -> Option<String> {
     (!places.is_empty()).then(|| format!("evaluation draws random numbers too, as the model says, at {all}"))
 }
 
+/// Tells of f16 parameters that train: updates below a thousandth of a value are lost, and squares of small gradients are 0.
+fn half_parameters(graph: &Graph, trained: &[String]) -> Option<String> {
+    let is_half =
+        |node: &crate::graph::Node| matches!(&node.op, Op::Param(p) if p.dtype == DType::F16 && trained.contains(&p.name));
+    graph.nodes.iter().any(is_half).then(|| {
+        "the model computes in f16 and keeps its parameters so, which rarely trains: `--dtype f32` computes in f32, `--dtype f16` scales \
+         the loss and keeps f32 parameters"
+            .to_owned()
+    })
+}
+
 /// ONNX to everything the ranks need. Pure: no files, no clock, no environment.
 pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
     let Parallel { dp, cp, ep, tp, pp, .. } = options.parallel;
@@ -138,6 +143,7 @@ pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
     })?;
     imported.warnings.extend(random_evaluation(&training.eval));
     imported.warnings.extend(like_buffers(&imported.buffers, &training.trained));
+    imported.warnings.extend(half_parameters(&imported.graph, &training.trained));
     training.graph = simplify(&training.graph, options)?;
     training.eval = simplify(&training.eval, options)?;
     log("training step built", &training.graph);
@@ -204,8 +210,8 @@ fn import(model: &Model, options: &Options) -> Result<(Imported, Batch)> {
         }
     };
     imported.graph = train::marked(&imported.graph)?;
-    if options.precision == Precision::F64 {
-        imported.graph = precision::widen(&imported.graph)?;
+    if let Some(dtype) = options.dtype {
+        imported.graph = precision::retype(&imported.graph, dtype)?;
     }
     Ok((imported, batch))
 }

@@ -1,22 +1,22 @@
 //! Which floats a graph computes in: `--dtype`.
 //!
-//! `double` widens everything. `mixed` has what costs time and memory, contractions and what lies between them, in a half type, and
+//! `whole` has everything in one. `mixed` has what costs time and memory, contractions and what lies between them, in a half type, and
 //! the rest in f32; `gradients` sums the gradients of parameters, which stay f32 themselves, unless `stored` keeps them in the half type
 //! too. Micikevicius et al. 2018, arXiv 1710.03740.
 
-mod double;
 mod gradients;
 mod mixed;
 mod scale;
 mod stored;
+mod whole;
 
 use dcc_program::DType;
 
-pub use double::widen;
 pub use gradients::sums;
 pub use mixed::narrow;
 pub use scale::{LossScale, Scaler};
 pub use stored::Stored;
+pub use whole::retype;
 
 /// Training in two precisions.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -3,7 +3,7 @@
 
 use crate::command::Folder;
 use crate::ranks;
-use dcc::compile::Precision;
+use dcc_program::DType;
 use dcc_program::artifact::{Artifact, Data, Tensor};
 use dcc_program::manifest::{self, Manifest};
 use dcc_program::text;
@@ -85,8 +85,8 @@ pub fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
 }
 
 /// Allocations of each rank in each of four steps.
-fn counts(model: &'static str, (dp, tp, pp): (u32, u32, u32), precision: Precision) -> Vec<Vec<u64>> {
-    let artifact = ranks::compiled(model, &ranks::mesh(dp, tp, pp), 2, precision).artifact;
+fn counts(model: &'static str, (dp, tp, pp): (u32, u32, u32), dtype: Option<DType>) -> Vec<Vec<u64>> {
+    let artifact = ranks::compiled(model, &ranks::mesh(dp, tp, pp), 2, dtype).artifact;
     let world = World::new(&[&artifact.train]).unwrap();
     let counts = local_ranks(&world, 1, Patience::default(), |rank| {
         let program = &artifact.train[rank.world.stage(rank.rank) as usize];
@@ -113,15 +113,15 @@ fn counts(model: &'static str, (dp, tp, pp): (u32, u32, u32), precision: Precisi
 #[test]
 fn steps_allocate_nothing() {
     let cases = [
-        ("gpt2_tiny.onnx", (1, 2, 2), Precision::AsExported),
-        ("gpt2_tiny.onnx", (2, 1, 1), Precision::F64),
-        ("gpt2_tiny_dropout.onnx", (1, 1, 1), Precision::AsExported),
-        ("mlp.onnx", (2, 2, 1), Precision::AsExported),
-        ("mlp.onnx", (1, 1, 2), Precision::F64),
+        ("gpt2_tiny.onnx", (1, 2, 2), None),
+        ("gpt2_tiny.onnx", (2, 1, 1), Some(DType::F64)),
+        ("gpt2_tiny_dropout.onnx", (1, 1, 1), None),
+        ("mlp.onnx", (2, 2, 1), None),
+        ("mlp.onnx", (1, 1, 2), Some(DType::F64)),
     ];
-    for (model, mesh, precision) in cases {
-        for (rank, counts) in counts(model, mesh, precision).iter().enumerate() {
-            assert_eq!(counts[1..], [0, 0, 0], "{model} {mesh:?} {precision:?} rank {rank}: {counts:?}");
+    for (model, mesh, dtype) in cases {
+        for (rank, counts) in counts(model, mesh, dtype).iter().enumerate() {
+            assert_eq!(counts[1..], [0, 0, 0], "{model} {mesh:?} {dtype:?} rank {rank}: {counts:?}");
         }
     }
     let before = allocations();
@@ -231,10 +231,10 @@ fn runs_allocate_nothing() {
         }
     };
     let data = |name: &str| format!("{}/models/data/{name}", env!("CARGO_MANIFEST_DIR"));
-    let compiled = |model, (dp, tp, pp), precision| ranks::compiled(model, &ranks::mesh(dp, tp, pp), 2, precision).artifact;
+    let compiled = |model, (dp, tp, pp), dtype| ranks::compiled(model, &ranks::mesh(dp, tp, pp), 2, dtype).artifact;
     // Samples, of another dtype than the model computes in; tokens; steps.
-    check("mlp", &compiled("mlp.onnx", (2, 2, 1), Precision::F64), &data("mlp.npz"), "samples");
-    check("gpt2", &compiled("gpt2_tiny.onnx", (1, 1, 2), Precision::AsExported), &data("gpt2_tiny_tokens.npy"), "samples");
+    check("mlp", &compiled("mlp.onnx", (2, 2, 1), Some(DType::F64)), &data("mlp.npz"), "samples");
+    check("gpt2", &compiled("gpt2_tiny.onnx", (1, 1, 2), None), &data("gpt2_tiny_tokens.npy"), "samples");
     let folder = Folder::new();
     npy(&folder.path().join("x.npy"), &[64, 4]);
     npy(&folder.path().join("target.npy"), &[64, 3]);

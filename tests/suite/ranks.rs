@@ -14,7 +14,7 @@ mod whole_sweep;
 mod zero;
 
 use crate::tolerance;
-use dcc::compile::{BatchNorm, Compiled, Options, Precision, compile};
+use dcc::compile::{BatchNorm, Compiled, Options, compile};
 use dcc::import::{self, Dropout, Model};
 use dcc::loss::{Labels, LossOptions};
 use dcc::optimizer::{AdamDecay, Optimizer, OptimizerOptions};
@@ -34,7 +34,7 @@ use std::collections::BTreeMap;
 #[derive(Clone)]
 struct Case {
     model: &'static str,
-    precision: Precision,
+    dtype: Option<DType>,
     mixed: Option<Mixed>,
     steps: usize,
     batch: u64,
@@ -53,7 +53,7 @@ struct Case {
 
 const CASE: Case = Case {
     model: "",
-    precision: Precision::F64,
+    dtype: Some(DType::F64),
     mixed: None,
     steps: 3,
     batch: 8,
@@ -76,8 +76,8 @@ pub fn mesh(dp: u32, tp: u32, pp: u32) -> Parallel {
     Parallel { dp, tp, pp, ..Parallel::default() }
 }
 
-pub fn compiled(model: &'static str, parallel: &Parallel, microbatches: u32, precision: Precision) -> Compiled {
-    Case { model, precision, ..CASE }.compiled(parallel, microbatches)
+pub fn compiled(model: &'static str, parallel: &Parallel, microbatches: u32, dtype: Option<DType>) -> Compiled {
+    Case { model, dtype, ..CASE }.compiled(parallel, microbatches)
 }
 
 impl Case {
@@ -104,7 +104,7 @@ impl Case {
             parallel: parallel.clone(),
             memory_limit,
             batch_norm: BatchNorm::Batch { groups: self.bn_groups },
-            precision: self.precision,
+            dtype: self.dtype,
             import: import::Options { dropout: self.dropout, ..Default::default() },
             training: TrainingOptions {
                 loss: LossOptions { labels: labels.unwrap_or_default(), ..LossOptions::default() },
@@ -138,7 +138,7 @@ impl Case {
     }
 
     fn bound(&self) -> f64 {
-        if self.precision == Precision::F64 { tolerance::F64 } else { F32 }
+        if self.dtype == Some(DType::F64) { tolerance::F64 } else { F32 }
     }
 
     /// Every mesh against one device with one microbatch, and that against itself at another learning rate.
@@ -162,7 +162,7 @@ impl Case {
         let (off, _) = self.difference(&self.trained(&one, 1, 1.01e-3), &alone);
         assert!(off > self.bound(), "{}: a learning rate 1 % off makes a difference of only {off:e}", self.model);
         let (count, steps) = (splits.len(), self.steps);
-        println!("{} {:?}: {count} meshes × {steps} steps, largest difference {worst:.1e}", self.model, self.precision);
+        println!("{} {:?}: {count} meshes × {steps} steps, largest difference {worst:.1e}", self.model, self.dtype);
     }
 
     /// Largest relative difference of losses and norms and, in f64, weights and states; where, for the message. In f32 AdamW takes
@@ -183,7 +183,7 @@ impl Case {
         for (found, expected) in found.outputs.iter().zip(&expected.outputs) {
             expected.iter().for_each(|(name, value)| compare(name, 1e-3, &found[name], value));
         }
-        for ((name, kind), value) in expected.parameters.iter().filter(|_| self.precision == Precision::F64) {
+        for ((name, kind), value) in expected.parameters.iter().filter(|_| self.dtype == Some(DType::F64)) {
             // Moments of gradients that are exactly zero are rounding errors.
             let floor = if *kind == ParamKind::Weight { 1e-3 } else { 1e-6 };
             compare(&format!("{name} {kind:?}"), floor, &found.parameters[&(name.clone(), kind.clone())], value);

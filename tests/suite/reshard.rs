@@ -7,7 +7,7 @@ use crate::cli::{integers, npy, put};
 use crate::command::Folder;
 use crate::ranks::mesh;
 use crate::tolerance;
-use dcc::compile::{Options, Precision, compile};
+use dcc::compile::{Options, compile};
 use dcc::import::Model;
 use dcc::loss::{Labels, LossOptions};
 use dcc::optimizer::{Optimizer, OptimizerOptions};
@@ -80,7 +80,7 @@ impl Subject {
             let options = Options {
                 batch: batch::Given { global: Some(BATCH), accumulate: Some(*microbatches), ..Default::default() },
                 parallel: parallel.clone(),
-                precision: Precision::F64,
+                dtype: Some(DType::F64),
                 training: TrainingOptions {
                     mixed: None,
                     loss: LossOptions { labels, ..LossOptions::default() },

@@ -3,7 +3,7 @@
 use crate::onnx_nodes::unhex;
 use crate::ranks::mesh;
 use crate::tolerance;
-use dcc::compile::{Options, Precision, compile};
+use dcc::compile::{Options, compile};
 use dcc::import::Model;
 use dcc::loss::{LossKind, LossOptions};
 use dcc::optimizer::{Optimizer, OptimizerOptions};
@@ -43,7 +43,7 @@ fn trained(case: &Value, parallel: &Parallel, rate: f64) -> Outcome {
         name: "model".to_owned(),
         batch: batch::Given { global: Some(BATCH), accumulate: Some(1), ..Default::default() },
         parallel: parallel.clone(),
-        precision: Precision::F64,
+        dtype: Some(DType::F64),
         training: TrainingOptions {
             loss: LossOptions { kind: LossKind::Mse, ..LossOptions::default() },
             optimizer: OptimizerOptions { optimizer, ..OptimizerOptions::default() },

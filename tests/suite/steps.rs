@@ -161,7 +161,7 @@ fn prepare(run: &Run) -> (Training, Bindings, BTreeMap<String, Tensor>) {
         optimizer: run.optimizer(),
         ..TrainingOptions::default()
     };
-    let graph = dcc::precision::widen(&graph).expect("widens");
+    let graph = dcc::precision::retype(&graph, DType::F64).expect("in f64");
     (train_step(&graph, &trainable.collect::<Vec<_>>(), &options).expect("a training step"), bindings, data)
 }
 

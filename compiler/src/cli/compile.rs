@@ -10,7 +10,6 @@ use crate::annotations::annotate;
 use crate::compile::{Compiled, Options, compile};
 use crate::error::Error;
 use clap::ArgMatches;
-use dcc_program::DType;
 use dcc_program::artifact::{Artifact, Data};
 use dcc_runtime::cuda::{self, Target};
 use prost::Message;
@@ -115,21 +114,7 @@ pub fn build(path: &Path, flags: &CompileFlags, shapes: &Shapes, given: Vec<Stri
     let options = Options { name: source.name.clone(), flags: given, external_bytes: source.external_bytes.clone(), ..options };
     let compiled =
         compile(&source.model, &options).map_err(|error| shapes.explain(complete(error, &source.model, &options, words)))?;
-    if flags.dtype.as_deref() == Some("f32") {
-        check_f32(&compiled)?;
-    }
     Ok(Built { source, compiled })
-}
-
-/// `--dtype f32` of a model that computes in anything else would be a promise not kept.
-fn check_f32(compiled: &Compiled) -> Outcome<()> {
-    let types = compiled.forward.ids().map(|id| compiled.forward.ty(id).dtype);
-    match types.filter(|dtype| dtype.is_float()).find(|&dtype| dtype != DType::F32) {
-        Some(dtype) => Err(Error::usage(format!("--dtype f32: the model computes in {}", dtype.name()))
-            .help("leave --dtype out, or use --dtype f64")
-            .into()),
-        None => Ok(()),
-    }
 }
 
 /// Writes the artifact; its size. Paths of tensors become relative to its folder, or their bytes part of it.

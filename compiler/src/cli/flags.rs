@@ -1,6 +1,6 @@
 //! The flags that say what to compile, shared by `compile`, `run` and `eval`, and the options that they mean.
 
-use crate::compile::{BatchNorm, Options, Precision};
+use crate::compile::{BatchNorm, Options};
 use crate::error::{Error, Result};
 use crate::import::{self, Dropout};
 use crate::loss::{LossKind, LossOptions};
@@ -201,7 +201,8 @@ impl CompileFlags {
             },
             batch: self.batch()?,
             batch_norm: self.batch_norm()?,
-            precision: if self.dtype.as_deref() == Some("f64") { Precision::F64 } else { Precision::AsExported },
+            // Of mixed precision, what is not in half floats is f32.
+            dtype: named(&self.dtype).map(|dtype| if dtype == DType::F64 { dtype } else { DType::F32 }),
             training: TrainingOptions {
                 loss: self.loss()?,
                 optimizer: self.optimizer()?,
@@ -216,7 +217,6 @@ impl CompileFlags {
 
     /// Errors: gradients or parameters in a half type that the rest is not in, a scale of the loss of anything but f16 or out of range.
     fn mixed(&self) -> Result<Option<Mixed>> {
-        let named = |text: &Option<String>| text.as_deref().and_then(DType::parse);
         let half = named(&self.dtype).filter(|dtype| dtype.bytes() == 2);
         let given = self.dtype.as_ref().map_or("no --dtype".to_owned(), |dtype| format!("--dtype {dtype}"));
         let gradients = named(&self.grad_dtype).unwrap_or(DType::F32);
@@ -439,6 +439,10 @@ pub fn given(matches: &ArgMatches) -> Vec<String> {
 
 fn pair<'a>(text: &'a str, flag: &str, form: &str) -> Result<(&'a str, &'a str)> {
     text.rsplit_once('=').ok_or_else(|| Error::usage(format!("{flag} {text} has no `=`")).help(format!("write {flag} {form}")))
+}
+
+fn named(dtype: &Option<String>) -> Option<DType> {
+    dtype.as_deref().and_then(DType::parse)
 }
 
 fn dim(text: &str) -> Result<(String, u64)> {

@@ -1,6 +1,6 @@
 //! Evaluation: a model's outputs, or a loss and its gradients, computed on one device by the lowering and kernels of training.
 
-use super::{Options, Precision, inputs, programs, simplify, tensors};
+use super::{Options, inputs, programs, simplify, tensors};
 use crate::error::{Error, Result};
 use crate::graph::{self, Graph, NodeId, Phase};
 use crate::import::{self, Model, OutputInfo};
@@ -47,8 +47,8 @@ impl Subject {
         let mut import_options = options.import.clone();
         import_options.global_batch = options.batch.global;
         let mut imported = import::onnx(model, &import_options)?;
-        if options.precision == Precision::F64 {
-            imported.graph = crate::precision::widen(&imported.graph)?;
+        if let Some(dtype) = options.dtype {
+            imported.graph = crate::precision::retype(&imported.graph, dtype)?;
         }
         let mut graph = for_evaluation(&imported.graph)?;
         if let Some(mixed) = options.training.mixed {

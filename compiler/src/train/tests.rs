@@ -6,7 +6,7 @@ use crate::interp::{Bindings, Precision, Tensor, outputs};
 use crate::loss::LossKind;
 use crate::ops::{Gather, Input, Scalar, Uniform};
 use crate::optimizer::{AdamDecay, Decay, MuonScale, Optimizer};
-use crate::precision::widen;
+use crate::precision::retype;
 use dcc_program::kernel::UnaryOp;
 use dcc_program::program::ScalarKind;
 use dcc_program::{DType, FactorSpec, Shape};
@@ -149,7 +149,7 @@ struct Run {
 fn run(case: &Value, setting: &str, factor: f64) -> Result<Run> {
     let (learning_rate, options) = options(case, setting, factor);
     let forward = if options.loss.kind == LossKind::NextToken { language_model()? } else { mlp()? };
-    let forward = widen(&forward)?;
+    let forward = retype(&forward, DType::F64)?;
     let trainable = trainable(&forward);
     let training = train_step(&forward, &trainable, &options)?;
     verify(&training.graph)?;

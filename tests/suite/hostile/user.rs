@@ -2,7 +2,7 @@
 
 use super::mutate::Random;
 use bytes::Bytes;
-use dcc::compile::{BatchNorm, Precision};
+use dcc::compile::BatchNorm;
 use dcc::import::proto::tensor_shape_proto::dimension::Value as Dim;
 use dcc::import::proto::type_proto;
 use dcc::import::proto::type_proto::Value as Type;
@@ -11,6 +11,7 @@ use dcc::loss::{LossKind, LossOptions};
 use dcc::optimizer::{Optimizer, OptimizerOptions};
 use dcc::plan::{Parallel, batch};
 use dcc::train::TrainingOptions;
+use dcc_program::DType;
 
 /// How far a case came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,7 +118,7 @@ fn compiled_as(model: &Model, random: &mut Random) -> dcc::compile::Options {
         batch,
         parallel,
         batch_norm: [BatchNorm::Batch { groups: 1 }, BatchNorm::Local, BatchNorm::Frozen][random.below(3)],
-        precision: [Precision::AsExported, Precision::F64][random.below(2)],
+        dtype: [None, Some(DType::F64)][random.below(2)],
         training: TrainingOptions {
             loss: LossOptions { kind, ..LossOptions::default() },
             optimizer,

@@ -2,7 +2,6 @@
 
 use super::zero::{same, sharded};
 use super::{CASE, Case, Split, mesh};
-use dcc::compile::Precision;
 use dcc::optimizer::{MuonScale, Optimizer};
 use dcc::plan::Zero;
 
@@ -56,7 +55,7 @@ fn muon_of_whole_matrices() {
 /// The trust of a tensor is a sum over shards, sharded or not.
 #[test]
 fn lamb_has_the_same_bits_in_every_stage_of_zero() {
-    let case = Case { precision: Precision::AsExported, batch: 16, ..gpt(LAMB) };
+    let case = Case { dtype: None, batch: 16, ..gpt(LAMB) };
     let trained = |zero| {
         let artifact = case.compiled(&sharded(zero, &mesh(4, 1, 1)), 1).artifact;
         case.trained(&artifact, 1, 1e-2)

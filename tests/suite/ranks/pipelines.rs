@@ -1,7 +1,6 @@
 //! Schedules of pipelines: each trains as one device does, in the order, the memory and with the bubble of its rule.
 
 use super::{CASE, Case, Split, is_long, mesh};
-use dcc::compile::Precision;
 use dcc::cost::kept::Kept;
 use dcc::import::Dropout;
 use dcc::plan::{Parallel, Schedule, Zero};
@@ -95,7 +94,7 @@ fn convolutions_train_alike_by_every_schedule() {
     resnet.check(&of(&[(1, 1, 2), (1, 1, 4), (2, 1, 2)], 1));
     Case { model: "cnn.onnx", ..CASE }.check(&of(&[(1, 1, 2), (1, 2, 2)], 4));
     Case { model: "mlp.onnx", ..CASE }.check(&of(&[(1, 1, 2), (2, 1, 2)], 4));
-    Case { model: "mlp.onnx", precision: Precision::AsExported, ..CASE }.check(&of(&[(1, 1, 2)], 8));
+    Case { model: "mlp.onnx", dtype: None, ..CASE }.check(&of(&[(1, 1, 2)], 8));
 }
 
 /// In `tests/long.sh`: every schedule by 1 to 8 microbatches on every pipeline of up to eight ranks, 20 steps.
@@ -121,7 +120,7 @@ fn all_schedules_on_all_pipelines() {
 }
 
 fn compiled(schedule: Schedule, pp: u32, microbatches: u32) -> dcc::Compiled {
-    let case = Case { model: "gpt2_tiny.onnx", batch: 24, precision: Precision::AsExported, ..CASE };
+    let case = Case { model: "gpt2_tiny.onnx", batch: 24, dtype: None, ..CASE };
     case.compiled(&by(schedule, (1, 1, pp)), microbatches)
 }
 
@@ -150,7 +149,7 @@ fn programs_have_the_order_and_the_slots_of_the_rule() {
         (interleaved((1, 1, 1), 2), Rule::Interleaved { chunks: 2 }),
     ] {
         for (pp, microbatches) in [(2, 6), (4, 4)] {
-            let case = Case { model: "gpt2_tiny.onnx", batch: 12, precision: Precision::AsExported, ..CASE };
+            let case = Case { model: "gpt2_tiny.onnx", batch: 12, dtype: None, ..CASE };
             let compiled = case.compiled(&Parallel { pp, ..parallel.clone() }, microbatches);
             let found = Order::of_programs(&compiled.artifact.train).expect("the programs of a pipeline");
             let due = rule.order(pp, microbatches).expect("an order");
@@ -186,7 +185,7 @@ fn slots(program: &Program, held: impl Fn(SectionKind) -> u64) {
 /// A search in the memory that it is given, or in twice that of 1F1B: within the limit, and no slower than the rule that fits.
 #[test]
 fn the_search_keeps_to_the_memory_limit() {
-    let case = Case { model: "gpt2_tiny.onnx", batch: 24, precision: Precision::AsExported, ..CASE };
+    let case = Case { model: "gpt2_tiny.onnx", batch: 24, dtype: None, ..CASE };
     let parallel = by(Schedule::Auto, (1, 1, 4));
     let peak = |compiled: &dcc::Compiled| compiled.artifact.train.iter().map(dcc::compile::planned_bytes).max().unwrap_or(0);
     let machine = parallel.machine;

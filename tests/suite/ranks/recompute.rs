@@ -1,7 +1,7 @@
 //! Recomputation: the same training from less memory, as much of it as a limit demands and no more.
 
 use super::{CASE, Case, Split, compiled, mesh};
-use dcc::compile::{Options, Precision, compile, planned_bytes};
+use dcc::compile::{Options, compile, planned_bytes};
 use dcc::import::Model;
 use dcc::plan::{Parallel, Schedule, Zero, batch};
 use dcc::recompute::{Recompute, Repeats};
@@ -52,7 +52,7 @@ fn less_is_kept_the_more_is_computed() {
     };
     for model in ["gpt2_tiny.onnx", "llama_tiny.onnx"] {
         let of = |repeats| {
-            let artifact = compiled(model, &repeating(repeats, &mesh(1, 1, 1)), 1, Precision::AsExported).artifact;
+            let artifact = compiled(model, &repeating(repeats, &mesh(1, 1, 1)), 1, None).artifact;
             (activations(&artifact.train[0]), products(&artifact.train[0]))
         };
         let [(all, none), (quick, selective), (few, full)] = [Repeats::NONE, Repeats::SELECTIVE, Repeats::FULL].map(of);

@@ -1,7 +1,6 @@
 //! Every mesh and schedule trains as one device does, to rounding: few steps of each model.
 
 use super::{CASE, Case, Split, mesh};
-use dcc::compile::Precision;
 use dcc::import::Dropout;
 use dcc::plan::{Parallel, Schedule};
 
@@ -33,7 +32,7 @@ const MESHES: [(u32, u32, u32, u32); 11] = [
 fn mlp_trains_alike_on_every_mesh() {
     let mlp = Case { model: "mlp.onnx", ..CASE };
     mlp.check(&splits(&MESHES[..9]));
-    Case { precision: Precision::AsExported, ..mlp }.check(&splits(&MESHES[..9]));
+    Case { dtype: None, ..mlp }.check(&splits(&MESHES[..9]));
 }
 
 /// Convolutions, grouped, depthwise, dilated and transposed, and pools.
@@ -41,7 +40,7 @@ fn mlp_trains_alike_on_every_mesh() {
 fn a_cnn_trains_alike_on_every_mesh() {
     let all = [(1, 1, 1, 4), (2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 2), (2, 2, 1, 2), (1, 2, 2, 4), (1, 4, 1, 1)];
     Case { model: "cnn.onnx", ..CASE }.check(&splits(&all));
-    Case { model: "cnn.onnx", precision: Precision::AsExported, ..CASE }.check(&splits(&[(2, 2, 2, 2)]));
+    Case { model: "cnn.onnx", dtype: None, ..CASE }.check(&splits(&[(2, 2, 2, 2)]));
 }
 
 /// A vocabulary of 211, tied; clipped gradients; labels of which some microbatches ignore all.
@@ -53,7 +52,7 @@ fn gpt_trains_alike_on_every_mesh() {
     gpt.check(&all);
     // Twelve samples have other microbatches.
     Case { batch: 12, steps: 2, ..gpt.clone() }.check(&splits(&[(1, 1, 2, 3), (1, 2, 2, 6)]));
-    let single = Case { precision: Precision::AsExported, labels: None, ..gpt };
+    let single = Case { dtype: None, labels: None, ..gpt };
     single.check(&[(mesh(2, 2, 2), 2), (gpipe(1, 1, 4), 4)]);
 }
 
@@ -92,7 +91,7 @@ fn dropout_is_the_same_on_every_mesh() {
 #[test]
 fn the_same_mesh_twice_and_two_threads_give_the_same_bits() {
     for (dp, tp, pp, microbatches) in [(1, 2, 2, 2), (2, 2, 1, 4)] {
-        let case = Case { model: "gpt2_tiny.onnx", precision: Precision::AsExported, ..CASE };
+        let case = Case { model: "gpt2_tiny.onnx", dtype: None, ..CASE };
         let artifact = case.compiled(&mesh(dp, tp, pp), microbatches).artifact;
         let first = case.trained(&artifact, 1, 1e-3);
         assert_eq!(case.trained(&artifact, 1, 1e-3), first);
@@ -103,7 +102,7 @@ fn the_same_mesh_twice_and_two_threads_give_the_same_bits() {
 
 #[test]
 fn tensor_parallel_ranks_do_half_of_the_work() {
-    let case = Case { model: "gpt2_tiny.onnx", precision: Precision::AsExported, steps: 1, ..CASE };
+    let case = Case { model: "gpt2_tiny.onnx", dtype: None, steps: 1, ..CASE };
     let work = |tp| {
         let artifact = case.compiled(&mesh(1, tp, 1), 1).artifact;
         case.trained(&artifact, 1, 1e-3).tallies.iter().map(|tally| tally.flops).max().unwrap() as f64

@@ -2,9 +2,9 @@
 //! figures; `cargo test` only sees that there is nothing to do.
 
 use super::{CASE, Case, Split, is_long, mesh};
-use dcc::compile::Precision;
 use dcc::import::Dropout;
 use dcc::plan::{Parallel, Schedule};
+use dcc_program::DType;
 
 const STEPS: usize = 20;
 
@@ -34,8 +34,8 @@ fn gpt_on_all_meshes() {
     if !is_long() {
         return;
     }
-    for precision in [Precision::F64, Precision::AsExported] {
-        let gpt = Case { model: "gpt2_tiny.onnx", precision, steps: STEPS, labels: Some(16), clip: Some(0.5), ..CASE };
+    for dtype in [Some(DType::F64), None] {
+        let gpt = Case { model: "gpt2_tiny.onnx", dtype, steps: STEPS, labels: Some(16), clip: Some(0.5), ..CASE };
         Case { batch: 24, ..gpt.clone() }.check(&splits(24));
         let others = |batch, count| splits(batch).into_iter().filter(|split| split.1 == count).collect::<Vec<_>>();
         Case { batch: 20, ..gpt.clone() }.check(&others(20, 5));
@@ -53,7 +53,7 @@ fn fifty_thousand_words_on_four_meshes() {
     let gpt = Case { model: "gpt2_50257.onnx", steps: STEPS, batch: 4, clip: Some(0.5), ..CASE };
     let splits = [(mesh(1, 2, 1), 1), (mesh(1, 4, 1), 2), (mesh(1, 2, 2), 4), (mesh(2, 2, 1), 2)];
     gpt.check(&splits);
-    Case { precision: Precision::AsExported, ..gpt }.check(&splits);
+    Case { dtype: None, ..gpt }.check(&splits);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::{CASE, Case, Split, decode, is_long, mesh};
 use crate::onnx_model::{external, model, node, size, value, with_tensor};
-use dcc::compile::{Options, Precision, compile};
+use dcc::compile::{Options, compile};
 use dcc::import::Model;
 use dcc::loss::{LossKind, LossOptions};
 use dcc::optimizer::OptimizerOptions;
@@ -23,7 +23,7 @@ pub(super) fn sharded(zero: Zero, parallel: &Parallel) -> Parallel {
 
 pub(super) fn clipped(model: &'static str) -> Case {
     // A bound that clips from the first step on.
-    Case { model, batch: 16, clip: Some(0.05), precision: Precision::AsExported, ..CASE }
+    Case { model, batch: 16, clip: Some(0.05), dtype: None, ..CASE }
 }
 
 /// Losses, norms, weights and states, bit by bit.
@@ -191,7 +191,7 @@ pub(super) fn wide_in(mixed: Option<Mixed>, parallel: &Parallel, microbatches: u
 /// a shard over the groups.
 #[test]
 fn a_step_moves_what_the_papers_say() {
-    let case = Case { steps: 2, precision: Precision::AsExported, ..CASE };
+    let case = Case { steps: 2, dtype: None, ..CASE };
     let psi = bytes(program(&wide(&mesh(1, 1, 1), 1))).weights as f64;
     let moved = |parallel: &Parallel, microbatches| {
         let outcome = case.trained(&wide(parallel, microbatches), 1, 1e-3);

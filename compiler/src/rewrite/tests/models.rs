@@ -6,7 +6,7 @@ use crate::import::Imported;
 use crate::interp::outputs;
 use crate::loss::LossKind;
 use crate::ops::Param;
-use crate::precision::widen;
+use crate::precision::retype;
 use crate::sources;
 use crate::train::{Trainable, TrainingOptions, train_step};
 use dcc_program::kernel::UnaryOp;
@@ -68,7 +68,7 @@ fn bind_masked(graph: &Graph) -> Bindings {
 
 /// Simplifies a model in f64; its outputs stay. Returns both graphs.
 fn same_outputs(path: &Path) -> (Graph, Graph) {
-    let before = widen(&import(path)).unwrap();
+    let before = retype(&import(path), DType::F64).unwrap();
     let after = simplify(&before).unwrap();
     verify(&after).unwrap();
     let bindings = bind_masked(&before);
@@ -286,7 +286,7 @@ fn is_gather(node: &crate::graph::Node) -> bool {
 /// Rewriting before and after gradients leaves loss, norm and every new weight as they are.
 fn same_step(path: &Path) {
     let imported = imported(path);
-    let plain = widen(&imported.graph).unwrap();
+    let plain = retype(&imported.graph, DType::F64).unwrap();
     let before = step(&plain, &imported);
     let train = step(&sources::split(&simplify(&plain).unwrap()).unwrap(), &imported);
     let after = simplify(&train).unwrap();
