@@ -180,8 +180,9 @@ fn import(
         unrolled_from: None,
     };
     importer.values.resize(flat.values.len(), None);
-    importer.build.warnings = importer.classifier.warnings();
     let live = flat.live(importer.outputs.iter().map(|(_, id)| *id));
+    let read = flat.initializers.iter().filter(|(id, _)| live[id.0 as usize]).map(|(_, tensor)| tensor);
+    importer.build.warnings = importer.classifier.warnings(read);
     importer.sources(&bound, options, &live)?;
     let last = flat.last_readers(importer.outputs.iter().map(|(_, id)| *id));
     for (at, node) in flat.nodes.iter().enumerate() {
@@ -348,7 +349,9 @@ impl Importer<'_, '_> {
         }
         let built = &self.build.graph;
         let graph = built.map(|graph, _, node, operands| Ok(graph.add_typed(node.op.clone(), operands, node.ty.clone())))?;
-        parameters::settle(&graph, &mut self.build.parameters);
+        let mut flat = parameters::settle(&graph, &mut self.build.parameters);
+        flat.retain(|name| self.classifier.is_parameter(name));
+        self.build.warnings.extend(parameters::warnings::flat(&flat));
         let used: BTreeSet<String> = graph
             .nodes
             .iter()

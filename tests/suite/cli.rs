@@ -72,7 +72,7 @@ fn floats(count: usize) -> Vec<u8> {
 }
 
 /// `y[batch, 4] = x[batch, 3] · w`.
-fn linear() -> ModelProto {
+pub fn linear() -> ModelProto {
     let mut linear = with_tensor(model(&[node("MatMul", &["x", "w"], &["y"])]), tensor("w", &[3, 4], &floats(12)));
     linear.graph.as_mut().expect("a graph").input = vec![value("x", &[symbol("batch"), size(3)])];
     linear
@@ -89,7 +89,7 @@ pub fn put(folder: &Folder, name: &str, bytes: impl AsRef<[u8]>) {
     std::fs::write(path, bytes).expect("a file");
 }
 
-fn put_model(folder: &Folder, name: &str, model: &ModelProto) {
+pub fn put_model(folder: &Folder, name: &str, model: &ModelProto) {
     put(folder, name, model.encode_to_vec());
 }
 

@@ -1,9 +1,14 @@
 //! Reading commands on every kind of file, and what goes out comes back in.
 
-use crate::cli::{linear_case, put};
+use crate::cli::{linear, linear_case, put, put_model};
 use crate::command::{Folder, dcc};
+use dcc::import::proto::{ModelProto, type_proto};
 use dcc_program::artifact::Artifact;
+use prost::Message;
 use serde_json::Value;
+
+/// ONNX's number of f16.
+const FLOAT16: i32 = 10;
 
 fn words<'a>(command: &'a str, paths: &'a [(&'a str, String)]) -> Vec<String> {
     let replaced = |word: &str| paths.iter().find(|(name, _)| *name == word).map_or(word.to_owned(), |(_, path)| path.clone());
@@ -106,4 +111,82 @@ fn exported_weights_continue_the_run() {
     let long = losses("long.jsonl");
     assert_eq!([losses("onnx.jsonl"), losses("tensors.jsonl")], [vec![long[2].clone()], vec![long[2].clone()]]);
     assert!(long[0] != long[2], "training changes the loss: {long:?}");
+}
+
+/// Weights that half floats hold train as the same weights in f32 do, and go back as half floats.
+#[test]
+fn a_model_in_half_floats_trains_in_f32() {
+    let folder = linear_case();
+    let (mut single, mut half) = (linear(), linear());
+    let graph = half.graph.as_mut().expect("a graph");
+    for (single, half) in single.graph.as_mut().expect("a graph").initializer.iter_mut().zip(&mut graph.initializer) {
+        let (words, _) = half.raw_data().as_chunks::<4>();
+        let halves: Vec<half::f16> = words.iter().map(|&word| half::f16::from_f32(f32::from_le_bytes(word))).collect();
+        single.raw_data = Some(halves.iter().flat_map(|x| x.to_f32().to_le_bytes()).collect::<Vec<u8>>().into());
+        half.raw_data = Some(halves.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>().into());
+        half.data_type = Some(FLOAT16);
+    }
+    for value in graph.input.iter_mut().chain(&mut graph.output) {
+        let Some(type_proto::Value::TensorType(tensor)) = value.r#type.as_mut().and_then(|ty| ty.value.as_mut()) else {
+            panic!()
+        };
+        tensor.elem_type = Some(FLOAT16);
+    }
+    put_model(&folder, "linear.onnx", &single);
+    put_model(&folder, "half.onnx", &half);
+    let run = |command: &str| {
+        let names = ["linear.onnx", "half.onnx", "data", "saved", "out.onnx", "32.jsonl", "16.jsonl", "bf16.jsonl"];
+        dcc(words(command, &names.map(|name| (name, folder.at(name))))).ok()
+    };
+    let losses = |model: &str, flags: &str, name: &str| -> Vec<Value> {
+        run(&format!(
+            "run {model} --data data --global-batch-size 16 --steps 3 --optimizer sgd --lr 0.1 {flags} --metrics-file {name}"
+        ));
+        folder.lines(name).iter().map(|line| line["loss"].clone()).collect()
+    };
+    let plain = losses("linear.onnx", "", "32.jsonl");
+    assert_eq!(losses("half.onnx", "--dtype f32 --save-dir saved", "16.jsonl"), plain);
+    assert_ne!(losses("half.onnx", "", "16.jsonl"), plain);
+    assert_eq!(losses("half.onnx", "--dtype bf16", "16.jsonl"), losses("linear.onnx", "--dtype bf16", "bf16.jsonl"));
+    run("export saved --model half.onnx --onnx out.onnx");
+    let bytes = std::fs::read(folder.at("out.onnx")).expect("a file");
+    let out = ModelProto::decode(&*bytes).expect("a model");
+    assert!(out.graph.expect("a graph").initializer.iter().all(|tensor| tensor.data_type() == FLOAT16));
+}
+
+/// Other runtimes run such a file as it is.
+#[test]
+fn an_export_in_training_mode_is_told() {
+    let folder = linear_case();
+    let names =
+        [("data", "tests/models/data/mlp.npz".to_owned()), ("saved", folder.at("saved")), ("out.onnx", folder.at("out.onnx"))];
+    let mut told = ["mlp_legacy_dropout", "mlp"].map(|name| {
+        let run = |command: &str| dcc(words(command, &names)).ok();
+        let model = format!("tests/models/{name}.onnx");
+        let _ = std::fs::remove_dir_all(folder.at("saved"));
+        run(&format!("run {model} --data data --init 1 --global-batch-size 8 --steps 1 --save-dir saved"));
+        run(&format!("export saved --model {model} --onnx out.onnx")).stderr.contains("Dropout nodes of")
+    });
+    told.sort_unstable();
+    assert_eq!(told, [false, true]);
+}
+
+/// A run goes on with what it can of another optimizer's state, and says what it leaves.
+#[test]
+fn another_optimizer_resumes_with_a_word() {
+    let folder = linear_case();
+    let run = |command: &str| {
+        let names = ["linear.onnx", "data", "saved"].map(|name| (name, folder.at(name)));
+        dcc(words(&format!("run linear.onnx --data data --global-batch-size 16 --save-dir saved {command}"), &names))
+    };
+    run("--optimizer adamw --steps 1").ok();
+    let same = run("--optimizer adamw --steps 2 --resume auto").ok();
+    assert!(!same.stderr.contains("not used"), "{}", same.stderr);
+    let other = run("--optimizer lion --steps 3 --resume auto").ok();
+    assert!(other.stderr.contains("note: of the checkpoint, v is not used"), "{}", other.stderr);
+    let done = run("--optimizer lion --steps 3 --resume auto").ok();
+    assert!(done.stderr.contains("note: no step to do: 3 are done, of 3"), "{}", done.stderr);
+    let refused = run("--optimizer adamw --steps 4 --resume auto");
+    assert_eq!(refused.code, Some(5), "{}", refused.stderr);
+    assert!(refused.stderr.contains("(v): its optimizer keeps m"), "{}", refused.stderr);
 }

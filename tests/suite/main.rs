@@ -56,6 +56,7 @@ mod reshard;
 mod rewriting;
 mod running;
 mod seconds;
+mod slopes;
 mod steps;
 mod tidy;
 mod tolerance;

@@ -64,6 +64,14 @@ pub fn run(args: &Args) -> Outcome<i32> {
     }
     if let (Some(path), Some(source)) = (&args.onnx, &mut source) {
         onnx::write(&mut source.model.proto, &weights, path)?;
+        let training = onnx::in_training_mode(&source.model.proto);
+        if training > 0 {
+            output::talk(&format!(
+                "warning: {training} BatchNormalization and Dropout nodes of {} are in training mode, as they were exported: other \
+                 runtimes follow that, `dcc eval` does not",
+                path.display()
+            ));
+        }
     }
     for path in args.safetensors.iter().chain(&args.onnx) {
         output::status("Exported", &format!("{} tensors to {}", weights.len(), path.display()));

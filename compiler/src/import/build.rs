@@ -4,11 +4,14 @@
 //! arithmetic, positions), and adds nodes otherwise: masks stay comparisons of positions whatever their size. Broadcasting is
 //! NumPy's and made explicit.
 
+use std::collections::BTreeMap;
+
 use dcc_program::kernel::{BinaryOp, CompareOp, UnaryOp};
 use dcc_program::program::ParamKind;
 use dcc_program::{DType, Reduce, Shape};
 
 use super::known::Known;
+use super::ops::Quantised;
 use super::rescale::Rescale;
 use super::tensor::{Tensor, TensorData};
 use super::value::{Value, broadcast_shape, not_a_tensor};
@@ -39,6 +42,8 @@ pub struct Build {
     pub batch_norms_train: bool,
     /// Running averages, and what they are of.
     pub statistics: Vec<(Statistic, NodeId)>,
+    /// Integers of the graph that floats were quantised to.
+    pub quantised: BTreeMap<NodeId, Quantised>,
     /// Random ops so far; their ids must not depend on what follows.
     pub random_ops: u32,
     /// Set while a node of a static export is imported for another batch.
@@ -55,6 +60,7 @@ impl Build {
             batch_norm: BatchNorm::default(),
             batch_norms_train: false,
             statistics: Vec::new(),
+            quantised: BTreeMap::new(),
             random_ops: 0,
             rescale: None,
         }

@@ -57,9 +57,16 @@ impl<'m> FxCall<'m> {
 
     /// The row of an embedding that gets no gradient, `padding_idx`: the call's third argument, absent or -1 where there is none.
     pub fn padding_row(&self) -> Option<u64> {
-        let (_, call) = self.0.split_once("target=torch.ops.aten.embedding.default](args = (")?;
-        let (arguments, _) = call.split_once("), kwargs")?;
-        arguments.split(", ").nth(2)?.parse().ok()
+        self.embedding(2)?.parse().ok()
+    }
+
+    /// Whether gradients of an embedding's rows are divided by how often the batch has them, `scale_grad_by_freq`.
+    pub fn divides_by_frequency(&self) -> bool {
+        self.embedding(3) == Some("True")
+    }
+
+    fn embedding(&self, argument: usize) -> Option<&'m str> {
+        (self.target() == "aten.embedding").then(|| self.arguments().get(argument).copied()).flatten()
     }
 }
 
@@ -89,12 +96,13 @@ mod tests {
     }
 
     #[test]
-    fn padding_rows() {
-        let call = |op: &str, arguments: &str| {
-            let text =
-                format!("%e : [num_users=1] = call_function[target=torch.ops.aten.{op}](args = ({arguments}), kwargs = {{}})");
-            FxCall(&text).padding_row()
+    fn gradients_of_embeddings() {
+        let text = |op: &str, arguments: &str| {
+            format!("%e : [num_users=1] = call_function[target=torch.ops.aten.{op}](args = ({arguments}), kwargs = {{}})")
         };
+        let call = |op: &str, arguments: &str| FxCall(&text(op, arguments)).padding_row();
+        let divides = |arguments: &str| FxCall(&text("embedding.default", arguments)).divides_by_frequency();
+        assert_eq!(["%p_w, %ids, -1, True", "%p_w, %ids, 7, False, True", "%p_w, %ids"].map(divides), [true, false, false]);
         assert_eq!(call("embedding.default", "%p_w, %ids, 0"), Some(0));
         assert_eq!(call("embedding.default", "%p_w, %ids, 7, False, True"), Some(7));
         assert_eq!(call("embedding.default", "%p_w, %ids"), None);

@@ -44,6 +44,8 @@ use super::parameters::Classifier;
 use super::value::{Value, axis};
 use crate::error::{Error, Result};
 
+pub(super) use quantize::Quantised;
+
 /// Builds one node; gives its results in ONNX's order. Fewer than the node has means that the others are not supported.
 pub type Import = fn(&mut Build, &Call) -> Result<Vec<Value>>;
 

@@ -120,13 +120,26 @@ impl Classifier {
         Classifier { signature, trace, gains, notes, fused, statistics, literals, epsilons, from_torch, from_torchscript }
     }
 
-    /// What the exporter did to parameters, for the user to know.
-    pub fn warnings(&self) -> Vec<String> {
+    /// What the exporter did to parameters, and what of the module the file leaves out, for the user to know; `initializers` are those
+    /// that the outputs depend on.
+    pub fn warnings<'t>(&self, initializers: impl Iterator<Item = &'t Tensor>) -> Vec<String> {
         let mut warnings = self.notes.clone();
         warnings.extend(self.fused.warnings());
         let total = self.signature.iter().flat_map(Signature::parameters).count();
         warnings.extend(warnings::warnings(&self.trace, total));
+        let changed = initializers.map(|tensor| tensor.name.as_str()).filter(|name| self.is_changed(name)).collect::<Vec<_>>();
+        warnings.extend(warnings::changed(&changed));
         warnings
+    }
+
+    /// Whether the module changes it in every call, and the file does not say how.
+    fn is_changed(&self, name: &str) -> bool {
+        !self.statistics.contains(name) && self.signature.as_ref().is_some_and(|signature| signature.is_changed(name))
+    }
+
+    /// Whether the file says that it is a parameter of the module.
+    pub fn is_parameter(&self, name: &str) -> bool {
+        self.signature.as_ref().and_then(|signature| signature.is_parameter(name)) == Some(true)
     }
 
     /// Whether nothing but its name tells a parameter from a buffer, and the name leaves it open.
@@ -214,8 +227,9 @@ fn is_constant_node(name: &str) -> bool {
     name.starts_with('/') && number.is_some_and(|n| n.chars().all(|c| c == '_' || c.is_ascii_digit()))
 }
 
-/// Marks as not trained what the outputs do not depend on differentiably, and drops what they do not depend on at all.
-pub(super) fn settle(graph: &Graph, parameters: &mut Vec<Parameter>) {
+/// Marks as not trained what the outputs do not depend on differentiably, whose names it gives, and drops what they do not depend on
+/// at all.
+pub(super) fn settle(graph: &Graph, parameters: &mut Vec<Parameter>) -> Vec<String> {
     let live = graph.live();
     let mut moved = vec![false; graph.nodes.len()];
     for &(_, id) in &graph.outputs {
@@ -232,11 +246,16 @@ pub(super) fn settle(graph: &Graph, parameters: &mut Vec<Parameter>) {
             }
         }
     }
+    let mut flat = Vec::new();
     parameters.retain_mut(|parameter| {
         let reached = found.get(parameter.tensor.name.as_str());
-        parameter.trained &= reached == Some(&true);
+        if parameter.trained && reached == Some(&false) {
+            parameter.trained = false;
+            flat.push(parameter.tensor.name.clone());
+        }
         reached.is_some()
     });
+    flat
 }
 
 fn passes_gradient(graph: &Graph, id: NodeId, operand: usize) -> bool {

@@ -37,6 +37,15 @@ impl Value {
         }
     }
 
+    /// Whether both are the same value, without looking at what nodes compute.
+    pub fn is(&self, other: &Value) -> bool {
+        match (self, other) {
+            (Value::Node(one), Value::Node(other)) => one == other,
+            (Value::Known(one), Value::Known(other)) => one == other,
+            _ => false,
+        }
+    }
+
     /// The one number that all elements are known to be.
     pub fn uniform(&self) -> Option<f64> {
         self.known()?.uniform()

@@ -58,8 +58,31 @@ pub fn write(model: &mut ModelProto, weights: &BTreeMap<String, Weight>, path: &
     output::file(path, |file| file.write_all(&model.encode_to_vec()))
 }
 
+/// How many nodes of the graph say that they are in training mode, which an exporter wrote and other runtimes follow.
+pub fn in_training_mode(model: &ModelProto) -> usize {
+    let tensors: BTreeMap<&str, &TensorProto> = tensors(model).into_iter().map(|(name, tensor, _)| (name, tensor)).collect();
+    let is_true = |name: &String| {
+        let tensor = tensors.get(name.as_str());
+        tensor
+            .is_some_and(|tensor| tensor.raw_data().iter().any(|&byte| byte != 0) || tensor.int32_data.iter().any(|&x| x != 0))
+    };
+    let trains = |node: &NodeProto| match node.op_type() {
+        "BatchNormalization" => {
+            node.attribute.iter().any(|attribute| attribute.name() == "training_mode" && attribute.i() != 0)
+        }
+        "Dropout" => node.input.get(2).is_some_and(is_true),
+        _ => false,
+    };
+    let graph = model.graph.as_ref().expect("a decoded model has a graph");
+    graph.node.iter().filter(|node| is_onnx(node) && trains(node)).count()
+}
+
+fn is_onnx(node: &NodeProto) -> bool {
+    matches!(node.domain(), "" | "ai.onnx")
+}
+
 fn is_constant(node: &NodeProto) -> bool {
-    node.op_type() == "Constant" && matches!(node.domain(), "" | "ai.onnx")
+    node.op_type() == "Constant" && is_onnx(node)
 }
 
 fn is_value(attribute: &AttributeProto) -> bool {

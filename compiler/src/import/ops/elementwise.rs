@@ -123,10 +123,11 @@ fn modulo(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     Ok(vec![build.select(&wrong, &fixed, &rest)?])
 }
 
-/// Bounds are attributes up to opset 6 and optional inputs from 11 on. A value on a bound keeps its gradient, as in `torch.clamp`.
+/// Bounds are attributes up to opset 6 and optional inputs from 11 on. A value on a bound passes no gradient, as in `relu6`,
+/// `hardtanh` and, since PyTorch 2.15, `clamp`.
 fn clip(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let mut x = call.input(0)?.clone();
-    for (position, name, outside) in [(1, "min", CompareOp::Lt), (2, "max", CompareOp::Gt)] {
+    for (position, name, outside) in [(1, "min", CompareOp::Le), (2, "max", CompareOp::Ge)] {
         let bound = match call.node.float(name)? {
             Some(bound) => Known::scalar(x.dtype(build)?, bound).into(),
             None => match call.optional(position) {

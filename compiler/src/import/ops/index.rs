@@ -97,6 +97,10 @@ fn gather(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let dim = call.axis(0, data.rank(build)?)?;
     let indices = call.input(1)?;
     let rows = take(build, data, dim, indices)?;
+    if call.node.call.divides_by_frequency() {
+        let what = "the module divides gradients of its rows by how often the batch has them (`scale_grad_by_freq`), which dcc does not";
+        build.warnings.push(format!("{}: {what}", call.node.place()));
+    }
     let is_read = |row: &u64| indices.known().is_none_or(|known| known.numbers().any(|at| at == *row as f64));
     match call.node.call.padding_row().filter(is_read) {
         Some(row) => Ok(vec![without_gradient(build, &rows, indices, row)?]),

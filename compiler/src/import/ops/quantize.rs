@@ -1,6 +1,7 @@
-//! Linear quantisation, forward only: rounding has no slope.
+//! Linear quantisation. Rounding has no slope; a value that is quantised and dequantised again, with one scale, passes its gradient
+//! straight through where it is in range, and none to the scale, as PyTorch's `fake_quantize`: so models train for quantisation.
 
-use dcc_program::kernel::{BinaryOp, UnaryOp};
+use dcc_program::kernel::{BinaryOp, CompareOp, UnaryOp};
 use dcc_program::{DType, Reduce, Shape};
 
 use super::{Call, Import, attribute_value};
@@ -65,17 +66,49 @@ fn spread(build: &mut Build, call: &Call, value: &Value, shape: &[u64]) -> Resul
     build.narrow(&value, dim, 0, shape[dim])
 }
 
-/// `round(x) + zero`, cut to the range of `to`.
-fn saturated(build: &mut Build, x: &Value, zero: Option<&Value>, to: DType) -> Result<Value> {
+/// What a value of the graph was quantised from.
+#[derive(Clone, Debug)]
+pub struct Quantised {
+    x: Value,
+    scale: Value,
+    zero: Option<Value>,
+    /// Where x is not cut to the range of the type.
+    inside: Value,
+}
+
+impl Quantised {
+    /// Whether `call` undoes it.
+    fn is_undone_by(&self, call: &Call) -> bool {
+        let zeros = match (&self.zero, call.optional(2)) {
+            (Some(one), Some(other)) => one.is(other),
+            (one, other) => one.as_ref().or(other).is_none_or(|zero| zero.uniform() == Some(0.0)),
+        };
+        zeros && call.optional(1).is_some_and(|scale| self.scale.is(scale))
+    }
+
+    /// `y` with the gradient of x where that is in range: `y + (x - x)`, of which one x is held.
+    fn straight_through(&self, build: &mut Build, y: &Value) -> Result<Value> {
+        let x = build.cast(&self.x, y.dtype(build)?)?;
+        let held = build.stop_gradient(&x)?;
+        let change = build.binary(BinaryOp::Sub, &x, &held)?;
+        let none = Known::scalar(y.dtype(build)?, 0.0).into();
+        let change = build.select(&self.inside, &change, &none)?;
+        build.binary(BinaryOp::Add, y, &change)
+    }
+}
+
+/// `round(x) + zero`, cut to the range of `to`; and where it is in that range.
+fn saturated(build: &mut Build, x: &Value, zero: Option<&Value>, to: DType) -> Result<(Value, Value)> {
     let (low, high) = range(to)?;
     let mut y = build.unary(UnaryOp::RoundEven, x)?;
     if let Some(zero) = zero {
         let zero = build.cast(zero, y.dtype(build)?)?;
         y = build.binary(BinaryOp::Add, &y, &zero)?;
     }
-    let y = build.binary_scalar(BinaryOp::Max, &y, low)?;
-    let y = build.binary_scalar(BinaryOp::Min, &y, high)?;
-    build.cast(&y, to)
+    let cut = build.binary_scalar(BinaryOp::Max, &y, low)?;
+    let cut = build.binary_scalar(BinaryOp::Min, &cut, high)?;
+    let inside = build.compare(CompareOp::Eq, &y, &cut)?;
+    Ok((build.cast(&cut, to)?, inside))
 }
 
 /// `a / b` rounded once to `dtype`: rounding to integers shows the last bit, which a product with the reciprocal may miss.
@@ -109,7 +142,12 @@ fn quantize_linear(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let ratio = quotient(build, &x, &scale, wide)?;
     // Wide enough that the sum with the zero point is exact.
     let ratio = if wide.bytes() < 4 { build.cast(&ratio, DType::F32)? } else { ratio };
-    Ok(vec![saturated(build, &ratio, zero.as_ref(), to)?])
+    let (quantised, inside) = saturated(build, &ratio, zero.as_ref(), to)?;
+    if let (Value::Node(id), true) = (&quantised, x.dtype(build)?.is_float()) {
+        let (scale, zero) = (call.input(1)?.clone(), call.optional(2).cloned());
+        build.quantised.insert(*id, Quantised { x, scale, zero, inside });
+    }
+    Ok(vec![quantised])
 }
 
 fn dequantize_linear(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
@@ -125,8 +163,18 @@ fn dequantize_linear(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
         y = build.binary(BinaryOp::Sub, &y, &zero)?;
     }
     let scale = build.cast(&scale, wide)?;
+    let undone = match x {
+        Value::Node(id) => build.quantised.get(id).cloned(),
+        _ => None,
+    };
+    let Some(quantised) = undone.filter(|quantised| quantised.is_undone_by(call)) else {
+        let y = build.binary(BinaryOp::Mul, &y, &scale)?;
+        return Ok(vec![build.cast(&y, to)?]);
+    };
+    let scale = build.stop_gradient(&scale)?;
     let y = build.binary(BinaryOp::Mul, &y, &scale)?;
-    Ok(vec![build.cast(&y, to)?])
+    let y = build.cast(&y, to)?;
+    Ok(vec![quantised.straight_through(build, &y)?])
 }
 
 /// Results: values of u8, scale, zero point, from the range of x and 0.
@@ -143,7 +191,8 @@ fn dynamic_quantize_linear(build: &mut Build, call: &Call) -> Result<Vec<Value>>
     let none: Value = Known::scalar(dtype, 0.0).into();
     let zero = quotient(build, &low, &scale, dtype)?;
     let zero = build.binary(BinaryOp::Sub, &none, &zero)?;
-    let zero = saturated(build, &zero, None, DType::U8)?;
+    let (zero, _) = saturated(build, &zero, None, DType::U8)?;
     let ratio = quotient(build, x, &scale, dtype)?;
-    Ok(vec![saturated(build, &ratio, Some(&zero), DType::U8)?, scale, zero])
+    let (quantised, _) = saturated(build, &ratio, Some(&zero), DType::U8)?;
+    Ok(vec![quantised, scale, zero])
 }

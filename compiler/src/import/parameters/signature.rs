@@ -11,6 +11,8 @@ pub struct Signature {
     entries: BTreeMap<String, Entry>,
     /// Inputs of the exported program that are the user's.
     inputs: BTreeSet<String>,
+    /// Buffers that the forward pass changes.
+    changed: BTreeSet<String>,
 }
 
 /// A line of it.
@@ -29,20 +31,32 @@ impl Signature {
 
     /// Lines such as `p_fc_weight: PARAMETER target='fc.weight'` and `b_mask: BUFFER target='mask' persistent=True`.
     pub fn parse(text: &str) -> Signature {
-        let (mut entries, mut inputs) = (BTreeMap::new(), BTreeSet::new());
+        let mut signature = Signature::default();
         for line in text.lines() {
             let Some((argument, rest)) = line.split_once(": ") else { continue };
             let kind = rest.split_whitespace().next().unwrap_or_default();
             if kind == "USER_INPUT" {
-                inputs.insert(argument.trim().to_owned());
+                signature.inputs.insert(argument.trim().to_owned());
             }
             let target = rest.split_once("target='").and_then(|(_, rest)| rest.split_once('\''));
-            if let (Some((target, _)), "PARAMETER" | "BUFFER" | "CONSTANT_TENSOR") = (target, kind) {
-                let entry = Entry { argument: argument.trim().to_owned(), trained: kind == "PARAMETER" };
-                entries.insert(target.to_owned(), entry);
+            let Some((target, _)) = target else { continue };
+            match kind {
+                "PARAMETER" | "BUFFER" | "CONSTANT_TENSOR" => {
+                    let entry = Entry { argument: argument.trim().to_owned(), trained: kind == "PARAMETER" };
+                    signature.entries.insert(target.to_owned(), entry);
+                }
+                "BUFFER_MUTATION" => {
+                    signature.changed.insert(target.to_owned());
+                }
+                _ => {}
             }
         }
-        Signature { entries, inputs }
+        signature
+    }
+
+    /// Whether it is a buffer that each call of the module changes.
+    pub fn is_changed(&self, name: &str) -> bool {
+        self.changed.contains(name)
     }
 
     /// False of buffers and constants; none where the name is not the module's.
@@ -79,9 +93,11 @@ mod tests {
 
     #[test]
     fn lines_have_kinds_and_targets() {
-        let text = "p_fc_weight: PARAMETER target='fc.weight'\nb_mask: BUFFER target='mask' persistent=True\nx: USER_INPUT\n";
+        let text = "p_fc_weight: PARAMETER target='fc.weight'\nb_mask: BUFFER target='mask' persistent=True\nx: USER_INPUT\n\
+                    add: BUFFER_MUTATION target='mask'\n";
         let signature = Signature::parse(text);
         assert_eq!(signature.parameters().collect::<Vec<_>>(), [("fc.weight", "p_fc_weight")]);
         assert_eq!(["fc.weight", "mask", "x"].map(|name| signature.is_parameter(name)), [Some(true), Some(false), None]);
+        assert_eq!(["fc.weight", "mask"].map(|name| signature.is_changed(name)), [false, true]);
     }
 }

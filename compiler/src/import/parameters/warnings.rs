@@ -11,6 +11,24 @@ pub fn listed<T: AsRef<str>>(names: &[T]) -> String {
     names.iter().map(|name| format!("`{}`", name.as_ref())).collect::<Vec<_>>().join(", ")
 }
 
+/// Of buffers that the module changes in every call.
+pub fn changed(buffers: &[&str]) -> Option<String> {
+    (!buffers.is_empty()).then(|| {
+        let names = listed(buffers);
+        format!(
+            "{names}: buffers that the module changes in every call; the file has only their values, which are held constant"
+        )
+    })
+}
+
+/// Of parameters that no gradient reaches.
+pub fn flat(parameters: &[String]) -> Option<String> {
+    (!parameters.is_empty()).then(|| {
+        let names = listed(parameters);
+        format!("no gradient reaches {names} (rounding, comparisons and indices pass none): they are held constant")
+    })
+}
+
 /// One line for each fate, of a module with `total` parameters.
 pub fn warnings(trace: &Trace, total: usize) -> Vec<String> {
     let Trace { lost, rows, tables, others, numbers, constants, turned, merged, .. } = trace;
