@@ -2,7 +2,7 @@
 
 use crate::onnx_model::{model, node, size, tensor, value, with_tensor};
 use dcc::autodiff::gradients;
-use dcc::import::proto::{NodeProto, TensorProto};
+use dcc::import::proto::{NodeProto, StringStringEntryProto, TensorProto};
 use dcc::import::{Model, Options, onnx};
 use dcc::interp::{Bindings, Precision, Tensor, evaluate};
 use dcc::ops::{Input, Op};
@@ -42,6 +42,15 @@ fn a_bound_passes_nothing() {
     let bounds = [number("low", 0.0), number("high", 6.0)];
     let relu6 = at(&[-1.0, 0.0, 3.0, 6.0, 7.0], &clip, &bounds);
     assert_eq!(relu6, (vec![0.0, 0.0, 3.0, 6.0, 6.0], vec![0.0, 0.0, 1.0, 0.0, 0.0]));
+    // Of PyTorch's exporter; of others equal values share.
+    let clamp = |call: &str| {
+        let text = format!("%c : [num_users=1] = call_function[target=torch.ops.{call}](args = (%x, %low), kwargs = {{}})");
+        let entry = StringStringEntryProto { key: Some("pkg.torch.onnx.fx_node".to_owned()), value: Some(text) };
+        let max = NodeProto { metadata_props: vec![entry], ..node("Max", &["x", "low"], &["y"]) };
+        at(&[-1.0, 0.0, 3.0], &[max], &bounds)
+    };
+    assert_eq!(clamp("aten.clamp.Tensor"), (vec![0.0, 0.0, 3.0], vec![0.0, 0.0, 1.0]));
+    assert_eq!(clamp("aten.maximum.default"), (vec![0.0, 0.0, 3.0], vec![0.0, 0.5, 1.0]));
     let relu = at(&[-1.0, 0.0, 3.0], &[node("Relu", &["x"], &["y"])], &[]);
     assert_eq!(relu, (vec![0.0, 0.0, 3.0], vec![0.0, 0.0, 1.0]));
 }

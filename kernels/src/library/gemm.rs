@@ -256,11 +256,10 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
                     next_columns = self.source_of_columns(operands.b, columns, runs);
                 }
             }
-            let (mut done, count) = (0, rows.len() * columns.len());
+            let count = rows.len() * columns.len();
             let mut cell = |i: usize, j: usize| {
-                next_rows.fetch(done, count);
-                next_columns.fetch(done, count);
-                done += 1;
+                next_rows.fetch(count);
+                next_columns.fetch(count);
                 self.cell(operands, task.piece, (i, rows[i]), (j, columns[j]), packed_a, packed_b);
             };
             let row_by_row = columns.len() <= 4 && rows.len() > columns.len();
@@ -277,12 +276,12 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
                 if one_by_one {
                     self.pack_columns(operands.b, &columns[j..=j], task.piece, packed_b.add(j * elements));
                 }
-                let next = match columns.get(j + 1..j + 2) {
+                let mut next = match columns.get(j + 1..j + 2) {
                     Some(next) if one_by_one => self.source_of_columns(operands.b, next, &self.pieces[task.piece]),
                     _ => none,
                 };
                 for i in 0..rows.len() {
-                    next.fetch(i, rows.len());
+                    next.fetch(rows.len());
                     cell(i, j);
                 }
             }

@@ -48,10 +48,11 @@ pub type Spread<E> = unsafe fn(Source<E>, *mut E, &[usize], usize);
 pub(super) unsafe fn pack<V: Vector>(source: Source<V::E>, to: *mut V::E, size: Size) {
     // SAFETY: the caller's.
     unsafe {
-        if source.stride == 1 && size.width == size.rows && matches!(size.width, 2 | 4 | 8 | 12 | 16) {
+        if source.stride == 1 && size.width == size.rows && matches!(size.width, 2 | 4 | 6 | 8 | 12 | 16) {
             match size.width {
                 2 => copies::<V::E, 2>(source, to, size),
                 4 => copies::<V::E, 4>(source, to, size),
+                6 => copies::<V::E, 6>(source, to, size),
                 8 => copies::<V::E, 8>(source, to, size),
                 12 => copies::<V::E, 12>(source, to, size),
                 _ => copies::<V::E, 16>(source, to, size),
@@ -168,7 +169,9 @@ unsafe fn one_by_one<V: Vector>(source: Source<V::E>, to: *mut V::E, Size { rows
 pub(super) unsafe fn pack_side<V: Vector>(source: Source<V::E>, to: *mut V::E, size: Size, count: usize, apart: usize) {
     // SAFETY: the caller's.
     unsafe {
+        // Widths that are no whole vectors: some processors are slow with masked stores.
         match size.width {
+            6 => side_by_side::<V, 6>(source, to, size.steps, count, apart),
             12 => side_by_side::<V, 12>(source, to, size.steps, count, apart),
             width => side_by_side_of::<V>(source, to, Size { width, ..size }, count, apart),
         }

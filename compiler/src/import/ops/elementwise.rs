@@ -31,9 +31,9 @@ pub const ONNX: &[(&str, Import)] = &[
     ("HardSwish", hard_swish),
     ("LeakyRelu", leaky_relu),
     ("Log", |b, c| unary(b, c, UnaryOp::Log)),
-    ("Max", |b, c| variadic(b, c, BinaryOp::Max)),
+    ("Max", |b, c| extremum(b, c, BinaryOp::Max, CompareOp::Le)),
     ("Mean", mean),
-    ("Min", |b, c| variadic(b, c, BinaryOp::Min)),
+    ("Min", |b, c| extremum(b, c, BinaryOp::Min, CompareOp::Ge)),
     ("Mod", modulo),
     ("Mul", |b, c| binary(b, c, BinaryOp::Mul)),
     ("Neg", |b, c| unary(b, c, UnaryOp::Neg)),
@@ -123,6 +123,23 @@ fn modulo(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     Ok(vec![build.select(&wrong, &fixed, &rest)?])
 }
 
+/// Equal values share the gradient; but what PyTorch calls `clamp` is a Clip at what the file knows.
+fn extremum(build: &mut Build, call: &Call, op: BinaryOp, beyond: CompareOp) -> Result<Vec<Value>> {
+    let is_clamp = matches!(call.node.call.target(), "aten.clamp" | "aten.clamp_min" | "aten.clamp_max");
+    match (call.input(0)?, call.optional(1)) {
+        (x, Some(bound)) if is_clamp && call.inputs.len() == 2 && bound.known().is_some() => {
+            Ok(vec![cut(build, x, bound, beyond)?])
+        }
+        _ => variadic(build, call, op),
+    }
+}
+
+/// The bound where x is `beyond` it, or on it: x has no gradient there.
+fn cut(build: &mut Build, x: &Value, bound: &Value, beyond: CompareOp) -> Result<Value> {
+    let is_beyond = build.compare(beyond, x, bound)?;
+    build.select(&is_beyond, bound, x)
+}
+
 /// Bounds are attributes up to opset 6 and optional inputs from 11 on. A value on a bound passes no gradient, as in `relu6`,
 /// `hardtanh` and, since PyTorch 2.15, `clamp`.
 fn clip(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
@@ -135,8 +152,7 @@ fn clip(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
                 None => continue,
             },
         };
-        let beyond = build.compare(outside, &x, &bound)?;
-        x = build.select(&beyond, &bound, &x)?;
+        x = cut(build, &x, &bound, outside)?;
     }
     Ok(vec![x])
 }

@@ -12,23 +12,32 @@ pub(in crate::library) const LINE: usize = 64;
 /// Memory that will be read: so many stripes, so many elements apart, each of a length.
 #[derive(Clone, Copy)]
 pub(super) struct Stripes<S> {
+    /// The next to be asked for.
     from: *const S,
     count: usize,
     apart: isize,
     length: usize,
+    /// What of a stripe is due, in shares.
+    due: usize,
 }
 
 impl<S> Stripes<S> {
     pub fn none() -> Self {
-        Stripes { from: std::ptr::null(), count: 0, apart: 0, length: 0 }
+        Stripes::new(std::ptr::null(), 0, 0, 0)
     }
 
-    /// Asks for one of so many shares of it.
+    fn new(from: *const S, count: usize, apart: isize, length: usize) -> Self {
+        Stripes { from, count, apart, length, due: 0 }
+    }
+
+    /// Asks for the next of so many shares of it.
     #[inline(always)]
-    pub fn fetch(&self, share: usize, shares: usize) {
-        for n in share * self.count / shares..(share + 1) * self.count / shares {
-            let from = self.from.wrapping_offset(n as isize * self.apart);
-            (0..self.length).step_by(LINE / size_of::<S>()).for_each(|at| prefetch(from.wrapping_add(at)));
+    pub fn fetch(&mut self, shares: usize) {
+        self.due += self.count;
+        while self.due >= shares {
+            (0..self.length).step_by(LINE / size_of::<S>()).for_each(|at| prefetch(self.from.wrapping_add(at)));
+            self.from = self.from.wrapping_offset(self.apart);
+            self.due -= shares;
         }
     }
 }
@@ -56,8 +65,8 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
         let size: usize = panels.iter().map(|panel| panel.size).sum();
         let from = a.wrapping_offset(self.rows.source(&panels[0]) + runs[0].a);
         match self.read_a {
-            Rows::Copied => Stripes { from, count: size, apart: s.a_row, length: runs[0].size },
-            Rows::Packed if s.a_row == 1 => Stripes { from, count: runs[0].size, apart: s.a_step, length: size },
+            Rows::Copied => Stripes::new(from, size, s.a_row, runs[0].size),
+            Rows::Packed if s.a_row == 1 => Stripes::new(from, runs[0].size, s.a_step, size),
             Rows::Packed | Rows::InPlace => Stripes::none(),
         }
     }
@@ -68,8 +77,8 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
         let size: usize = panels.iter().map(|panel| panel.size).sum();
         let from = b.wrapping_offset(self.columns.source(&panels[0]) + runs[0].b);
         match (self.pack_b, s.b_column, s.b_step) {
-            (true, 1, _) => Stripes { from, count: runs[0].size, apart: s.b_step, length: size },
-            (true, _, 1) => Stripes { from, count: size, apart: s.b_column, length: runs[0].size },
+            (true, 1, _) => Stripes::new(from, runs[0].size, s.b_step, size),
+            (true, _, 1) => Stripes::new(from, size, s.b_column, runs[0].size),
             _ => Stripes::none(),
         }
     }
