@@ -257,10 +257,11 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
                 }
             }
             let count = rows.len() * columns.len();
+            let frame = self.frame(operands, task.piece);
             let mut cell = |i: usize, j: usize| {
                 next_rows.fetch(count);
                 next_columns.fetch(count);
-                self.cell(operands, task.piece, (i, rows[i]), (j, columns[j]), packed_a, packed_b);
+                self.cell(operands, &frame, task.piece, (i, &rows[i]), (j, &columns[j]), [packed_a, packed_b]);
             };
             let row_by_row = columns.len() <= 4 && rows.len() > columns.len();
             let one_by_one = packs && !row_by_row && self.strides.b_step == 1;
@@ -288,54 +289,62 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
         }
     }
 
+    /// What the blocks of a piece have in common: where a block begins is left open.
+    fn frame(&self, operands: &Operands<E, S>, piece: usize) -> Frame<E> {
+        let (s, steps) = (&self.strides, self.packing.steps);
+        let last = self.pieces[piece].last().expect("a piece has runs");
+        let [row, column] = self.panel_elements();
+        let block = Block {
+            depth: (last.position + last.size).div_ceil(steps),
+            a: std::ptr::null(),
+            // Words as they lie: of pairs, all strides but that of a step are even.
+            a_row: match self.read_a {
+                Rows::InPlace => s.a_row / steps as isize,
+                Rows::Copied => self.copied_row() as isize,
+                Rows::Packed => 1,
+            },
+            a_step: if self.read_a == Rows::InPlace { s.a_step } else { 1 },
+            b: std::ptr::null(),
+            b_step: if self.pack_b { self.kernels.columns as isize } else { s.b_step },
+            b_padded: self.pack_b,
+            c: std::ptr::null_mut(),
+            c_row: s.c_row,
+            c_column: s.c_column,
+            columns: 0,
+            alpha: operands.alpha,
+            beta: if piece == 0 { operands.beta } else { E::ONE },
+        };
+        Frame { block, row, column }
+    }
+
     /// # Safety
-    /// As `compute`, for one row panel and one column panel.
+    /// As `compute`, for one row panel and one column panel; `frame` is of the operands and the piece.
     #[inline(always)]
     unsafe fn cell(
         &self,
         operands: &Operands<E, S>,
+        frame: &Frame<E>,
         piece: usize,
-        row: (usize, Panel),
-        column: (usize, Panel),
-        packed_a: *const E,
-        packed_b: *const E,
+        (i, rows): (usize, &Panel),
+        (j, columns): (usize, &Panel),
+        [packed_a, packed_b]: [*const E; 2],
     ) {
-        let runs = &self.pieces[piece];
-        let last = runs[runs.len() - 1];
-        let (i, rows) = row;
-        let (j, columns) = column;
-        let (s, steps) = (&self.strides, self.packing.steps as isize);
-        let [row_elements, column_elements] = self.panel_elements();
         // SAFETY: the caller's; packed panels are as long as the longest piece.
         unsafe {
-            let (a, a_row, a_step) = match self.read_a {
-                // Words as they lie: of pairs, all strides but that of a step are even.
-                Rows::InPlace => {
-                    (operands.a.offset(self.rows.source(&rows) + runs[0].a).cast::<E>(), s.a_row / steps, s.a_step)
-                }
-                Rows::Copied => (packed_a.add(i * row_elements), self.copied_row() as isize, 1),
-                Rows::Packed => (packed_a.add(i * row_elements), 1, rows.size as isize),
+            let mut block = frame.block;
+            block.a = match self.read_a {
+                Rows::InPlace => operands.a.offset(self.rows.source(rows) + self.pieces[piece][0].a).cast::<E>(),
+                Rows::Copied | Rows::Packed => packed_a.add(i * frame.row),
             };
-            let (b, b_step) = if self.pack_b {
-                (packed_b.add(j * column_elements), self.kernels.columns as isize)
-            } else {
-                (operands.b.offset(self.columns.source(&columns) + runs[0].b).cast::<E>(), s.b_step)
+            if self.read_a == Rows::Packed {
+                block.a_step = rows.size as isize;
+            }
+            block.b = match self.pack_b {
+                true => packed_b.add(j * frame.column),
+                false => operands.b.offset(self.columns.source(columns) + self.pieces[piece][0].b).cast::<E>(),
             };
-            let block = Block {
-                depth: (last.position + last.size).div_ceil(self.packing.steps),
-                a,
-                a_row,
-                a_step,
-                b,
-                b_step,
-                b_padded: self.pack_b,
-                c: operands.c.wrapping_offset(rows.c + columns.c),
-                c_row: s.c_row,
-                c_column: s.c_column,
-                columns: columns.size,
-                alpha: operands.alpha,
-                beta: if piece == 0 { operands.beta } else { E::ONE },
-            };
+            block.c = operands.c.wrapping_offset(rows.c + columns.c);
+            block.columns = columns.size;
             let [first, count] = rows.stretches;
             let stretches = &self.rows.stretches[first..first + count];
             if let Some(rounded) = operands.rounded
@@ -393,6 +402,13 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
             }
         }
     }
+}
+
+/// A block's description but for where it is, and the elements from one packed row panel, and column panel, to the next.
+struct Frame<E> {
+    block: Block<E>,
+    row: usize,
+    column: usize,
 }
 
 /// Blocks of C that one chunk computes in one piece of the contracted dim.
