@@ -349,9 +349,9 @@ impl Importer<'_, '_> {
         }
         let built = &self.build.graph;
         let graph = built.map(|graph, _, node, operands| Ok(graph.add_typed(node.op.clone(), operands, node.ty.clone())))?;
-        let mut flat = parameters::settle(&graph, &mut self.build.parameters);
-        flat.retain(|name| self.classifier.is_parameter(name));
-        self.build.warnings.extend(parameters::warnings::flat(&flat));
+        let mut unreached = parameters::settle(&graph, &mut self.build.parameters);
+        unreached.retain(|name| self.classifier.is_parameter(name));
+        self.build.warnings.extend(parameters::warnings::unreached(&unreached));
         let used: BTreeSet<String> = graph
             .nodes
             .iter()

@@ -246,16 +246,16 @@ pub(super) fn settle(graph: &Graph, parameters: &mut Vec<Parameter>) -> Vec<Stri
             }
         }
     }
-    let mut flat = Vec::new();
+    let mut unreached = Vec::new();
     parameters.retain_mut(|parameter| {
         let reached = found.get(parameter.tensor.name.as_str());
         if parameter.trained && reached == Some(&false) {
             parameter.trained = false;
-            flat.push(parameter.tensor.name.clone());
+            unreached.push(parameter.tensor.name.clone());
         }
         reached.is_some()
     });
-    flat
+    unreached
 }
 
 fn passes_gradient(graph: &Graph, id: NodeId, operand: usize) -> bool {

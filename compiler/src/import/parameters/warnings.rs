@@ -22,7 +22,7 @@ pub fn changed(buffers: &[&str]) -> Option<String> {
 }
 
 /// Of parameters that no gradient reaches.
-pub fn flat(parameters: &[String]) -> Option<String> {
+pub fn unreached(parameters: &[String]) -> Option<String> {
     (!parameters.is_empty()).then(|| {
         let names = listed(parameters);
         format!("no gradient reaches {names} (rounding, comparisons and indices pass none): they are held constant")
