@@ -59,15 +59,18 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
         (self.longest.div_ceil(line) | 1) * line
     }
 
-    /// The memory that row panels will be copied or packed from, as far as it is regular.
+    /// The memory that row panels will be read, copied or packed from, as far as it is regular.
     pub(super) fn source_of_rows(&self, a: *const S, panels: &[Panel], runs: &[Run]) -> Stripes<S> {
         let s = &self.strides;
         let size: usize = panels.iter().map(|panel| panel.size).sum();
         let from = a.wrapping_offset(self.rows.source(&panels[0]) + runs[0].a);
         match self.read_a {
-            Rows::Copied => Stripes::new(from, size, s.a_row, runs[0].size),
+            Rows::Copied | Rows::InPlace if s.a_step == 1 => {
+                let last = &runs[runs.len() - 1];
+                Stripes::new(from, size, s.a_row, last.position + last.size)
+            }
             Rows::Packed if s.a_row == 1 => Stripes::new(from, runs[0].size, s.a_step, size),
-            Rows::Packed | Rows::InPlace => Stripes::none(),
+            _ => Stripes::none(),
         }
     }
 
