@@ -19,6 +19,7 @@ use crate::cpu::isa::Isa;
 use crate::cpu::pool::{Pool, WORKER_BYTES, Worker};
 use ahead::{Operand, fetch};
 use rows::{Apart, Row, RowKernels};
+use std::ops::Range;
 
 /// Most queries of one block.
 const MAX_BLOCK: usize = 96;
@@ -94,6 +95,16 @@ pub struct Inputs<'a, E> {
     pub mask: Mask<'a, E>,
 }
 
+/// A block of queries against a block of keys.
+#[derive(Clone, Copy)]
+struct Cell {
+    head: [usize; 3],
+    first: usize,
+    rows: usize,
+    from: usize,
+    keys: usize,
+}
+
 /// Rows of an operand, from the first on.
 #[derive(Clone, Copy)]
 struct Side<E> {
@@ -122,10 +133,8 @@ impl<E: Real> Attention<E> {
         );
         let kernels = E::kernels(isa);
         let mut attention = Attention { shape: shape.clone(), kernels, rows: RowKernels::new::<E>(isa), block: 0 };
-        // Larger blocks read and write the sums of keys less often, and compute more above the diagonal. Sums go by blocks, so that their
-        // size is that of all machines.
-        let blocks = if shape.causal.is_some() { [36, 24, 12, 4, 1] } else { [MAX_BLOCK, 48, 24, 12, 1] };
-        for most in blocks {
+        // Larger blocks read and write the sums of keys less often. Sums go by blocks, so that their size is that of all machines.
+        for most in [MAX_BLOCK, 48, 24, 12, 1] {
             attention.block = shape.queries.div_ceil(shape.queries.div_ceil(most).max(1)).max(1);
             if attention.fits(0) {
                 return attention;
@@ -164,6 +173,11 @@ impl<E: Real> Attention<E> {
     /// Elements of one head's packed keys (values).
     fn packed(&self, channels: usize) -> usize {
         self.shape.keys.next_multiple_of(self.kernels.columns) * channels
+    }
+
+    /// The first query that may see a key.
+    fn first_to_see(&self, key: usize) -> usize {
+        self.shape.causal.map_or(0, |offset| (key as i64 - offset).max(0) as usize)
     }
 
     /// Keys that query `t` may see.
@@ -295,11 +309,12 @@ impl<E: Real> Attention<E> {
         }
     }
 
-    /// `rows` rows of A times `keys` keys (or values) from `from` on, KEYS apart.
+    /// Rows of A, those of a cell's queries, times its keys (or values), KEYS apart; what is not seen is not written.
     ///
     /// # Safety
     /// All rows are inside the operands; `to` holds rows x KEYS.
-    unsafe fn product(&self, rows: usize, [a, b]: [Side<E>; 2], packed: *const E, [from, keys]: [usize; 2], to: *mut E) {
+    unsafe fn product(&self, cell: &Cell, [a, b]: [Side<E>; 2], packed: *const E, to: *mut E) {
+        let Cell { first, rows, from, keys, .. } = *cell;
         let (width, depth) = (self.kernels.columns, a.channels);
         for column in (0..keys).step_by(width) {
             let c = to.wrapping_add(column);
@@ -329,38 +344,61 @@ impl<E: Real> Attention<E> {
                         alpha: E::ONE,
                         beta: E::ZERO,
                     },
+                    |tile, block| {
+                        let seen = self.limit(first + tile.end - 1).saturating_sub(from + column);
+                        Block { columns: block.columns.min(seen), ..block }
+                    },
                 );
             }
         }
     }
 
-    /// Runs the microkernel over `rows` rows of a block of one column panel.
+    /// Runs the microkernel over `rows` rows of a block of one column panel, of each tile what `seen` leaves of it.
     ///
     /// # Safety
     /// As `Kernels::run` for all rows.
-    unsafe fn tiles(&self, rows: usize, block: Block<E>) {
+    unsafe fn tiles(&self, rows: usize, block: Block<E>, seen: impl Fn(&Range<usize>, Block<E>) -> Block<E>) {
         let height = rows.div_ceil(rows.div_ceil(self.kernels.rows).max(1)).max(1);
         for first in (0..rows).step_by(height) {
-            let at = first as isize;
-            let part =
-                Block { a: block.a.wrapping_offset(at * block.a_row), c: block.c.wrapping_offset(at * block.c_row), ..block };
-            // SAFETY: the caller's.
-            unsafe { self.kernels.run(height.min(rows - first), &part) };
+            let (at, tile) = (first as isize, first..rows.min(first + height));
+            let (a, c) = (block.a.wrapping_offset(at * block.a_row), block.c.wrapping_offset(at * block.c_row));
+            let part = seen(&tile, Block { a, c, ..block });
+            if part.columns > 0 {
+                // SAFETY: the caller's.
+                unsafe { self.kernels.run(tile.len(), &part) };
+            }
         }
     }
 
-    /// C[rows, columns] = A B + beta C with B's columns contiguous, C's too.
+    /// C[rows, columns] = A B + beta C with B's columns contiguous, C's too; of each tile of rows as deep as `seen` says.
     ///
     /// # Safety
     /// As `Kernels::run` for all rows and columns.
-    unsafe fn accumulate(&self, rows: usize, columns: usize, block: Block<E>) {
+    unsafe fn accumulate(&self, rows: usize, columns: usize, block: Block<E>, seen: impl Fn(&Range<usize>) -> Range<usize>) {
         let width = self.kernels.columns;
         for column in (0..columns).step_by(width) {
             let c = block.c.wrapping_offset(column as isize * block.c_column);
             let part = Block { b: block.b.wrapping_add(column), c, columns: width.min(columns - column), ..block };
             // SAFETY: the caller's.
-            unsafe { self.tiles(rows, part) };
+            unsafe {
+                self.tiles(rows, part, |tile, block| {
+                    let steps = seen(tile);
+                    let (depth, first) = (steps.len(), steps.start as isize);
+                    let (a, b) = (block.a.wrapping_offset(first * block.a_step), block.b.wrapping_offset(first * block.b_step));
+                    Block { depth, a, b, ..block }
+                });
+            }
         }
+    }
+
+    /// Keys of a cell that some of a tile of its queries see. Probabilities of the others are zero.
+    fn keys_of(&self, cell: &Cell, tile: &Range<usize>) -> Range<usize> {
+        0..self.limit(cell.first + tile.end - 1).saturating_sub(cell.from).min(cell.keys)
+    }
+
+    /// Queries of a cell that see some of a tile of its keys.
+    fn queries_of(&self, cell: &Cell, tile: &Range<usize>) -> Range<usize> {
+        self.first_to_see(cell.from + tile.start).saturating_sub(cell.first).min(cell.rows)..cell.rows
     }
 
     /// The mask's part of a row's description.
@@ -406,7 +444,8 @@ impl<E: Real> Attention<E> {
             }
             for from in (0..seen).step_by(KEYS) {
                 let keys = KEYS.min(seen - from);
-                self.product(rows, sides, packed, [from, keys], scores);
+                let cell = Cell { head: [b, h, g], first, rows, from, keys };
+                self.product(&cell, sides, packed, scores);
                 for (r, row) in state[..rows].iter_mut().enumerate() {
                     let count = self.limit(first + r).saturating_sub(from).min(keys);
                     let mask = self.masked(inputs.mask, [b, h, g], first + r, from);
@@ -428,7 +467,7 @@ impl<E: Real> Attention<E> {
                     alpha: E::ONE,
                     beta: E::ONE,
                 };
-                self.accumulate(rows, s.values, product);
+                self.accumulate(rows, s.values, product, |tile| self.keys_of(&cell, tile));
             }
             let o = o.add(b * s.o.batch + h * s.o.head + g * s.o.group + first * s.o.position);
             let (state, in_place) = (&mut state[..rows], s.o.channel == 1);

@@ -2,7 +2,7 @@
 
 use super::ahead::{Operand, fetch};
 use super::rows::{Apart, Row};
-use super::{Attention, Inputs, KEYS, MAX_BLOCK, Shape, Side, Strides};
+use super::{Attention, Cell, Inputs, KEYS, MAX_BLOCK, Shape, Side, Strides};
 use crate::cpu::pool::{Pool, Worker};
 use crate::library::SharedPtr;
 use crate::library::math::Real;
@@ -44,16 +44,6 @@ struct Space<E> {
     scratch: *mut E,
     packed_k: *mut E,
     packed_v: *mut E,
-}
-
-/// A block of queries against a block of keys.
-#[derive(Clone, Copy)]
-struct Cell {
-    head: [usize; 3],
-    first: usize,
-    rows: usize,
-    from: usize,
-    keys: usize,
 }
 
 fn at(strides: &Strides, [b, h, g]: [usize; 3], position: usize) -> usize {
@@ -218,8 +208,8 @@ impl<E: Real> Attention<E> {
         let for_ds = [side(g, strides.position, s.values), side(v, s.v.position, s.values)];
         // SAFETY: as above.
         unsafe {
-            self.product(rows, for_p, space.packed_k, [from, keys], p);
-            self.product(rows, for_ds, space.packed_v, [from, keys], ds);
+            self.product(&cell, for_p, space.packed_k, p);
+            self.product(&cell, for_ds, space.packed_v, ds);
             for (r, row) in state.iter_mut().enumerate() {
                 let count = self.limit(first + r).saturating_sub(from).min(keys);
                 row.describe(s.scale, self.masked(inputs.mask, head, first + r, from), s.mask.channel, keys, count);
@@ -250,12 +240,13 @@ impl<E: Real> Attention<E> {
                 ..block
             };
             let product = into(unit(p, 1, step, g, strides.position, rows), pass.dv.get().add(at(dv, key, from)), dv);
-            self.accumulate(keys, s.values, product);
+            self.accumulate(keys, s.values, product, |tile| self.queries_of(&cell, tile));
             let product = into(unit(ds, 1, step, q, s.q.position, rows), pass.dk.get().add(at(dk, key, from)), dk);
-            self.accumulate(keys, s.channels, product);
+            self.accumulate(keys, s.channels, product, |tile| self.queries_of(&cell, tile));
             let k = k.add(from * s.k.position);
             let product = into(unit(ds, step, 1, k, s.k.position, keys), pass.dq.get().add(at(dq, head, first)), dq);
-            self.accumulate(rows, s.channels, Block { beta: if from == 0 { E::ZERO } else { E::ONE }, ..product });
+            let product = Block { beta: if from == 0 { E::ZERO } else { E::ONE }, ..product };
+            self.accumulate(rows, s.channels, product, |tile| self.keys_of(&cell, tile));
         }
     }
 }

@@ -25,6 +25,8 @@ pub(super) struct Row<E> {
     keys: usize,
     /// How many of them are visible: the first.
     visible: usize,
+    /// The visible ones, rounded up to a multiple of `HALF`.
+    reach: usize,
     /// Largest score of this block and of those before.
     peak: E,
 }
@@ -37,7 +39,7 @@ impl<E: Real> Row<E> {
     /// A row of the backward pass.
     pub fn with(max: E, sum: E) -> Self {
         let (additive, boolean) = (std::ptr::null(), std::ptr::null());
-        Row { scale: E::ONE, max, sum, additive, boolean, mask_step: 0, keys: 0, visible: 0, peak: max }
+        Row { scale: E::ONE, max, sum, additive, boolean, mask_step: 0, keys: 0, visible: 0, reach: 0, peak: max }
     }
 
     pub fn describe(&mut self, scale: f64, mask: Mask<E>, mask_step: usize, keys: usize, visible: usize) {
@@ -45,7 +47,7 @@ impl<E: Real> Row<E> {
         self.scale = E::from_f64(scale);
         self.mask_step = mask_step;
         // The rest of the last vectors' lanes is hidden like keys that the query may not see.
-        self.keys = keys.next_multiple_of(HALF);
+        (self.keys, self.reach) = (keys.next_multiple_of(HALF), visible.next_multiple_of(HALF));
         (self.additive, self.boolean) = match mask {
             Mask::None => (std::ptr::null(), std::ptr::null()),
             Mask::Additive(mask) => (mask.as_ptr(), std::ptr::null()),
@@ -140,7 +142,7 @@ impl RowKernels {
     }
 }
 
-/// score · scale + mask, in place; unseen keys get -∞.
+/// score · scale + mask, in place; unseen keys within reach get -∞.
 ///
 /// # Safety
 /// As `RowKernels::softmax`.
@@ -163,16 +165,16 @@ unsafe fn scale_and_mask<E: Real>(scores: *mut E, row: &Row<E>, count: usize) {
                 *scores.add(i) = if keep { *scores.add(i) } else { hidden };
             }
         }
-        for i in count..row.keys {
+        for i in count..row.reach {
             *scores.add(i) = hidden;
         }
     }
 }
 
-/// The larger one; NaN if one is.
+/// The larger one; the second if the first is NaN: one instruction. NaN comes back with the exponentials.
 #[inline(always)]
 fn larger<E: Real>(x: E, y: E) -> E {
-    if x > y || x.partial_cmp(&x).is_none() { x } else { y }
+    if x > y { x } else { y }
 }
 
 struct Softmax<E>(PhantomData<E>);
@@ -208,7 +210,7 @@ unsafe fn peak<E: Real>(scores: *mut E, row: &Row<E>) -> E {
         let scale = match plain {
             // Hidden scores stay -∞ when they are scaled.
             true => {
-                (row.visible..row.keys).for_each(|i| *scores.add(i) = E::from_f64(f64::NEG_INFINITY));
+                (row.visible..row.reach).for_each(|i| *scores.add(i) = E::from_f64(f64::NEG_INFINITY));
                 row.scale
             }
             false => {
@@ -216,9 +218,9 @@ unsafe fn peak<E: Real>(scores: *mut E, row: &Row<E>) -> E {
                 E::ONE
             }
         };
-        for i in (0..row.keys).step_by(LANES) {
+        for i in (0..row.reach).step_by(LANES) {
             keep_loop();
-            match row.keys - i {
+            match row.reach - i {
                 HALF => enlarge::<E, HALF>(scores.add(i), scale, &mut lanes),
                 _ => enlarge::<E, LANES>(scores.add(i), scale, &mut lanes),
             }
@@ -255,14 +257,20 @@ unsafe fn exponentiate<E: Real>(scores: *mut E, row: &mut Row<E>, sums: *mut E, 
     let hidden = E::from_f64(f64::NEG_INFINITY);
     // SAFETY: the caller's.
     unsafe {
+        (row.reach..row.keys).for_each(|i| *scores.add(i) = E::ZERO);
         if row.peak == hidden {
-            (0..row.keys).for_each(|i| *scores.add(i) = E::ZERO);
+            // Scores that are not hidden are NaN.
+            for i in 0..row.reach {
+                let x = *scores.add(i);
+                *scores.add(i) = if x == hidden { E::ZERO } else { x };
+                row.sum = row.sum.plus(*scores.add(i));
+            }
             return;
         }
-        let sum = exponentials(scores, row.peak, row.keys);
+        let sum = exponentials(scores, row.peak, row.reach);
         if row.max == hidden {
-            // The first block: nothing was summed.
-            row.sum = sum;
+            // Nothing was summed, or NaN.
+            row.sum = row.sum.plus(sum);
         } else {
             let rescale = Real::exp(row.max.plus(row.peak.times(E::from_f64(-1.0))));
             if row.max != row.peak {

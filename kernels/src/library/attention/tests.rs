@@ -197,6 +197,23 @@ fn masks_of_both_kinds() {
 fn nan_is_not_hidden() {
     let s = base(1, 1, 1, [2, 3, 4, 4], false);
     let (x, bad) = (values(16, 1), [f64::NAN; 12]);
-    let [o, ..] = run::<f32>(&s, Isa::detect(), 1, [&x[..8], &bad, &x[..12], &x[..8]], Mask::None);
-    assert!(o.iter().all(|x| x.is_nan()));
+    let [o, lse, ..] = run::<f32>(&s, Isa::detect(), 1, [&x[..8], &bad, &x[..12], &x[..8]], Mask::None);
+    assert!(o.iter().chain(&lse).all(|x| x.is_nan()));
+}
+
+/// A key of NaN, in the first block of keys or in the last: all results of the queries that see it are NaN, those of others are not.
+#[test]
+fn nan_is_where_it_is_seen() {
+    for bad in [40, 290] {
+        let mut s = base(1, 1, 1, [300, 300, 4, 4], false);
+        s.causal = Some(0);
+        let (x, mut k) = (values(1200, 1), values(1200, 2));
+        k[bad * 4] = f64::NAN;
+        let [o, lse, dq, ..] = run::<f32>(&s, Isa::detect(), 1, [&x, &k, &x, &x], Mask::None);
+        for t in 0..300 {
+            let found = o[4 * t..][..4].iter().chain(&lse[t..=t]);
+            assert!(found.into_iter().all(|x| x.is_nan() == (t >= bad)), "query {t}, key {bad}");
+            assert!(t < bad || dq[4 * t..][..4].iter().all(|x| x.is_nan()), "query {t}, key {bad}");
+        }
+    }
 }
