@@ -6,6 +6,7 @@
 
 mod behind;
 mod columns;
+mod kept;
 mod memory;
 mod value;
 mod window;
@@ -95,6 +96,8 @@ pub(super) struct Emitter<'a, 'b> {
     uses: Vec<usize>,
     /// Offset of a tile of zeros, its bytes.
     zeros: (usize, usize),
+    /// Values that several passes need.
+    rows: BTreeMap<ExprId, kept::Row>,
     calls: usize,
     /// The expression of a store that may be computed right where it is stored.
     target: Option<(ExprId, Val)>,
@@ -152,9 +155,11 @@ pub(super) fn emit(function: &mut Function, source: &Source<'_>) -> Emitted {
         peak: zeros,
         uses,
         zeros: (0, zeros),
+        rows: BTreeMap::new(),
         calls: 0,
         target: None,
     };
+    emitter.take_rows();
     emitter.function(
         parameters[2],
         parameters[3],
@@ -199,14 +204,22 @@ impl Emitter<'_, '_> {
     }
 
     fn body(&mut self) {
-        let mut done = vec![false; self.nest.kernel.body.len()];
+        for pass in self.passes() {
+            self.statements(&pass);
+        }
+    }
+
+    /// The statements of each pass.
+    fn passes(&self) -> Vec<Vec<usize>> {
+        let (mut passes, mut done) = (Vec::new(), vec![false; self.nest.kernel.body.len()]);
         for i in 0..done.len() {
             if !done[i] {
                 let pass = self.pass(i);
-                self.statements(&pass);
-                pass.into_iter().for_each(|j| done[j] = true);
+                pass.iter().for_each(|&j| done[j] = true);
+                passes.push(pass);
             }
         }
+        passes
     }
 
     fn clear_zeros(&mut self) {
@@ -396,7 +409,7 @@ impl Emitter<'_, '_> {
 
     /// total = op(total, value), over the tile where the total is a single element.
     fn fold(&mut self, op: Reduce, value: ExprId, total: Val) {
-        if op == Reduce::Sum && self.fold_products(value, total) {
+        if op == Reduce::Sum && (self.fold_products(value, total) || self.fold_one(value, total)) {
             return;
         }
         let value = self.eval(value);

@@ -46,6 +46,47 @@ fn of_what_others_read() {
     check(&b.kernel, std::slice::from_ref(&dims), &[rows.clone(), rows, dims.clone(), dims.clone()], 1e-5);
 }
 
+/// What is zero but where a number is that of a point: in the first tile, in later ones and in none, on a shard too; beside it what is
+/// zero nowhere, and functions that one pass computes and others read.
+#[test]
+fn of_one_addend() {
+    for (columns, scale, shift) in
+        [(whole(9001), 1000, -1000), (Extent { offset: 900, valid: 5000, block: 5003 }, 700, 0), (whole(3), 1, -2)]
+    {
+        let mut b = Build::new(&["i", "j"]).outer(&[0]);
+        let (x, label) = (b.input(F, &[0, 1]), b.input(DType::I64, &[0]));
+        let (scale, shift) = (b.int(scale), b.int(shift));
+        let number = b.mul(label, scale);
+        let number = b.add(number, shift);
+        let position = b.kernel.expr(Expr::Position(DimId(1)));
+        let exp = b.un(UnaryOp::Exp, x);
+        let sum = b.reduce(Reduce::Sum, &[1], exp);
+        b.store(F, &[], &[0], sum);
+        let cases = [
+            (position, number, x, 0.0),
+            (number, position, exp, 0.0),
+            (position, number, x, 1.0),
+            (position, position, x, 0.0),
+        ];
+        for (left, right, chosen, other) in cases {
+            let (hit, other) = (b.kernel.expr(Expr::Compare(CompareOp::Eq, left, right)), b.float(F, other));
+            let value = b.kernel.expr(Expr::Select(hit, chosen, other));
+            let total = b.reduce(Reduce::Sum, &[1], value);
+            b.store(F, &[], &[0], total);
+        }
+        let log = b.un(UnaryOp::Log1p, exp);
+        let scaled = b.mul(log, sum);
+        b.store(F, &[1], &[0, 1], scaled);
+        let most = b.reduce(Reduce::Max, &[1], scaled);
+        b.store(F, &[], &[0], most);
+        let rows = vec![whole(11)];
+        let dims = vec![whole(11), columns];
+        let mut results = vec![rows.clone(); 5];
+        results.extend([dims.clone(), rows.clone()]);
+        check(&b.kernel, &[dims, rows], &results, 1e-5);
+    }
+}
+
 /// Sums over rows for each column: of an operand and of products, of one loop and of two, beyond a stretch of partial sums and below,
 /// columns fewer than a vector and more than a tile; next to them what is not summed by rows: a shifted operand, a factor without
 /// columns, halves.

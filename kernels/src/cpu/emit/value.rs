@@ -13,9 +13,14 @@ impl Emitter<'_, '_> {
         if let Some(found) = self.remembered(expr) {
             return found;
         }
-        let value = match self.repeated(expr) {
-            Some(value) => value,
-            None => self.compute(expr),
+        let value = match (self.repeated(expr), self.row_of(expr)) {
+            (Some(value), _) | (None, Some((value, true))) => value,
+            (None, Some((_, false))) => {
+                let value = self.compute(expr);
+                self.fill(expr);
+                value
+            }
+            (None, None) => self.compute(expr),
         };
         let key = self.key(expr);
         self.scopes.last_mut().expect("a scope is open").values.insert(key, value);
@@ -111,6 +116,9 @@ impl Emitter<'_, '_> {
         let (ty, shape) = (self.typing.ty(expr), self.shape_of(expr));
         if let Some((_, target)) = self.target.filter(|target| target.0 == expr) {
             return target;
+        }
+        if let Some((row, _)) = self.row_of(expr) {
+            return row;
         }
         for operand in operands {
             let value = self.eval(*operand);
