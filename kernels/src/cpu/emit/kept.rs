@@ -1,11 +1,10 @@
-//! Values that one pass over a long row computes and a later one reads again, and sums that have one addend.
+//! Values that one pass over a long row computes and a later one reads again.
 
 use super::{Emitter, Place, Val};
 use crate::library::vector::Shape;
 use crate::tile::{bit, over_of, reachable, value_of};
 use cranelift_codegen::ir::InstBuilder;
-use cranelift_codegen::ir::condcodes::IntCC;
-use dcc_program::kernel::{BinaryOp, CompareOp, DimId, Expr, ExprId, UnaryOp};
+use dcc_program::kernel::{DimId, Expr, ExprId, UnaryOp};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Bytes of kept rows: a second-level cache holds them beside the rows that they come from.
@@ -75,40 +74,5 @@ impl Emitter<'_, '_> {
         if let Some(row) = self.rows.get_mut(&expr) {
             row.filled = true;
         }
-    }
-
-    /// Adds, to a single total, a value that is zero but where a number is that of a point; false if `value` is no such value.
-    pub(super) fn fold_one(&mut self, value: ExprId, total: Val) -> bool {
-        let kernel = &self.nest.kernel;
-        let Some(tile) = self.tile.filter(|_| total.shape == Shape::Single && self.plan.column.is_none()) else { return false };
-        let Expr::Select(condition, chosen, other) = *kernel.get(value) else { return false };
-        let Expr::Compare(CompareOp::Eq, x, y) = *kernel.get(condition) else { return false };
-        let is_point = |x: ExprId| matches!(*kernel.get(x), Expr::Position(dim) if dim == tile.dim);
-        let Some((_, number)) =
-            [(x, y), (y, x)].into_iter().find(|(point, number)| is_point(*point) && !self.depends_on_tile(*number))
-        else {
-            return false;
-        };
-        if !matches!(*kernel.get(other), Expr::Const { bits: 0, .. }) || self.rows.contains_key(&value) {
-            return false;
-        }
-        let number = self.eval(number);
-        let (at, all) = (self.address(number), self.global(tile.dim));
-        let number = self.builder.ins().load(super::types::I64, super::MemFlagsData::trusted(), at, 0);
-        let first = self.index[usize::from(tile.dim.0)].expect("a tile has a first point");
-        // The point's place in the tile, as a loop that runs once or not at all.
-        let place = self.builder.ins().isub(number, all);
-        let inside = self.builder.ins().icmp(IntCC::UnsignedLessThan, place, tile.count);
-        let (point, one) = (self.builder.ins().iadd(first, place), self.integer(1));
-        let behind = self.builder.ins().iadd(point, one);
-        let end = self.builder.ins().select(inside, behind, point);
-        self.tile = None;
-        self.repeat(point, end, 1, &mut |e, at| {
-            e.index[usize::from(tile.dim.0)] = Some(at);
-            let value = e.eval(chosen);
-            e.combine(BinaryOp::Add, total, total, value);
-        });
-        (self.tile, self.index[usize::from(tile.dim.0)]) = (Some(tile), Some(first));
-        true
     }
 }

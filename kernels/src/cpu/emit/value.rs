@@ -3,6 +3,7 @@
 use super::{Emitter, Place, Scope, Val};
 use crate::library::vector::{Shape, Ty, arithmetic, convert, memory as tiles, reduce};
 use crate::tile::{Dims, bit, computed, slope};
+use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{InstBuilder, MemFlagsData, Value, types};
 use dcc_program::kernel::{BinaryOp, CompareOp, DimId, Expr, ExprId, UnaryOp, VarId};
 use dcc_program::types::DType;
@@ -218,6 +219,42 @@ impl Emitter<'_, '_> {
         true
     }
 
+    /// Adds a value that is zero but where the tile's point has a number, as a loss picks a class, to a single total: at that point alone, if
+    /// the tile has it. False if `value` is no such value.
+    pub(super) fn fold_one(&mut self, value: ExprId, total: Val) -> bool {
+        let kernel = &self.nest.kernel;
+        let over_tile = total.shape == Shape::Single && self.plan.column.is_none();
+        let Some(tile) = self.tile.filter(|_| over_tile) else { return false };
+        let Expr::Select(condition, chosen, other) = *kernel.get(value) else { return false };
+        let Expr::Compare(CompareOp::Eq, x, y) = *kernel.get(condition) else { return false };
+        let zero = matches!(*kernel.get(other), Expr::Const { bits: 0, .. });
+        let Some(number) = self.number_of_point(x, y).filter(|_| zero) else { return false };
+        let number = self.eval(number);
+        let (at, global) = (self.address(number), self.global(tile.dim));
+        let number = self.builder.ins().load(types::I64, MemFlagsData::trusted(), at, 0);
+        let first = self.index[usize::from(tile.dim.0)].expect("a tile has a first point");
+        let place = self.builder.ins().isub(number, global);
+        let inside = self.builder.ins().icmp(IntCC::UnsignedLessThan, place, tile.count);
+        let (point, one) = (self.builder.ins().iadd(first, place), self.integer(1));
+        let behind = self.builder.ins().iadd(point, one);
+        let end = self.builder.ins().select(inside, behind, point);
+        self.tile = None;
+        self.repeat(point, end, 1, &mut |e, at| {
+            e.index[usize::from(tile.dim.0)] = Some(at);
+            let value = e.eval(chosen);
+            e.combine(BinaryOp::Add, total, total, value);
+        });
+        (self.tile, self.index[usize::from(tile.dim.0)]) = (Some(tile), Some(first));
+        true
+    }
+
+    /// What the tile's points are compared with by `x == y`: one is their number, the other the same for all.
+    fn number_of_point(&self, x: ExprId, y: ExprId) -> Option<ExprId> {
+        let is_point = |x: ExprId| matches!(*self.nest.kernel.get(x), Expr::Position(dim) if self.is_tile(dim));
+        let found = [(x, y), (y, x)].into_iter().find(|(point, number)| is_point(*point) && !self.depends_on_tile(*number));
+        found.map(|(_, number)| number)
+    }
+
     /// Arithmetic on single elements without a call; false if the operation has none.
     fn scalar(&mut self, op: BinaryOp, to: Val, values: [Val; 2]) -> bool {
         let ty = match to.ty {
@@ -270,15 +307,11 @@ impl Emitter<'_, '_> {
             CompareOp::Ge => (CompareOp::Le, y, x),
             other => (other, x, y),
         };
-        if op == CompareOp::Eq {
-            for (position, number) in [(x, y), (y, x)] {
-                if let Expr::Position(dim) = *self.nest.kernel.get(position)
-                    && self.is_tile(dim)
-                    && !self.depends_on_tile(number)
-                {
-                    return self.one_hot(dim, number);
-                }
-            }
+        if op == CompareOp::Eq
+            && let Some(tile) = self.tile
+            && let Some(number) = self.number_of_point(x, y)
+        {
+            return self.one_hot(tile.dim, number);
         }
         let values = [self.eval(x), self.eval(y)];
         let to = self.slot(Ty::Bool, self.shape_of(expr));
