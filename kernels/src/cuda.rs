@@ -16,6 +16,7 @@ use emit::{Entry, emit, stored};
 use group::{Argument, Body};
 use mapping::Mapping;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// What all texts of kernels begin with.
 pub const PRELUDE: &str = include_str!("cuda/prelude.cuh");
@@ -35,10 +36,20 @@ pub struct Source {
     pub operand_bytes: Vec<usize>,
     /// What it computes, where a vendor's library can too.
     pub gemm: Option<library::gemm::Gemm>,
+    pub meaning: Meaning,
     /// Of a generated kernel, what each launch does; empty where launches stay by themselves.
     pub bodies: Vec<Body>,
     /// Words that the one launch of a group gets as one argument, in place of all others; 0 where it is none.
     pub table: usize,
+}
+
+/// What a text was made of, where others can be made of that.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Meaning {
+    #[default]
+    Other,
+    Product(Arc<library::product::Product>),
+    Nest(Arc<Nest>),
 }
 
 /// One entry of a text, and over how many threads it runs.
@@ -55,6 +66,7 @@ pub struct Launch {
 impl Source {
     /// The text of `nest`, with entries whose names begin with `name`. Errors: more points than a grid has blocks.
     pub fn new(nest: &Nest, name: &str) -> Result<Source, String> {
+        let meaning = Meaning::Nest(Arc::new(nest.clone()));
         let nest = nest.clone().simplified();
         let typing = Typing::new(&nest.kernel);
         let mapping = Mapping::new(&nest, &typing);
@@ -102,7 +114,7 @@ impl Source {
         }
         let bytes = |array: &crate::tile::Array| array.block.iter().product::<usize>() * array.dtype.bytes() as usize;
         source.operand_bytes = nest.inputs.iter().chain(&nest.outputs).map(bytes).collect();
-        Ok(Source { parameters, ..source })
+        Ok(Source { parameters, meaning, ..source })
     }
 }
 

@@ -4,6 +4,7 @@
 //! `vector` elements: packs are loaded before the elements' own scope and stored behind it.
 
 mod kept;
+pub(super) mod tail;
 mod tiles;
 mod value;
 
@@ -76,6 +77,17 @@ pub(super) struct Emitter<'a> {
 
 /// The text of an entry, which is at block `block` of its points (and piece `piece` of its sums), and the parameters it reads.
 pub(super) fn emit(nest: &Nest, typing: &Typing, mapping: &Mapping, entry: Entry) -> (String, BTreeSet<usize>) {
+    emit_by(nest, typing, mapping, entry, Emitter::body)
+}
+
+/// What `body` writes, and the parameters it reads.
+fn emit_by<'a>(
+    nest: &'a Nest,
+    typing: &'a Typing,
+    mapping: &'a Mapping,
+    entry: Entry,
+    body: impl FnOnce(&mut Emitter<'a>),
+) -> (String, BTreeSet<usize>) {
     let elements = |array: &crate::tile::Array| array.block.iter().product::<usize>();
     let most = nest.inputs.iter().chain(&nest.outputs).map(elements).chain([mapping.points]).max().unwrap_or(0);
     let mut emitter = Emitter {
@@ -100,7 +112,7 @@ pub(super) fn emit(nest: &Nest, typing: &Typing, mapping: &Mapping, entry: Entry
         names: 0,
         narrow_index: most < 1 << 31,
     };
-    emitter.body();
+    body(&mut emitter);
     (emitter.text, emitter.parameters)
 }
 
@@ -432,7 +444,7 @@ impl Emitter<'_> {
             let array = &nest.inputs[usize::from(input)];
             let plain = index.iter().all(|index| matches!(index, Index::Dim(_)));
             let strides = Access::new(nest, array, &index, outside).strides;
-            let known = self.remembered(id).is_some();
+            let known = self.remembered(id).is_some() || self.tiles.contains_key(&id);
             if known || !plain || !super::mapping::is_even(&strides, vector.dim, vector.length) || !self.is_wanted(id, roots) {
                 continue;
             }

@@ -26,7 +26,7 @@ pub struct Plain {
 }
 
 /// One spatial dim: `image = stride · output + dilation · tap − pad`. Sizes and element strides in the order image, output, kernel.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spatial {
     pub sizes: [usize; 3],
     pub strides: [usize; 3],

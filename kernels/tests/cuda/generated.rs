@@ -5,6 +5,7 @@ use crate::numbers::{decoded, encoded, numbers};
 use dcc_kernels::Nest;
 use dcc_kernels::cuda::Source;
 use dcc_kernels::reference::{self, Scalar};
+use dcc_program::kernel::Kernel;
 use dcc_program::mesh::Extent;
 use dcc_program::text;
 use dcc_program::types::DType;
@@ -176,6 +177,21 @@ const LONG: Case = Case {
     sizes: &[ROWS; 12],
 };
 
+/// A kernel's text, bound to the sizes of its inputs and outputs; the parameters are zeros.
+pub fn bound(kernel: &str, sizes: &[&[u64]]) -> (Kernel, Nest, Vec<i64>) {
+    let program = format!(
+        "program k train stage 0/1 mesh(dp=1)\nmemory persistent=0 scratch=0\nsection update\norder update\nkernel fused.0{kernel}\n"
+    );
+    let kernel = text::parse(&program).unwrap_or_else(|error| panic!("{error}: {program}")).kernels.remove(0);
+    let whole = |size: &u64| Extent { offset: 0, valid: *size, block: *size };
+    let extents: Vec<Vec<Extent>> = sizes.iter().map(|sizes| sizes.iter().map(whole).collect()).collect();
+    let (inputs, outputs) = extents.split_at(kernel.inputs.len());
+    let nest = Nest::bind(&kernel, inputs, outputs).expect("sizes that fit");
+    let parameters = Nest::parameters(&kernel, inputs, outputs).expect("sizes that fit");
+    assert!(parameters.iter().all(|offset| *offset == 0), "the program passes zeros");
+    (kernel, nest, parameters)
+}
+
 impl Case {
     fn job(&self, name: &str) -> Job {
         self.job_of(name, 0)
@@ -183,17 +199,7 @@ impl Case {
 
     /// With other operands for each `seed`.
     pub fn job_of(&self, name: &str, seed: usize) -> Job {
-        let program = format!(
-            "program k train stage 0/1 mesh(dp=1)\nmemory persistent=0 scratch=0\nsection update\norder update\nkernel fused.0{}\n",
-            self.kernel
-        );
-        let kernel = text::parse(&program).unwrap_or_else(|error| panic!("{error}: {program}")).kernels.remove(0);
-        let whole = |size: &u64| Extent { offset: 0, valid: *size, block: *size };
-        let extents: Vec<Vec<Extent>> = self.sizes.iter().map(|sizes| sizes.iter().map(whole).collect()).collect();
-        let (inputs, outputs) = extents.split_at(kernel.inputs.len());
-        let nest = Nest::bind(&kernel, inputs, outputs).expect("sizes that fit");
-        let parameters = Nest::parameters(&kernel, inputs, outputs).expect("sizes that fit");
-        assert!(parameters.iter().all(|offset| *offset == 0), "the program passes zeros");
+        let (kernel, nest, parameters) = bound(self.kernel, self.sizes);
         let dtypes: Vec<DType> = kernel.inputs.iter().chain(&kernel.outputs).map(|argument| argument.dtype).collect();
         let operands: Vec<Vec<u8>> = dtypes
             .iter()

@@ -11,6 +11,7 @@ mod pools;
 mod products;
 mod rows;
 mod scatters;
+mod tails;
 mod top_k;
 mod transfers;
 
@@ -26,6 +27,7 @@ fn planted() -> Vec<Planted> {
         groups::planted(),
         products::planted(),
         scatters::planted(),
+        tails::planted(),
         top_k::planted(),
     ];
     families.into_iter().flatten().chain(rows::planted()).collect()

@@ -16,14 +16,14 @@ fn operand(dtype: DType, count: usize, seed: usize) -> (Vec<u8>, Vec<f64>) {
 }
 
 /// Loops of a product or convolution: length, and element strides in lhs, rhs and out.
-type Strided = (usize, [Option<usize>; 3]);
+pub type Strided = (usize, [Option<usize>; 3]);
 
 /// One more than the largest offset in each operand.
 fn reach(loops: &[Strided]) -> [usize; 3] {
     std::array::from_fn(|i| 1 + loops.iter().map(|(size, strides)| (size - 1) * strides[i].unwrap_or(0)).sum::<usize>())
 }
 
-fn multiplied(name: &str, loops: &[Strided], types: Types) -> Job {
+pub fn multiplied(name: &str, loops: &[Strided], types: Types) -> Job {
     let counts = reach(loops);
     let [(a, x), (b, y)] = [operand(types.operands, counts[0], 3), operand(types.operands, counts[1], 5)];
     let start = if types.mode == StoreMode::Accumulate { 0.5 } else { 0.0 };
@@ -46,12 +46,12 @@ fn multiplied(name: &str, loops: &[Strided], types: Types) -> Job {
     }
 }
 
-fn types(operands: DType, result: DType, mode: StoreMode) -> Types {
+pub fn types(operands: DType, result: DType, mode: StoreMode) -> Types {
     Types { operands, result, mode }
 }
 
 /// Row-major lhs [m, k], rhs [k, n]; turned, lhs [k, m], rhs [n, k].
-fn plain([m, n, k]: [usize; 3], turned: bool) -> Vec<Strided> {
+pub fn plain([m, n, k]: [usize; 3], turned: bool) -> Vec<Strided> {
     match turned {
         false => vec![(m, [Some(k), None, Some(n)]), (n, [None, Some(1), Some(1)]), (k, [Some(1), Some(n), None])],
         true => vec![(m, [Some(1), None, Some(n)]), (n, [None, Some(k), Some(1)]), (k, [Some(m), Some(1), None])],
@@ -108,7 +108,7 @@ fn products() {
 }
 
 /// A two-dimensional convolution and both gradients: images [n, g, c, 9, 8], outputs [n, g, o, …], kernels [g, o, c, 3, 2].
-fn convolved(name: &str, result: usize, dtype: DType, [stride, dilation, pad]: [usize; 3]) -> Job {
+pub fn convolved(name: &str, result: usize, dtype: DType, [stride, dilation, pad]: [usize; 3], mode: StoreMode) -> Job {
     let (n, g, c, o) = (2, 2, 3, 4);
     let (image, taps) = ([9, 8], [3, 2]);
     let out = [0, 1].map(|d| (image[d] + 2 * pad - dilation * (taps[d] - 1) - 1) / stride + 1);
@@ -132,7 +132,8 @@ fn convolved(name: &str, result: usize, dtype: DType, [stride, dilation, pad]: [
     let [first, second] = [[1, 2], [2, 0], [0, 1]][result];
     let (form, roles) = (Form { result, operands: [first, second] }, [first, second, result]);
     let [(a, p), (b, q)] = [operand(dtype, counts[first], 3), operand(dtype, counts[second], 5)];
-    let mut sums = vec![0.5; counts[result]];
+    let start = if mode == StoreMode::Accumulate { 0.5 } else { 0.0 };
+    let mut sums = vec![start; counts[result]];
     let all = plain.iter().map(|f| f.size).product::<usize>();
     for point in 0..all * out[0] * out[1] * taps[0] * taps[1] {
         let (mut rest, mut at, mut inside) = (point, [0; 3], true);
@@ -153,7 +154,7 @@ fn convolved(name: &str, result: usize, dtype: DType, [stride, dilation, pad]: [
         }
     }
     let elements = roles.map(|role| counts[role]);
-    let types = types(dtype, dtype, StoreMode::Accumulate);
+    let types = types(dtype, dtype, mode);
     Job {
         what: format!("convolution, result {result}, {dtype:?}, stride {stride}, dilation {dilation}, pad {pad}"),
         source: product::convolution((form, &plain, &spatial), types, elements, name).expect("a source"),
@@ -168,7 +169,7 @@ fn convolutions() {
     for (number, geometry) in [[1, 1, 1], [2, 1, 0], [2, 2, 2], [3, 1, 1]].into_iter().enumerate() {
         for result in 0..3 {
             let dtype = [DType::F32, DType::F64, DType::BF16][(number + result) % 3];
-            jobs.push(convolved(&format!("c{number}{result}"), result, dtype, geometry));
+            jobs.push(convolved(&format!("c{number}{result}"), result, dtype, geometry, StoreMode::Accumulate));
         }
     }
     check("convolutions", &jobs);

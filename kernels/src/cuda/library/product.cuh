@@ -27,27 +27,66 @@ struct Tile {
     }
 };
 
-template <class V, class C, class S, bool ADD>
-__device__ inline void put(C* c, S* workspace, typename V::Index b, typename V::Index m, typename V::Index n, S sum) {
+// What becomes of sums: they are stored, or added to what is there. (A tail, which is written for each nest, is another such class: VECTOR
+// sums that lie side by side in the result, along n or along m, go through an elementwise kernel's statements.)
+template <class C, bool ADD, bool PAIRS>
+struct Stored {
+    static constexpr bool IS_TAIL = false, ALONG_N = true, IN_PAIRS = PAIRS;
+    static constexpr int VECTOR = 1;
+    C* c;
+    template <class I, class S>
+    __device__ void operator()(I at, const S (&sum)[1]) const {
+        c[at] = narrow<C>(ADD ? (S)widen(c[at]) + sum[0] : sum[0]);
+    }
+    template <class I>
+    __device__ void both(I at, float x, float y) const {
+        pack<C, 2>* to = (pack<C, 2>*)(c + at);
+        pack<C, 2> both{};
+        if (ADD) both = *to;
+        both.x[0] = narrow<C>(ADD ? (float)widen(both.x[0]) + x : x);
+        both.x[1] = narrow<C>(ADD ? (float)widen(both.x[1]) + y : y);
+        *to = both;
+    }
+};
+
+template <class V, class Out, class S>
+__device__ inline void put(const Out& out, S* workspace, typename V::Index b, typename V::Index m, typename V::Index n, S sum) {
     if (workspace) {
         workspace[(((long long)blockIdx.y * V::BATCH + b) * V::M + m) * V::N + n] = sum;
         return;
     }
-    const typename V::Index at = V::out(b, m, n);
-    c[at] = narrow<C>(ADD ? (S)widen(c[at]) + sum : sum);
+    const S one[1] = {sum};
+    out(V::out(b, m, n), one);
+}
+
+// Sums in shared memory through a tail: ROWS x TILE of them, rows APART elements apart, from row m and column n of a batch on.
+template <class V, class Tail, int ROWS, int TILE, int THREADS, int APART, class S>
+__device__ inline void through(const Tail& tail, const S* sums, typename V::Index batch, typename V::Index m, typename V::Index n) {
+    constexpr int VECTOR = Tail::VECTOR;
+#pragma unroll 1
+    for (int pack = threadIdx.x; pack < ROWS * TILE / VECTOR; pack += THREADS) {
+        const int row = Tail::ALONG_N ? pack / (TILE / VECTOR) : pack % (ROWS / VECTOR) * VECTOR;
+        const int column = Tail::ALONG_N ? pack % (TILE / VECTOR) * VECTOR : pack / (ROWS / VECTOR);
+        // A pack that begins inside of the result ends there.
+        if (m + row >= V::M || n + column >= V::N) continue;
+        S x[VECTOR];
+#pragma unroll
+        for (int v = 0; v < VECTOR; ++v) x[v] = sums[(row + (Tail::ALONG_N ? 0 : v)) * APART + column + (Tail::ALONG_N ? v : 0)];
+        tail(V::out(batch, m + row, n + column), x);
+    }
 }
 
 // Sums of S by multiply-adds: TILE x TILE elements of a block, EACH x EACH of a thread, which are packs of neighbours, SIDE packs apart.
 // LHS_K, RHS_N: along what neighbours in memory lie.
-template <class V, class A, class B, class C, class S, int TILE, int EACH, bool LHS_K, bool RHS_N, bool ADD>
-__device__ inline void product(const A* a, const B* b, C* c, S* workspace) {
+template <class V, class A, class B, class Out, class S, int TILE, int EACH, bool LHS_K, bool RHS_N>
+__device__ inline void product(const A* a, const B* b, const Out& out, S* workspace) {
     typedef typename V::Index I;
     constexpr int STEP = 8, SIDE = TILE / EACH, THREADS = SIDE * SIDE, PACK = 16 / sizeof(S);
     DCC_SHARED_ARRAY(S, as, [STEP][TILE + PACK]);
     DCC_SHARED_ARRAY(S, bs, [STEP][TILE + PACK]);
     const Tile<V, TILE, TILE> tile(STEP);
     const int row = threadIdx.x / SIDE, column = threadIdx.x % SIDE;
-    S sums[EACH][EACH];
+    alignas(16) S sums[EACH][EACH];
 #pragma unroll
     for (int i = 0; i < EACH; ++i)
 #pragma unroll
@@ -81,13 +120,33 @@ __device__ inline void product(const A* a, const B* b, C* c, S* workspace) {
         }
         __syncthreads();
     }
+    if constexpr (Out::IS_TAIL) {
+        // The rows of one pack of each thread at a time.
+        constexpr int ROWS = SIDE * PACK;
+        DCC_SHARED_ARRAY(S, staged, [ROWS][TILE + PACK]);
+#pragma unroll 1
+        for (int pass = 0; pass < EACH / PACK; ++pass) {
 #pragma unroll
-    for (int i = 0; i < EACH; ++i)
+            for (int i = 0; i < EACH; ++i) {
+                if (i / PACK != pass) continue;
 #pragma unroll
-        for (int j = 0; j < EACH; ++j) {
-            const I m = tile.m + row * PACK + i / PACK * PACK * SIDE + i % PACK, n = tile.n + column * PACK + j / PACK * PACK * SIDE + j % PACK;
-            if (m < V::M && n < V::N) put<V, C, S, ADD>(c, workspace, tile.batch, m, n, sums[i][j]);
+                for (int j = 0; j < EACH; j += PACK)
+                    *(pack<S, PACK>*)&staged[row * PACK + i % PACK][column * PACK + j * SIDE] = *(const pack<S, PACK>*)&sums[i][j];
+            }
+            __syncthreads();
+            through<V, Out, ROWS, TILE, THREADS, TILE + PACK>(out, &staged[0][0], tile.batch, tile.m + pass * ROWS, tile.n);
+            __syncthreads();
         }
+    } else {
+#pragma unroll
+        for (int i = 0; i < EACH; ++i)
+#pragma unroll
+            for (int j = 0; j < EACH; ++j) {
+                const I m = tile.m + row * PACK + i / PACK * PACK * SIDE + i % PACK;
+                const I n = tile.n + column * PACK + j / PACK * PACK * SIDE + j % PACK;
+                if (m < V::M && n < V::N) put<V>(out, workspace, tile.batch, m, n, sums[i][j]);
+            }
+    }
 }
 
 // Of half floats on tensor cores: TILE x TILE elements of a block of 8 warps, 64 x 32 of a warp. Of STAGES tiles of each operand in shared
@@ -149,25 +208,17 @@ struct Tiles {
     }
 };
 
-// Two sums side by side, as one where PAIRS says that they may be.
-template <class V, class C, bool PAIRS, bool ADD>
-__device__ inline void put_both(C* c, float* workspace, typename V::Index b, typename V::Index m, typename V::Index n, float x, float y) {
+// Two sums side by side, as one where they may be.
+template <class V, class Out>
+__device__ inline void put_both(const Out& out, float* workspace, typename V::Index b, typename V::Index m, typename V::Index n, float x, float y) {
     if (m >= V::M || n >= V::N) return;
-    if (!PAIRS || workspace) {
-        put<V, C, float, ADD>(c, workspace, b, m, n, x);
-        if (n + 1 < V::N) put<V, C, float, ADD>(c, workspace, b, m, n + 1, y);
-        return;
-    }
-    pack<C, 2>* to = (pack<C, 2>*)(c + V::out(b, m, n));
-    pack<C, 2> both{};
-    if (ADD) both = *to;
-    both.x[0] = narrow<C>(ADD ? (float)widen(both.x[0]) + x : x);
-    both.x[1] = narrow<C>(ADD ? (float)widen(both.x[1]) + y : y);
-    *to = both;
+    if (Out::IN_PAIRS && !workspace) return out.both(V::out(b, m, n), x, y);
+    put<V>(out, workspace, b, m, n, x);
+    if (n + 1 < V::N) put<V>(out, workspace, b, m, n + 1, y);
 }
 
-template <class V, class H, class C, bool LHS_K, bool RHS_N, int LHS_PACK, int RHS_PACK, bool PAIRS, bool ADD>
-__device__ inline void product(const H* a, const H* b, C* c, float* workspace) {
+template <class V, class H, class Out, bool LHS_K, bool RHS_N, int LHS_PACK, int RHS_PACK>
+__device__ inline void product(const H* a, const H* b, const Out& out, float* workspace) {
     typedef typename V::Index I;
     DCC_SHARED(H, shared);
     Tiles<V, H, true, LHS_K, LHS_PACK> lhs;
@@ -220,28 +271,59 @@ __device__ inline void product(const H* a, const H* b, C* c, float* workspace) {
     tensor::wait<0>();
     // As `row` and `column`.
     const int thread = tensor::thread_again(), lane = thread % 32;
-    const I first_m = tile.m + thread / 128 * 64 + lane / 4, first_n = tile.n + thread / 32 % 4 * 32 + lane % 4 * 2;
+    if constexpr (Out::IS_TAIL) {
+        // The rows of half of the warps at a time, where the tiles were.
+        constexpr int ROWS = 64, APART = TILE + 8;
+        float* staged = (float*)shared;
+#pragma unroll 1
+        for (int pass = 0; pass < TILE / ROWS; ++pass) {
+            __syncthreads();
+            if (thread / 128 == pass) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
+                for (int i = 0; i < 4; ++i)
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
+                    for (int j = 0; j < 4; ++j)
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const I m = first_m + i * 16 + half * 8, n = first_n + j * 8;
-                put_both<V, C, PAIRS, ADD>(c, workspace, tile.batch, m, n, sums[i][j][2 * half], sums[i][j][2 * half + 1]);
+                        for (int half = 0; half < 2; ++half) {
+                            float* to = staged + (lane / 4 + i * 16 + half * 8) * APART + thread / 32 % 4 * 32 + lane % 4 * 2 + j * 8;
+                            *(pack<float, 2>*)to = pack<float, 2>{{sums[i][j][2 * half], sums[i][j][2 * half + 1]}};
+                        }
             }
+            __syncthreads();
+            through<V, Out, ROWS, TILE, THREADS, APART>(out, staged, tile.batch, tile.m + pass * ROWS, tile.n);
+        }
+    } else {
+        const I first_m = tile.m + thread / 128 * 64 + lane / 4, first_n = tile.n + thread / 32 % 4 * 32 + lane % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const I m = first_m + i * 16 + half * 8, n = first_n + j * 8;
+                    put_both<V>(out, workspace, tile.batch, m, n, sums[i][j][2 * half], sums[i][j][2 * half + 1]);
+                }
+    }
 }
 }  // namespace halves
 
 // Adds the parts of a product, in order.
-template <class V, class C, class S, int PARTS, bool ADD>
-__device__ inline void sum_of_parts(C* c, const S* workspace) {
+template <class V, class Out, class S, int PARTS>
+__device__ inline void sum_of_parts(const Out& out, const S* workspace) {
     typedef typename V::Index I;
-    const long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x, all = (long long)V::BATCH * V::M * V::N;
-    if (at >= all) return;
-    S sum = S(0);
-    for (int part = 0; part < PARTS; ++part) sum += workspace[part * all + at];
-    const I to = V::out((I)(at / V::N / V::M), (I)(at / V::N % V::M), (I)(at % V::N));
-    c[to] = narrow<C>(ADD ? (S)widen(c[to]) + sum : sum);
+    constexpr int VECTOR = Out::VECTOR;
+    const long long first = ((long long)blockIdx.x * blockDim.x + threadIdx.x) * VECTOR, all = (long long)V::BATCH * V::M * V::N;
+    if (first >= all) return;
+    constexpr long long fast = Out::ALONG_N ? V::N : V::M, slow = Out::ALONG_N ? V::M : V::N;
+    const I b = (I)(first / fast / slow), m = (I)(Out::ALONG_N ? first / fast % slow : first % fast),
+            n = (I)(Out::ALONG_N ? first % fast : first / fast % slow);
+    const long long at = ((long long)b * V::M + m) * V::N + n, apart = Out::ALONG_N ? 1 : V::N;
+    S sums[VECTOR];
+#pragma unroll
+    for (int v = 0; v < VECTOR; ++v) {
+        sums[v] = S(0);
+        for (int part = 0; part < PARTS; ++part) sums[v] += workspace[part * all + at + v * apart];
+    }
+    out(V::out(b, m, n), sums);
 }
 #endif

@@ -5,13 +5,17 @@
 
 use super::gemm::{Gemm, Plain as Matrices};
 use super::{THREADS, entry, entry_of, source};
-use crate::cuda::Source;
 use crate::cuda::emit::stored;
+use crate::cuda::emit::tail::Pointwise;
+use crate::cuda::group::Argument;
+use crate::cuda::{Meaning, Source, arguments};
 use crate::library::convolution::{Form, IMAGE, KERNEL, OUTPUT, Plain, Spatial};
 use crate::library::matmul::Factor;
+use crate::tile::{Array, Nest};
 use dcc_program::kernel::StoreMode;
 use dcc_program::types::DType;
 use std::fmt::Write;
+use std::sync::Arc;
 
 const TEXT: [&str; 2] = [include_str!("tensor.cuh"), include_str!("product.cuh")];
 
@@ -22,7 +26,7 @@ const PARTS: usize = 32;
 const STEPS: usize = 256;
 
 /// Operands, result and what becomes of it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Types {
     pub operands: DType,
     pub result: DType,
@@ -30,7 +34,7 @@ pub struct Types {
 }
 
 /// One digit of m, n, k or the batch: how many it counts to, and its stride in lhs, rhs and out, 0 where that lacks it.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Digit {
     size: usize,
     strides: [usize; 3],
@@ -38,7 +42,15 @@ struct Digit {
     window: Option<(usize, usize)>,
 }
 
+/// A product or convolution, for which there can be several texts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Product {
+    view: View,
+    types: Types,
+}
+
 /// A product as it is read.
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct View {
     /// Of the batch, m, n and k, slowest first.
     groups: [Vec<Digit>; 4],
@@ -60,7 +72,7 @@ pub fn dot(factors: &[Factor], types: Types, elements: [usize; 3], name: &str) -
         (strides.map(|s| s.is_some()), Digit { size: f.size, strides: strides.map(|s| s.unwrap_or(0)), window: None })
     };
     let view = View::new(factors.iter().map(digit), vec![], None, elements, types)?;
-    view.source(types, name)
+    Product { view, types }.source(name)
 }
 
 /// result = convolution(a, b), or +=. `elements`: of a, b and the result. Errors: as `dot`.
@@ -92,7 +104,7 @@ pub fn convolution(
     });
     let through = if form.result == IMAGE { OUTPUT } else { IMAGE };
     let view = View::new(plains.chain(moves), spatial.to_vec(), Some((place(through), through)), elements, types)?;
-    view.source(types, name)
+    Product { view, types }.source(name)
 }
 
 impl View {
@@ -126,63 +138,6 @@ impl View {
 
     fn size(&self, group: usize) -> usize {
         self.groups[group].iter().map(|digit| digit.size).product()
-    }
-
-    fn source(&self, types: Types, name: &str) -> Result<Source, String> {
-        let halves = types.operands.bytes() == 2;
-        let sums = match types.operands {
-            DType::F64 => "double",
-            DType::F32 | DType::F16 | DType::BF16 => "float",
-            other => return Err(format!("no matrix product of {} on this device", other.name())),
-        };
-        let [batch, m, n, k] = [BATCH, ROWS, COLUMNS, SUMS].map(|group| self.size(group));
-        let tile = if halves || m.min(n) > 64 && sums == "float" { 128 } else { 64 };
-        let tiles = m.div_ceil(tile) * n.div_ceil(tile) * batch;
-        let parts = (BLOCKS / tiles.max(1)).min(k / STEPS).clamp(1, PARTS);
-        let (operand, result) = (stored(types.operands), stored(types.result));
-        let flag = |x: bool| if x { "true" } else { "false" };
-        let lhs_k = flag(self.along(0, SUMS) <= self.along(0, ROWS));
-        let rhs_n = flag(self.along(1, COLUMNS) <= self.along(1, SUMS));
-        let add = flag(types.mode == StoreMode::Accumulate);
-        let (along_k, along_n) = (lhs_k == "true", rhs_n == "true");
-        let packs = [self.pack(0, if along_k { SUMS } else { ROWS }, 8), self.pack(1, if along_n { COLUMNS } else { SUMS }, 8)];
-        let call = match halves {
-            true => format!(
-                "halves::product<View_{name}, {operand}, {result}, {lhs_k}, {rhs_n}, {}, {}, {}, {add}>",
-                packs[0],
-                packs[1],
-                flag(self.pack(2, COLUMNS, 2) == 2),
-            ),
-            false => format!(
-                "product<View_{name}, {operand}, {operand}, {result}, {sums}, {tile}, {}, {lhs_k}, {rhs_n}, {add}>",
-                tile / 16
-            ),
-        };
-        let pointers = format!("const {operand}* a, const {operand}* b, {result}* c");
-        let (workspace, given) = match parts {
-            1 => (String::new(), format!("({sums}*)0")),
-            _ => (format!(", {sums}* workspace"), "workspace".to_owned()),
-        };
-        let arguments = format!("{pointers}{workspace}");
-        let body = format!("    {call}(a, b, c, {given});\n");
-        let shared = if halves { shared(along_k) + shared(!along_n) } else { 0 };
-        // What goes through registers takes those of a second block.
-        let resident = if halves && packs == [8, 8] { 2 } else { 1 };
-        let mut entries = vec![entry_of(name, &arguments, &body, ([tiles, parts], THREADS, shared), resident)?];
-        if parts > 1 {
-            let body = format!("    sum_of_parts<View_{name}, {result}, {sums}, {parts}, {add}>(c, workspace);\n");
-            entries.push(entry(
-                &format!("{name}_sum"),
-                &arguments,
-                &body,
-                ([(batch * m * n).div_ceil(THREADS), 1], THREADS, 0),
-            )?);
-        }
-        let bytes = if sums == "double" { 8 } else { 4 };
-        let workspace = if parts > 1 { parts * batch * m * n * bytes } else { 0 };
-        let text = TEXT.concat() + &self.text(name);
-        let gemm = self.plain().and_then(|plain| Gemm::new(&plain, &types));
-        Ok(Source { gemm, ..source(text, entries, workspace, self.bytes.to_vec()) })
     }
 
     /// The same where every group is one digit, and nothing is moved through.
@@ -293,6 +248,149 @@ impl View {
         }
         conditions
     }
+}
+
+/// What becomes of the sums.
+struct Out {
+    /// `Out` of `product.cuh`, and what it is made of.
+    ty: String,
+    fields: String,
+    /// Its own text, where it has one.
+    text: String,
+    /// What entries get for it: pointers, and behind the workspace numbers.
+    pointers: Vec<String>,
+    numbers: Vec<String>,
+    /// Sums that it takes at once.
+    vector: usize,
+}
+
+impl Product {
+    /// The product alone.
+    fn source(self, name: &str) -> Result<Source, String> {
+        let Product { view, types } = &self;
+        let result = stored(types.result);
+        let pairs = types.operands.bytes() == 2 && view.pack(2, COLUMNS, 2) == 2;
+        let out = Out {
+            ty: stored_as(types.result, types.mode, pairs),
+            fields: "c".to_owned(),
+            text: String::new(),
+            pointers: vec![format!("{result}* c")],
+            numbers: Vec::new(),
+            vector: 1,
+        };
+        let gemm = view.plain().and_then(|plain| Gemm::new(&plain, types));
+        let source = self.written(&out, view.bytes.to_vec(), name)?;
+        Ok(Source { gemm, meaning: Meaning::Product(Arc::new(self)), ..source })
+    }
+
+    /// The product with a tail: its result is rounded as it would be stored and goes through the statements of `nest`, which reads it as input
+    /// `input`, instead of to memory. Operands are lhs, rhs and the nest's others. `None`: the nest does more than that, or its threads had
+    /// better lie otherwise. Errors: more blocks than a grid has.
+    pub fn with_tail(&self, nest: &Nest, input: usize, name: &str) -> Result<Option<Source>, String> {
+        let Product { view, types } = self;
+        let nest = nest.clone().simplified();
+        let Some(tail) = Pointwise::new(&nest, input) else { return Ok(None) };
+        let points: usize = [BATCH, ROWS, COLUMNS].map(|group| view.size(group)).iter().product();
+        let bytes = |array: &Array| array.block.iter().product::<usize>() * array.dtype.bytes() as usize;
+        let same = (tail.points(), tail.array().dtype, bytes(tail.array())) == (points, types.result, view.bytes[2]);
+        if !same || points == 0 || types.mode != StoreMode::Assign {
+            return Ok(None);
+        }
+        let along_n = view.along(2, COLUMNS) <= view.along(2, ROWS);
+        let group = if along_n { COLUMNS } else { ROWS };
+        let fits = |vector: &usize| *vector <= 1 || view.pack(2, group, *vector) == *vector;
+        let vector = (0..).map(|shift| (tail.vector() >> shift).max(1)).find(fits).expect("one fits");
+        let (body, parameters) = tail.text(vector);
+        let parameters: Vec<usize> = parameters.into_iter().collect();
+        let declared = |arguments: Vec<(Argument, String, String)>| -> Vec<[String; 2]> {
+            arguments.into_iter().map(|(_, ty, name)| [ty, name]).collect()
+        };
+        let own = |argument: &(Argument, String, String)| argument.0 != Argument::Operand(input);
+        let pointers = declared(arguments(&nest, &[], false).into_iter().filter(own).collect());
+        let all = arguments(&nest, &parameters, false);
+        let numbers = declared(all.into_iter().filter(|argument| matches!(argument.0, Argument::Parameter(_))).collect());
+        let fields: String = pointers.iter().chain(&numbers).map(|[ty, name]| format!("    {ty} {name};\n")).collect();
+        let names: Vec<&str> = pointers.iter().chain(&numbers).map(|[_, name]| name.as_str()).collect();
+        let words = |all: &[[String; 2]]| all.iter().map(|[ty, name]| format!("{ty} {name}")).collect();
+        let out = Out {
+            ty: format!("Tail_{name}"),
+            fields: names.join(", "),
+            text: format!(
+                "struct Tail_{name} {{\n    static constexpr bool IS_TAIL = true, ALONG_N = {along_n}, IN_PAIRS = false;\n    static \
+                 constexpr int VECTOR = {vector};\n{fields}    __device__ __forceinline__ void operator()(const \
+                 View_{name}::Index at, const {} (&sum)[{vector}]) const {{\n{body}    }}\n}};\n",
+                self.sums()?
+            ),
+            pointers: words(&pointers),
+            numbers: words(&numbers),
+            vector,
+        };
+        let others = nest.inputs.iter().enumerate().filter(|(n, _)| *n != input).map(|(_, array)| array);
+        let others = others.chain(&nest.outputs).map(bytes);
+        let source = self.written(&out, view.bytes[..2].iter().copied().chain(others).collect(), name)?;
+        Ok(Some(Source { parameters, ..source }))
+    }
+
+    /// The C++ type of sums. Errors: of a dtype that has none.
+    fn sums(&self) -> Result<&'static str, String> {
+        match self.types.operands {
+            DType::F64 => Ok("double"),
+            DType::F32 | DType::F16 | DType::BF16 => Ok("float"),
+            other => Err(format!("no matrix product of {} on this device", other.name())),
+        }
+    }
+
+    fn written(&self, out: &Out, operand_bytes: Vec<usize>, name: &str) -> Result<Source, String> {
+        let Product { view, types } = self;
+        let halves = types.operands.bytes() == 2;
+        let sums = self.sums()?;
+        let [batch, m, n, k] = [BATCH, ROWS, COLUMNS, SUMS].map(|group| view.size(group));
+        let tile = if halves || m.min(n) > 64 && sums == "float" { 128 } else { 64 };
+        let tiles = m.div_ceil(tile) * n.div_ceil(tile) * batch;
+        let parts = (BLOCKS / tiles.max(1)).min(k / STEPS).clamp(1, PARTS);
+        let operand = stored(types.operands);
+        let (along_k, along_n) = (view.along(0, SUMS) <= view.along(0, ROWS), view.along(1, COLUMNS) <= view.along(1, SUMS));
+        let packs = [view.pack(0, if along_k { SUMS } else { ROWS }, 8), view.pack(1, if along_n { COLUMNS } else { SUMS }, 8)];
+        let Out { ty, fields, pointers, numbers, vector, .. } = out;
+        // Parts of sums are nobody's result.
+        let first = if parts > 1 { stored_as(types.result, StoreMode::Assign, false) } else { ty.clone() };
+        let call = match halves {
+            true => {
+                format!("halves::product<View_{name}, {operand}, {first}, {along_k}, {along_n}, {}, {}>", packs[0], packs[1])
+            }
+            false => format!(
+                "product<View_{name}, {operand}, {operand}, {first}, {sums}, {tile}, {}, {along_k}, {along_n}>",
+                tile / 16
+            ),
+        };
+        let workspace = if parts > 1 { vec![format!("{sums}* workspace")] } else { Vec::new() };
+        let operands = ["a", "b"].map(|name| format!("const {operand}* {name}"));
+        let arguments = [&operands[..], pointers, &workspace, numbers].concat().join(", ");
+        let body = match parts {
+            1 => format!("    const {ty} out{{{fields}}};\n    {call}(a, b, out, ({sums}*)0);\n"),
+            _ => format!("    {call}(a, b, {first}{{0}}, workspace);\n"),
+        };
+        let shared = if halves { shared(along_k) + shared(!along_n) } else { 0 };
+        // What goes through registers takes those of a second block.
+        let resident = if halves && packs == [8, 8] { 2 } else { 1 };
+        let mut entries = vec![entry_of(name, &arguments, &body, ([tiles, parts], THREADS, shared), resident)?];
+        if parts > 1 {
+            let body = format!(
+                "    const {ty} out{{{fields}}};\n    sum_of_parts<View_{name}, {ty}, {sums}, {parts}>(out, workspace);\n"
+            );
+            let blocks = (batch * m * n / vector).div_ceil(THREADS);
+            entries.push(entry(&format!("{name}_sum"), &arguments, &body, ([blocks, 1], THREADS, 0))?);
+        }
+        let bytes = if sums == "double" { 8 } else { 4 };
+        let workspace = if parts > 1 { parts * batch * m * n * bytes } else { 0 };
+        let text = TEXT.concat() + &view.text(name) + &out.text;
+        Ok(source(text, entries, workspace, operand_bytes))
+    }
+}
+
+/// The `Out` that stores a result, two elements at a time where they lie in pairs.
+fn stored_as(dtype: DType, mode: StoreMode, pairs: bool) -> String {
+    format!("Stored<{}, {}, {pairs}>", stored(dtype), mode == StoreMode::Accumulate)
 }
 
 /// Bytes of shared memory for the tiles of an operand of halves; see `Tiles` in `product.cuh`.
