@@ -14,12 +14,13 @@ mod nvrtc;
 mod products;
 mod queue;
 mod shipped;
+mod tails;
 
 pub use cache::images;
 pub use device::{Call, Cuda, Texts};
 pub use direct::Together;
 pub use driver::{Buffer, Gpu, Kernel};
-pub use groups::Row;
+pub use groups::{Launched, Row};
 pub use kernels::Kernels;
 pub use nccl::UniqueIds;
 pub use nvrtc::{Image, Usage};

@@ -5,12 +5,13 @@
 
 use super::direct::{self, Together};
 use super::driver::{Buffer, Gpu, Pinned, is_abandoned};
-use super::groups::{Member, Row, Step};
+use super::groups::{AsOne, Launched, Member, Row, Step};
 use super::kernels::Kernels;
 use super::nccl::{self, UniqueIds};
 use super::products::{Product, Products};
 use super::queue::Graph;
 use super::shipped::Shipped;
+use super::tails::Pair;
 use crate::comm::{Label, Peer};
 use crate::cpu::Memory;
 use crate::error::{Error, Result};
@@ -20,6 +21,7 @@ use dcc_kernels::cuda::group::Argument;
 use dcc_kernels::tile::Nest;
 use dcc_program::kernel::Kernel;
 use dcc_program::program::Instr;
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
@@ -47,6 +49,8 @@ pub struct Cuda {
     /// The vendor's products, where they may be used, and by kernel the one in its place.
     products: Option<Products>,
     chosen: Vec<Option<Product>>,
+    /// By kernel, of products with tails: those that are slower than one after the other.
+    apart: BTreeSet<usize>,
     words: Vec<u64>,
 }
 
@@ -56,8 +60,10 @@ pub struct Texts {
     known: HashMap<Key, usize>,
     /// Of groups, by kernel and launch of each kind and how many there are.
     pub(super) groups: BTreeMap<Vec<((usize, usize), usize)>, usize>,
+    /// Of products with tails; `None`: there is no such kernel.
+    pub(super) tails: BTreeMap<Pair, Option<usize>>,
     pub(super) sources: Vec<Source>,
-    /// Those that run by themselves or are groups.
+    /// Those that run by themselves, are groups or have tails.
     wanted: BTreeSet<usize>,
     /// Those that were in a batch.
     given: BTreeSet<usize>,
@@ -65,7 +71,7 @@ pub struct Texts {
     ends: Vec<usize>,
     /// Bytes that rows need.
     pub(super) workspace: usize,
-    pub(super) launched: [usize; 2],
+    pub(super) launched: Launched,
     /// Of sources: the first instruction's that each was made for. Empty where nobody gave it.
     origins: Vec<String>,
 }
@@ -88,6 +94,10 @@ pub struct Call {
     flops: u64,
     /// Bytes into operand 0 at which the call begins, and what each microbatch adds.
     skip: (usize, usize),
+    /// Whether it defines its result, and one generated kernel reads it and nothing else does.
+    pub(super) is_passed_on: bool,
+    /// Of a product, the kernel that has its tail too. Where that is taken in rows, the own kernel is taken otherwise: the bits are the same.
+    pub(super) tail: Cell<Option<usize>>,
 }
 
 impl Call {
@@ -110,7 +120,7 @@ impl Cuda {
         let arena = Arc::new(gpu.allocate(memory.bytes())?);
         let staging = gpu.pinned(STAGING)?;
         let products = if own { None } else { Products::open(&gpu)? };
-        let (compiled, places, chosen, words) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (compiled, places, chosen, apart, words) = (Vec::new(), Vec::new(), Vec::new(), BTreeSet::new(), Vec::new());
         Ok(Cuda {
             gpu,
             memory,
@@ -122,6 +132,7 @@ impl Cuda {
             places,
             products,
             chosen,
+            apart,
             words,
         })
     }
@@ -194,31 +205,78 @@ impl Cuda {
         for &kernel in batch {
             self.chosen[kernel] = self.choose(kernel)?;
         }
+        for &kernel in batch {
+            if let Some(pair) = self.texts.pair(kernel)
+                && self.is_better_apart(kernel, pair)?
+            {
+                self.apart.insert(kernel);
+            }
+        }
         Ok(())
     }
 
     /// The vendor's product in place of a kernel, where it is faster: operands lie at the arena's begin meanwhile, before it has contents.
     fn choose(&self, kernel: usize) -> Result<Option<Product>> {
-        let Cuda { gpu, arena, workspaces, texts, compiled, places, products, .. } = self;
+        let Cuda { gpu, texts, products, .. } = self;
         let (Some(products), Some(gemm)) = (products, &texts.sources[kernel].gemm) else { return Ok(None) };
-        let source = &texts.sources[kernel];
-        let mut at = arena.address();
+        let (words, end) = self.laid_out(kernel);
+        let ([lhs, rhs, out, ..], true) = (&words[..], self.has_room(end)) else { return Ok(None) };
+        let operands = [*lhs, *rhs, *out];
+        let mut words = words.clone();
+        let mut own = || self.try_out(kernel, &mut words);
+        products.choose(gpu.stream(), gemm, operands, &mut own)
+    }
+
+    /// Whether the vendor's product and the kernel behind it take less time than the own product with its tail.
+    fn is_better_apart(&self, kernel: usize, pair: Pair) -> Result<bool> {
+        let Cuda { gpu, texts, products, chosen, .. } = self;
+        let (Some(products), Some(product)) = (products, &chosen[pair.product]) else { return Ok(false) };
+        let (mut words, end) = self.laid_out(kernel);
+        let (result, first, end) = match pair.keeps {
+            true => (words[2], 3, end),
+            false => (end, 2, end + texts.sources[pair.product].operand_bytes[2] as u64),
+        };
+        if !self.has_room(end) {
+            return Ok(true);
+        }
+        let operands = [words[0], words[1], result];
+        let mut of_nest = words[first..texts.sources[kernel].operand_bytes.len()].to_vec();
+        of_nest.insert(pair.given, result);
+        let workspace = self.workspaces.last().filter(|_| texts.sources[pair.nest].workspace > 0);
+        of_nest.extend(workspace.map(Buffer::address));
+        of_nest.extend(texts.sources[pair.nest].parameters.iter().map(|_| 0));
+        let mut as_one = || self.try_out(kernel, &mut words);
+        let mut apart = || {
+            products.start(gpu.stream(), product, operands)?;
+            self.try_out(pair.nest, &mut of_nest)
+        };
+        products.is_better_apart(gpu.stream(), &texts.sources[kernel], &mut as_one, &mut apart)
+    }
+
+    /// What the launches of a kernel get with operands one after the other from the arena's begin on, workspace and parameters, and where the
+    /// operands end.
+    fn laid_out(&self, kernel: usize) -> (Vec<u64>, u64) {
+        let source = &self.texts.sources[kernel];
+        let mut at = self.arena.address();
         let mut words: Vec<u64> = Vec::new();
         for bytes in &source.operand_bytes {
             words.push(at);
             at += bytes.next_multiple_of(ALIGN) as u64;
         }
-        let [lhs, rhs, out] = words[..] else { return Ok(None) };
-        if at > arena.address() + arena.bytes() as u64 {
-            return Ok(None);
-        }
-        if source.workspace > 0 {
-            words.extend(workspaces.last().map(Buffer::address));
-        }
-        let (set, place) = places[kernel].expect("it was made ready above");
-        // SAFETY: the operands lie one after the other inside of the arena, the workspace is as large as that of any kernel.
-        let mut own = || unsafe { compiled[set].start(gpu, place, &mut words) };
-        products.choose(gpu.stream(), gemm, [lhs, rhs, out], &mut own)
+        words.extend(self.workspaces.last().filter(|_| source.workspace > 0).map(Buffer::address));
+        words.extend(source.parameters.iter().map(|_| 0));
+        (words, at)
+    }
+
+    fn has_room(&self, end: u64) -> bool {
+        end <= self.arena.address() + self.arena.bytes() as u64
+    }
+
+    /// Starts a kernel that is ready, on operands that `laid_out` gave and that have room.
+    fn try_out(&self, kernel: usize, words: &mut [u64]) -> Result<()> {
+        let (set, place) = self.places[kernel].expect("it was made ready before");
+        // SAFETY: operands lie one after the other inside of the arena, the workspace is as large as that of any kernel.
+        unsafe { self.compiled[set].start(&self.gpu, place, words) }
     }
 
     /// Copies what is at byte `at` of the GPU's memory, behind all work so far.
@@ -239,9 +297,12 @@ impl Cuda {
     /// Runs the calls of a row as one, and keeps what they are; `label`: what errors name.
     pub fn record(&mut self, row: &Row, calls: &[&Call], bases: &Bases, microbatch: u32, label: &Label) -> Result<Graph> {
         self.gpu.stream().begin_graph()?;
-        let started = row.steps.iter().try_for_each(|step| match step {
-            Step { group: Some(group), members } => self.start_group(*group, members, calls, (bases, microbatch)),
-            Step { group: None, members } => {
+        let started = row.steps.iter().try_for_each(|Step { as_one, members }| match *as_one {
+            AsOne::Group(group) => self.start_group(group, members, calls, (bases, microbatch)),
+            AsOne::Tail { kernel, .. } if !self.apart.contains(&kernel) => {
+                self.start_tail(kernel, members, calls, (bases, microbatch))
+            }
+            AsOne::Alone | AsOne::Tail { .. } => {
                 members.iter().try_for_each(|own| self.start(calls[own.call], own, (bases, microbatch)))
             }
         });
@@ -268,11 +329,12 @@ impl Cuda {
 
     /// Starts the launches that `member` says.
     fn start(&mut self, call: &Call, member: &Member, (bases, microbatch): (&Bases, u32)) -> Result<()> {
-        let Cuda { gpu, arena, workspaces, texts, compiled, places, products, chosen, words, .. } = self;
+        let Cuda { gpu, arena, workspaces, texts, compiled, places, products, chosen, apart, words, .. } = self;
         let place = Place { arena, bases, microbatch, workspace: workspaces.last(), member };
         words.clear();
         words.extend((0..call.operands.len()).map(|n| place.word(call, Argument::Operand(n))));
-        if let (Some(products), Some(product)) = (&products, &chosen[call.kernel]) {
+        let own = call.tail.get().is_some_and(|kernel| !apart.contains(&kernel));
+        if let (Some(products), Some(product), false) = (&products, &chosen[call.kernel], own) {
             return products.start(gpu.stream(), product, [words[0], words[1], words[2]]);
         }
         words.extend((texts.sources[call.kernel].workspace > 0).then(|| place.word(call, Argument::Workspace)));
@@ -282,6 +344,27 @@ impl Cuda {
         // later end where their span does); the workspace is as large as that of any kernel. The stream runs calls in the program's order,
         // or in one that means the same.
         unsafe { compiled[set].start_some(gpu, kernel, member.launches.clone(), words) }
+    }
+
+    /// Starts a product, the first member, with the second as its tail.
+    fn start_tail(&mut self, kernel: usize, members: &[Member], calls: &[&Call], at: (&Bases, u32)) -> Result<()> {
+        let Cuda { gpu, arena, workspaces, texts, compiled, places, words, .. } = self;
+        let [product, nest] = [0, 1].map(|n| (calls[members[n].call], &members[n]));
+        let result = product.0.operands[2];
+        let workspace = workspaces.last();
+        let word = |(call, member): (&Call, &Member), argument| {
+            Place { arena, bases: at.0, microbatch: at.1, workspace, member }.word(call, argument)
+        };
+        words.clear();
+        words.extend((0..if product.0.is_passed_on { 2 } else { 3 }).map(|n| word(product, Argument::Operand(n))));
+        let given = nest.0.operands[..nest.0.reads].iter().position(|span| *span == result);
+        let others = (0..nest.0.operands.len()).filter(|n| Some(*n) != given);
+        words.extend(others.map(|n| word(nest, Argument::Operand(n))));
+        words.extend((texts.sources[kernel].workspace > 0).then(|| word(product, Argument::Workspace)));
+        words.extend((0..nest.0.parameters.len()).map(|n| word(nest, Argument::Parameter(n))));
+        let (set, kernel) = places[kernel].expect("it was made ready");
+        // SAFETY: as in `start`, for both; `Texts::with_tails` saw that the nest writes neither operand of the product.
+        unsafe { compiled[set].start(gpu, kernel, words) }
     }
 
     fn start_group(&mut self, group: usize, members: &[Member], calls: &[&Call], at: (&Bases, u32)) -> Result<()> {
@@ -383,7 +466,8 @@ impl Texts {
         self.wanted.insert(call.kernel);
     }
 
-    pub(super) fn add_group(&mut self, source: Source, first: usize, members: usize) {
+    /// Adds a kernel of several, the first of which is `first`.
+    pub(super) fn add(&mut self, source: Source, first: usize, members: usize) {
         let origin = self.origins.get(first).map(|origin| format!("{origin} and {} more", members - 1));
         self.wanted.insert(self.sources.len());
         self.sources.push(source);
@@ -431,6 +515,7 @@ impl Texts {
         if spans.len() != wanted.len() || !spans.iter().zip(wanted).all(fits) {
             return Err(Error::artifact("a kernel's operands have other types than the kernel, or lie where it does not read"));
         }
-        Ok(Call { kernel, operands: spans.into(), reads: 0, parameters: Box::default(), flops, skip: (0, 0) })
+        let (operands, parameters, tail) = (spans.into(), Box::default(), Cell::new(None));
+        Ok(Call { kernel, operands, reads: 0, parameters, flops, skip: (0, 0), is_passed_on: false, tail })
     }
 }

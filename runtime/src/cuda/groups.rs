@@ -5,6 +5,7 @@
 //! must follow which takes it. That is done from the row's begin, and from its end, and what has fewer steps is taken.
 
 use super::device::{Call, Texts};
+use super::tails::Item;
 use crate::error::{Error, Result};
 use crate::exec::Span;
 use dcc_kernels::cuda::group::{Argument, Kind, TABLE};
@@ -32,9 +33,19 @@ pub struct Row {
 
 /// What runs as one.
 pub(super) struct Step {
-    /// The kernel of a group; `None`: the one member by itself.
-    pub group: Option<usize>,
+    pub as_one: AsOne,
     pub members: Vec<Member>,
+}
+
+/// How members run.
+#[derive(Clone, Copy)]
+pub(super) enum AsOne {
+    /// The one member by itself.
+    Alone,
+    /// By the kernel of a group.
+    Group(usize),
+    /// A product and its tail, by a kernel of so many launches, where it is not faster to run one after the other.
+    Tail { kernel: usize, launches: usize },
 }
 
 /// Launches of a call.
@@ -49,20 +60,30 @@ pub(super) struct Member {
 
 /// A member as far as its order is concerned.
 #[derive(Clone, Debug, Default)]
-struct Unit {
-    reads: Vec<Span>,
-    writes: Vec<Span>,
+pub(super) struct Unit {
+    pub reads: Vec<Span>,
+    pub writes: Vec<Span>,
     /// `None`: it stays by itself.
-    joins: Option<Joins>,
+    pub joins: Option<Joins>,
 }
 
 /// What decides about company.
 #[derive(Clone, Copy, Debug)]
-struct Joins {
+pub(super) struct Joins {
     threads: u32,
     words: usize,
     /// Kernel and launch.
     kind: (usize, usize),
+}
+
+/// Launches of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Launched {
+    /// Call by call, and in rows.
+    pub alone: usize,
+    pub in_rows: usize,
+    /// Products that have the kernel behind them as their tail.
+    pub tails: usize,
 }
 
 impl Row {
@@ -73,8 +94,12 @@ impl Row {
 
     /// Launches of one run.
     pub fn launches(&self) -> usize {
-        let alone = |step: &Step| step.members[0].launches.len();
-        self.steps.iter().map(|step| if step.group.is_some() { 1 } else { alone(step) }).sum()
+        let of = |step: &Step| match step.as_one {
+            AsOne::Alone => step.members[0].launches.len(),
+            AsOne::Group(_) => 1,
+            AsOne::Tail { launches, .. } => launches,
+        };
+        self.steps.iter().map(of).sum()
     }
 }
 
@@ -99,12 +124,14 @@ impl Texts {
         let of = |range: Range<usize>| section[range].iter().flatten().map(|call| self.launches(call)).sum::<usize>();
         let all = of(0..section.len());
         let of_rows: usize = rows.iter().map(|row| of(row.calls())).sum();
-        self.launched[0] += runs * all;
-        self.launched[1] += runs * (all - of_rows + in_rows);
+        self.launched.alone += runs * all;
+        self.launched.in_rows += runs * (all - of_rows + in_rows);
+        let is_tail = |step: &&Step| matches!(step.as_one, AsOne::Tail { .. });
+        self.launched.tails += runs * rows.iter().flat_map(|row| &row.steps).filter(is_tail).count();
     }
 
-    /// Launches of a step, of all that was counted: call by call and in rows.
-    pub fn launched(&self) -> [usize; 2] {
+    /// Of a step, of all that was counted.
+    pub fn launched(&self) -> Launched {
         self.launched
     }
 
@@ -114,18 +141,25 @@ impl Texts {
     }
 
     fn steps(&mut self, calls: &[&Call]) -> Result<Vec<Step>> {
-        let (units, members): (Vec<Unit>, Vec<Member>) = self.units(calls).into_iter().unzip();
+        let units = self.units(calls);
+        let items = self.with_tails(calls, units)?;
+        let (units, items): (Vec<Unit>, Vec<_>) =
+            items.into_iter().map(|Item { unit, members, tail }| (unit, (members, tail))).unzip();
         let mut steps = Vec::new();
         for set in ordered(&units) {
-            let mut members: Vec<Member> = set.iter().map(|&n| members[n].clone()).collect();
-            let group = match members.len() {
-                1 => None,
-                _ => Some(self.group(calls, &mut members)?),
+            let mut members: Vec<Member> = set.iter().flat_map(|&n| items[n].0.clone()).collect();
+            let as_one = match (items[set[0]].1, members.len()) {
+                (Some(kernel), _) => AsOne::Tail { kernel, launches: self.sources[kernel].launches.len() },
+                (None, 1) => AsOne::Alone,
+                _ => AsOne::Group(self.group(calls, &mut members)?),
             };
-            if group.is_none() {
-                self.want(calls[members[0].call]);
+            match as_one {
+                AsOne::Group(_) => {}
+                AsOne::Alone => self.want(calls[members[0].call]),
+                // One after the other may be faster.
+                AsOne::Tail { .. } => members.iter().for_each(|member| self.want(calls[member.call])),
             }
-            steps.push(Step { group, members });
+            steps.push(Step { as_one, members });
         }
         Ok(steps)
     }
@@ -151,7 +185,7 @@ impl Texts {
         };
         let number = self.sources.len();
         let source = Source::group(&format!("group{number}"), &key.iter().map(kind).collect::<Vec<_>>());
-        self.add_group(source.map_err(Error::device)?, calls[members[0].call].kernel, members.len());
+        self.add(source.map_err(Error::device)?, calls[members[0].call].kernel, members.len());
         self.groups.insert(key, number);
         Ok(number)
     }
@@ -222,7 +256,7 @@ fn joins(source: &Source, kind: (usize, usize)) -> Option<Joins> {
 
 impl Unit {
     /// Whether the two must stay in order.
-    fn conflicts(&self, other: &Unit) -> bool {
+    pub fn conflicts(&self, other: &Unit) -> bool {
         let meet = |a: &[Span], b: &[Span]| a.iter().any(|x| b.iter().any(|y| x.overlaps(y)));
         meet(&self.writes, &other.reads) || meet(&self.writes, &other.writes) || meet(&self.reads, &other.writes)
     }

@@ -22,6 +22,7 @@ impl Texts {
         let mut call = self.operation(site, library, instr)?;
         if let Some(call) = &mut call {
             call.reads = call.operands.len() - instr.results.len();
+            call.is_passed_on = matches!(instr.results[..], [result] if site.is_passed_on(result));
         }
         Ok(call)
     }

@@ -9,6 +9,7 @@ use super::driver::{Buffer, Gpu};
 use super::queue::Stream;
 use crate::error::{Error, Result};
 use cudarc::cublaslt::sys;
+use dcc_kernels::cuda::Source;
 use dcc_kernels::cuda::library::gemm::{Gemm, Matrix};
 use dcc_program::types::DType;
 use std::collections::BTreeMap;
@@ -30,8 +31,18 @@ const ROUNDS: usize = 3;
 /// An algorithm of the library, as it may be kept.
 type Algorithm = [u64; 8];
 
-/// What is chosen, by product, in all of this process. `None`: the own kernel.
-static CHOSEN: Mutex<BTreeMap<String, Option<Algorithm>>> = Mutex::new(BTreeMap::new());
+/// What computes a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Choice {
+    /// dcc's kernel; of a product with a tail, that of both.
+    Own,
+    Library(Algorithm),
+    /// Of a product with a tail: the library, and the kernel behind it.
+    Apart,
+}
+
+/// What is chosen, by product, in all of this process.
+static CHOSEN: Mutex<BTreeMap<String, Choice>> = Mutex::new(BTreeMap::new());
 
 /// The library on one GPU.
 pub struct Products {
@@ -92,35 +103,49 @@ impl Products {
         own: &mut dyn FnMut() -> Result<()>,
     ) -> Result<Option<Product>> {
         let key = format!("{} {gemm:?}", self.place);
+        match self.chosen(key, || self.fastest(stream, gemm, operands, own))? {
+            Choice::Library(data) => Product::new(gemm, sys::cublasLtMatmulAlgo_t { data }).map(Some),
+            Choice::Own | Choice::Apart => Ok(None),
+        }
+    }
+
+    /// Whether `apart`, which starts a product of the library and the kernel behind it, takes less time than `as_one`, which starts `source`.
+    pub fn is_better_apart(
+        &self,
+        stream: &Stream,
+        source: &Source,
+        as_one: &mut dyn FnMut() -> Result<()>,
+        apart: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<bool> {
+        if file().is_none() {
+            return Ok(true);
+        }
+        let key = format!("{} with tail {}", self.place, blake3::hash(source.text.as_bytes()).to_hex());
+        let faster = || Ok(if timed(stream, apart)? < timed(stream, as_one)? { Choice::Apart } else { Choice::Own });
+        Ok(self.chosen(key, faster)? == Choice::Apart)
+    }
+
+    /// What was chosen before, in this process or another, or is now.
+    fn chosen(&self, key: String, choose: impl FnOnce() -> Result<Choice>) -> Result<Choice> {
         let mut chosen = lock();
         if chosen.is_empty() {
             *chosen = load();
         }
-        let algorithm = match chosen.get(&key) {
-            Some(algorithm) => *algorithm,
-            None => {
-                let algorithm = self.fastest(stream, gemm, operands, own)?;
-                chosen.insert(key, algorithm);
-                save(&chosen);
-                algorithm
-            }
-        };
-        let Some(data) = algorithm else { return Ok(None) };
-        Product::new(gemm, sys::cublasLtMatmulAlgo_t { data }).map(Some)
+        if let Some(choice) = chosen.get(&key) {
+            return Ok(*choice);
+        }
+        let choice = choose()?;
+        chosen.insert(key, choice);
+        save(&chosen);
+        Ok(choice)
     }
 
-    fn fastest(
-        &self,
-        stream: &Stream,
-        gemm: &Gemm,
-        operands: [u64; 3],
-        own: &mut dyn FnMut() -> Result<()>,
-    ) -> Result<Option<Algorithm>> {
+    fn fastest(&self, stream: &Stream, gemm: &Gemm, operands: [u64; 3], own: &mut dyn FnMut() -> Result<()>) -> Result<Choice> {
         let candidates = self.candidates(gemm)?;
         if file().is_none() {
-            return Ok(candidates.first().map(|algorithm| algorithm.data));
+            return Ok(candidates.first().map_or(Choice::Own, |algorithm| Choice::Library(algorithm.data)));
         }
-        let mut best = (timed(stream, own)?, None);
+        let mut best = (timed(stream, own)?, Choice::Own);
         for algorithm in candidates {
             let product = Product::new(gemm, algorithm)?;
             // One that the library then refuses is none.
@@ -129,7 +154,7 @@ impl Products {
             }
             let took = timed(stream, &mut || self.start(stream, &product, operands))?;
             if took < best.0 {
-                best = (took, Some(algorithm.data));
+                best = (took, Choice::Library(algorithm.data));
             }
         }
         Ok(best.1)
@@ -313,7 +338,7 @@ fn timed(stream: &Stream, start: &mut dyn FnMut() -> Result<()>) -> Result<Durat
     (0..ROUNDS).map(|_| round(runs)).try_fold(Duration::MAX, |least, took| Ok(least.min(took?)))
 }
 
-fn lock() -> MutexGuard<'static, BTreeMap<String, Option<Algorithm>>> {
+fn lock() -> MutexGuard<'static, BTreeMap<String, Choice>> {
     CHOSEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -322,32 +347,35 @@ fn file() -> Option<PathBuf> {
     Some(cache::folder()?.join("products"))
 }
 
-/// A line for each: the algorithm's words or `own`, then the product. Lines of another form are none.
-fn load() -> BTreeMap<String, Option<Algorithm>> {
+/// A line for each: the algorithm's words, `own` or `apart`, then the product. Lines of another form are none.
+fn load() -> BTreeMap<String, Choice> {
     let text = file().and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
     text.lines().filter_map(parse).collect()
 }
 
-fn parse(line: &str) -> Option<(String, Option<Algorithm>)> {
-    let (algorithm, key) = line.split_once('\t')?;
-    if algorithm == "own" {
-        return Some((key.to_owned(), None));
-    }
-    let words = algorithm.split(' ').map(|word| u64::from_str_radix(word, 16).ok()).collect::<Option<Vec<u64>>>()?;
-    Some((key.to_owned(), Some(words.try_into().ok()?)))
-}
-
-fn line(key: &str, algorithm: &Option<Algorithm>) -> String {
-    let algorithm = match algorithm {
-        None => "own".to_owned(),
-        Some(words) => words.map(|word| format!("{word:x}")).join(" "),
+fn parse(line: &str) -> Option<(String, Choice)> {
+    let (choice, key) = line.split_once('\t')?;
+    let words = || choice.split(' ').map(|word| u64::from_str_radix(word, 16).ok()).collect::<Option<Vec<u64>>>();
+    let choice = match choice {
+        "own" => Choice::Own,
+        "apart" => Choice::Apart,
+        _ => Choice::Library(words()?.try_into().ok()?),
     };
-    format!("{algorithm}\t{key}\n")
+    Some((key.to_owned(), choice))
 }
 
-fn save(chosen: &BTreeMap<String, Option<Algorithm>>) {
+fn line(key: &str, choice: &Choice) -> String {
+    let choice = match choice {
+        Choice::Own => "own".to_owned(),
+        Choice::Apart => "apart".to_owned(),
+        Choice::Library(words) => words.map(|word| format!("{word:x}")).join(" "),
+    };
+    format!("{choice}\t{key}\n")
+}
+
+fn save(chosen: &BTreeMap<String, Choice>) {
     let Some(file) = file() else { return };
-    let text: String = chosen.iter().map(|(key, algorithm)| line(key, algorithm)).collect();
+    let text: String = chosen.iter().map(|(key, choice)| line(key, choice)).collect();
     if let Err(error) = cache::replace(&file, &[text.as_bytes()]) {
         tracing::debug!(file = %file.display(), %error, "choices of products are not kept");
     }
@@ -359,9 +387,9 @@ mod tests {
 
     #[test]
     fn choices_are_read_as_they_were_kept() {
-        for algorithm in [None, Some([1, 2, 3, u64::MAX, 0, 6, 7, 8])] {
-            let kept = line("GPU x Gemm { rows: 3 }", &algorithm);
-            assert_eq!(parse(kept.trim_end()), Some(("GPU x Gemm { rows: 3 }".to_owned(), algorithm)));
+        for choice in [Choice::Own, Choice::Apart, Choice::Library([1, 2, 3, u64::MAX, 0, 6, 7, 8])] {
+            let kept = line("GPU x Gemm { rows: 3 }", &choice);
+            assert_eq!(parse(kept.trim_end()), Some(("GPU x Gemm { rows: 3 }".to_owned(), choice)));
         }
         for damaged in ["", "own", "1 2 3\tx", "1 2 3 4 5 6 7 g\tx"] {
             assert_eq!(parse(damaged), None, "{damaged}");

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use dcc_kernels::tile::Nest;
 use dcc_program::kernel::Kernel;
 use dcc_program::mesh::{Coordinates, Extent, Mesh};
-use dcc_program::program::{BufferId, Instr, Program};
+use dcc_program::program::{Action, BufferId, Instr, Program};
 use dcc_program::types::TensorType;
 
 pub struct Site<'a> {
@@ -13,6 +13,8 @@ pub struct Site<'a> {
     blocks: &'a Blocks,
     /// With `mb` = 0.
     at: Coordinates,
+    /// By buffer.
+    passed_on: Vec<bool>,
 }
 
 impl<'a> Site<'a> {
@@ -30,7 +32,7 @@ impl<'a> Site<'a> {
                 return Err(Error::artifact(format!("{} has microbatches of different sizes", buffer.ty.text(mesh))));
             }
         }
-        Ok(Site { program, blocks, at: mesh.coordinates(rank) })
+        Ok(Site { program, blocks, at: mesh.coordinates(rank), passed_on: passed_on(program) })
     }
 
     pub fn program(&self) -> &'a Program {
@@ -60,6 +62,11 @@ impl<'a> Site<'a> {
         self.program.ty(id)
     }
 
+    /// Whether one instruction defines the buffer, one generated kernel reads it, once, and nothing else knows of it.
+    pub fn is_passed_on(&self, id: BufferId) -> bool {
+        self.passed_on[id.0 as usize]
+    }
+
     pub fn span(&self, id: BufferId) -> Result<Span> {
         self.blocks.span(self.program.buffer(id), self.mesh())
     }
@@ -67,6 +74,24 @@ impl<'a> Site<'a> {
     pub fn extents(&self, id: BufferId, microbatch: u32) -> Result<Vec<Extent>> {
         Ok(self.ty(id).extents(self.mesh(), &self.coordinates(microbatch)).to_vec())
     }
+}
+
+/// As `Site::is_passed_on`.
+fn passed_on(program: &Program) -> Vec<bool> {
+    // Definitions, reads, and reads by kernels, of each buffer.
+    let mut uses = vec![[0u32; 3]; program.buffers.len()];
+    for instr in program.sections.iter().flat_map(|section| &section.body) {
+        let by_kernel = u32::from(matches!(instr.action, Action::Kernel(_)));
+        instr.results.iter().for_each(|id| uses[id.0 as usize][0] += 1);
+        for id in &instr.operands {
+            uses[id.0 as usize][1] += 1;
+            uses[id.0 as usize][2] += by_kernel;
+        }
+    }
+    let outside = program.params.iter().map(|param| param.buffer).chain(program.scalars.iter().map(|scalar| scalar.buffer));
+    let ports = program.inputs.iter().map(|input| input.buffer).chain(program.outputs.iter().map(|output| output.buffer));
+    outside.chain(ports).for_each(|id| uses[id.0 as usize][1] += 1);
+    uses.into_iter().map(|uses| uses == [1, 1, 1]).collect()
 }
 
 /// A generated kernel as a rank's instruction runs it.

@@ -62,8 +62,8 @@ pub enum Found {
         registers: u32,
         /// Of all.
         spilled_bytes: u32,
-        /// Of a training step of the rank with the most of them: call by call, and as they run.
-        launches: [usize; 2],
+        /// Of a training step of the rank with the most of them.
+        launches: cuda::Launched,
         /// Those that spill, the most first.
         spills: Vec<Spill>,
         seconds: f64,
@@ -121,7 +121,7 @@ pub fn check(artifact: &Artifact, device: Device) -> Outcome<Found> {
 fn compiled(artifact: &Artifact, arch: Arch) -> Outcome<Found> {
     let world = World::new(&[&artifact.train, &artifact.eval])?;
     let (mut seen, mut usage, mut kernels, mut seconds) = (HashSet::new(), cuda::Usage::default(), 0, [0.0; 2]);
-    let (mut spills, mut launches) = (Vec::new(), [0; 2]);
+    let (mut spills, mut launches) = (Vec::new(), cuda::Launched::default());
     let folder = std::env::temp_dir().join(format!("dcc-kernels-{}", std::process::id()));
     for rank in 0..world.ranks() {
         for (set, trains) in [(&artifact.train, true), (&artifact.eval, false)] {
@@ -187,11 +187,12 @@ pub fn text(found: &Found) -> String {
             let more = if more > 0 { format!("  and {more} more\n") } else { String::new() };
             format!(
                 "{kernels} kernels compile for {} in {seconds:.1} s, once kept in {kept_seconds:.2} s: at most {registers} registers, \
-                 {spilled_bytes} bytes spilled\n{}{more}  a training step has {} launches, {} without groups\n",
+                 {spilled_bytes} bytes spilled\n{}{more}  a training step has {} launches, {} without groups and tails; {} products have a tail\n",
                 arch.name(),
                 named.collect::<String>(),
-                launches[1],
-                launches[0]
+                launches.in_rows,
+                launches.alone,
+                launches.tails
             )
         }
     }
@@ -203,8 +204,8 @@ pub fn json(found: &Found) -> Value {
             json!({"device": on, "kernels": kernels, "too_large": too_large, "worst": worst})
         }
         Found::Compiled { arch, kernels, registers, spilled_bytes, launches, spills, seconds, kept_seconds } => json!({
-            "arch": arch.name(), "kernels": kernels, "registers": registers, "spilled_bytes": spilled_bytes, "launches": launches[1],
-            "launches_without_groups": launches[0], "seconds": seconds,
+            "arch": arch.name(), "kernels": kernels, "registers": registers, "spilled_bytes": spilled_bytes, "launches": launches.in_rows,
+            "launches_without_groups": launches.alone, "tails": launches.tails, "seconds": seconds,
             "kept_seconds": kept_seconds, "spills": spills.iter().map(|Spill { name, bytes, origin }| {
                 json!({"kernel": name, "bytes": bytes, "origin": origin})
             }).collect::<Vec<_>>(),

@@ -82,6 +82,7 @@ impl<'a> Pointwise<'a> {
             _ => format!("sum[{element}]"),
         };
         emit_by(self.nest, &self.typing, &mapping, Entry::Whole, |emitter| {
+            emitter.indent = 2;
             let i = emitter.index_type();
             let strides = Access::dense(array);
             let first = self.dims.iter().position(|dim| self.nest.extents[usize::from(dim.0)] != 1);

@@ -284,9 +284,9 @@ impl Product {
     }
 
     /// The product with a tail: its result is rounded as it would be stored and goes through the statements of `nest`, which reads it as input
-    /// `input`, instead of to memory. Operands are lhs, rhs and the nest's others. `None`: the nest does more than that, or its threads had
-    /// better lie otherwise. Errors: more blocks than a grid has.
-    pub fn with_tail(&self, nest: &Nest, input: usize, name: &str) -> Result<Option<Source>, String> {
+    /// `input`, and to memory only if it `keeps` it. Operands are lhs, rhs, the result if it is kept, and the nest's others. `None`: the nest
+    /// does more than that, or its threads had better lie otherwise. Errors: more blocks than a grid has.
+    pub fn with_tail(&self, nest: &Nest, input: usize, keeps: bool, name: &str) -> Result<Option<Source>, String> {
         let Product { view, types } = self;
         let nest = nest.clone().simplified();
         let Some(tail) = Pointwise::new(&nest, input) else { return Ok(None) };
@@ -300,13 +300,21 @@ impl Product {
         let group = if along_n { COLUMNS } else { ROWS };
         let fits = |vector: &usize| *vector <= 1 || view.pack(2, group, *vector) == *vector;
         let vector = (0..).map(|shift| (tail.vector() >> shift).max(1)).find(fits).expect("one fits");
-        let (body, parameters) = tail.text(vector);
+        let (mut body, parameters) = tail.text(vector);
         let parameters: Vec<usize> = parameters.into_iter().collect();
         let declared = |arguments: Vec<(Argument, String, String)>| -> Vec<[String; 2]> {
             arguments.into_iter().map(|(_, ty, name)| [ty, name]).collect()
         };
-        let own = |argument: &(Argument, String, String)| argument.0 != Argument::Operand(input);
-        let pointers = declared(arguments(&nest, &[], false).into_iter().filter(own).collect());
+        let other = |argument: &(Argument, String, String)| argument.0 != Argument::Operand(input);
+        let mut pointers = declared(arguments(&nest, &[], false).into_iter().filter(other).collect());
+        if keeps {
+            let result = stored(types.result);
+            pointers.insert(0, [format!("{result}*"), "c".to_owned()]);
+            body = format!(
+                "        pack<{result}, {vector}> stored;\n#pragma unroll\n        for (int v = 0; v < {vector}; ++v) stored.x[v] = \
+                 narrow<{result}>(sum[v]);\n        *(pack<{result}, {vector}>*)(c + at) = stored;\n{body}"
+            );
+        }
         let all = arguments(&nest, &parameters, false);
         let numbers = declared(all.into_iter().filter(|argument| matches!(argument.0, Argument::Parameter(_))).collect());
         let fields: String = pointers.iter().chain(&numbers).map(|[ty, name]| format!("    {ty} {name};\n")).collect();
@@ -327,7 +335,8 @@ impl Product {
         };
         let others = nest.inputs.iter().enumerate().filter(|(n, _)| *n != input).map(|(_, array)| array);
         let others = others.chain(&nest.outputs).map(bytes);
-        let source = self.written(&out, view.bytes[..2].iter().copied().chain(others).collect(), name)?;
+        let own = &view.bytes[..if keeps { 3 } else { 2 }];
+        let source = self.written(&out, own.iter().copied().chain(others).collect(), name)?;
         Ok(Some(Source { parameters, ..source }))
     }
 
