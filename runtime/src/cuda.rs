@@ -26,6 +26,7 @@ pub use nccl::UniqueIds;
 pub use nvrtc::{Image, Usage};
 pub use queue::Graph;
 pub use shipped::{Shipped, code};
+pub use tails::Tailed;
 
 use crate::error::{Error, Result};
 

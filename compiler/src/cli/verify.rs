@@ -17,6 +17,8 @@ mod opinion;
 mod partition;
 #[cfg(target_os = "linux")]
 mod second;
+#[cfg(target_os = "linux")]
+mod tails;
 mod tract;
 #[cfg(target_os = "linux")]
 mod undefined;

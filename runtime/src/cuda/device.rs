@@ -458,7 +458,11 @@ impl Texts {
 
     /// What each of `sources` was made for.
     pub fn origins(&self) -> impl Iterator<Item = &str> {
-        self.wanted.iter().map(|&kernel| self.origins.get(kernel).map_or("", String::as_str))
+        self.wanted.iter().map(|&kernel| self.origin(kernel))
+    }
+
+    pub(super) fn origin(&self, kernel: usize) -> &str {
+        self.origins.get(kernel).map_or("", String::as_str)
     }
 
     /// The call runs by itself.

@@ -5,7 +5,10 @@ use super::device::{Call, Texts};
 use super::groups::{Member, Unit};
 use crate::error::{Error, Result};
 use crate::exec::Span;
+use dcc_kernels::Nest;
+use dcc_kernels::cuda::library::product::Product;
 use dcc_kernels::cuda::{Meaning, Source};
+use std::sync::Arc;
 
 /// Members of a row, as far as their order is concerned, that run as one.
 pub(super) struct Item {
@@ -25,7 +28,33 @@ pub(super) struct Pair {
     pub keeps: bool,
 }
 
+/// A product with its tail, as others can make it.
+pub struct Tailed {
+    pub product: Arc<Product>,
+    pub nest: Arc<Nest>,
+    /// Which of the nest's inputs is the result.
+    pub given: usize,
+    pub keeps: bool,
+    /// What the product is a part of.
+    pub origin: String,
+}
+
 impl Texts {
+    /// All products with tails.
+    pub fn tailed(&self) -> Vec<Tailed> {
+        let one = |(pair, kernel): (&Pair, &Option<usize>)| {
+            let of = |kernel: usize| self.sources[kernel].meaning.clone();
+            match (kernel, of(pair.product), of(pair.nest)) {
+                (Some(_), Meaning::Product(product), Meaning::Nest(nest)) => {
+                    let origin = self.origin(pair.product).to_owned();
+                    Some(Tailed { product, nest, given: pair.given, keeps: pair.keeps, origin })
+                }
+                _ => None,
+            }
+        };
+        self.tails.iter().filter_map(one).collect()
+    }
+
     /// Makes one of products and the kernels behind them, as far as that changes the order of nothing that must stay in order.
     pub(super) fn with_tails(&mut self, calls: &[&Call], units: Vec<(Unit, Member)>) -> Result<Vec<Item>> {
         let item = |(unit, member)| Item { unit, members: vec![member], tail: None };

@@ -1,5 +1,6 @@
 //! Every generated kernel of an artifact, run by itself on made-up operands, against the same loop nest in float64.
 
+use super::tails::Tails;
 use crate::cli::failure::Outcome;
 use dcc_kernels::cuda::Source;
 use dcc_kernels::reference::{self, Scalar};
@@ -54,6 +55,8 @@ pub enum Found {
         too_large: usize,
         /// The largest difference, as a fraction of what is allowed.
         worst: f64,
+        /// Products with tails that give the bits of both apart, and those with more multiplications than that takes.
+        tails: [usize; 2],
     },
     Compiled {
         arch: Arch,
@@ -99,9 +102,9 @@ pub fn check(artifact: &Artifact, device: Device) -> Outcome<Found> {
     }
     let cases = cases(artifact)?;
     let (cases, large): (Vec<Case<'_>>, Vec<Case<'_>>) = cases.into_iter().partition(|case| points(&case.nest) <= MOST);
-    let (on, results) = match device {
-        Device::Cpu => ("this CPU".to_owned(), on_cpu(&cases)?),
-        _ => on_gpu(&cases)?,
+    let (on, results, tails) = match device {
+        Device::Cpu => ("this CPU".to_owned(), on_cpu(&cases)?, Ok([0, 0])),
+        _ => on_gpu(&cases, &Tails::new(artifact)?)?,
     };
     let mut worst: f64 = 0.0;
     for (case, results) in cases.iter().zip(results) {
@@ -114,7 +117,7 @@ pub fn check(artifact: &Artifact, device: Device) -> Outcome<Found> {
             worst = worst.max(share);
         }
     }
-    Ok(Found::Ran { on, kernels: cases.len(), too_large: large.len(), worst })
+    Ok(Found::Ran { on, kernels: cases.len(), too_large: large.len(), worst, tails: tails? })
 }
 
 /// Compiles all kernels, those of the library too, of the ranks that differ.
@@ -176,9 +179,16 @@ fn sources(cases: &[Case<'_>]) -> Outcome<Vec<Source>> {
 
 pub fn text(found: &Found) -> String {
     match found {
-        Found::Ran { on, kernels, too_large, worst } => {
+        Found::Ran { on, kernels, too_large, worst, tails } => {
             let large = if *too_large == 0 { String::new() } else { format!(", {too_large} are too large for float64") };
-            format!("{kernels} kernels by themselves on {on} are within {worst:.2} of what is allowed{large}\n")
+            let tails = match tails {
+                [0, 0] => String::new(),
+                [same, 0] => format!("; {same} products give the same bits with their tails as without"),
+                [same, large] => {
+                    format!("; {same} products give the same bits with their tails as without, {large} are too large")
+                }
+            };
+            format!("{kernels} kernels by themselves on {on} are within {worst:.2} of what is allowed{large}{tails}\n")
         }
         Found::Compiled { arch, kernels, registers, spilled_bytes, launches, spills, seconds, kept_seconds } => {
             let named =
@@ -200,8 +210,8 @@ pub fn text(found: &Found) -> String {
 
 pub fn json(found: &Found) -> Value {
     match found {
-        Found::Ran { on, kernels, too_large, worst } => {
-            json!({"device": on, "kernels": kernels, "too_large": too_large, "worst": worst})
+        Found::Ran { on, kernels, too_large, worst, tails: [tails, _] } => {
+            json!({"device": on, "kernels": kernels, "too_large": too_large, "worst": worst, "tails": tails})
         }
         Found::Compiled { arch, kernels, registers, spilled_bytes, launches, spills, seconds, kept_seconds } => json!({
             "arch": arch.name(), "kernels": kernels, "registers": registers, "spilled_bytes": spilled_bytes, "launches": launches.in_rows,
@@ -251,12 +261,17 @@ fn points(nest: &Nest) -> usize {
 }
 
 /// Elements of every operand, inputs first.
-fn elements(nest: &Nest) -> impl Iterator<Item = (DType, usize)> + '_ {
+pub(super) fn elements(nest: &Nest) -> impl Iterator<Item = (DType, usize)> + '_ {
     nest.inputs.iter().chain(&nest.outputs).map(|array| (array.dtype, array.block.iter().product()))
 }
 
 /// Made-up operands, exact in every float type; outputs too, since some are added to.
 fn operands(case: &Case<'_>, seed: u64) -> Vec<Vec<Scalar>> {
+    made_up(elements(&case.nest), seed)
+}
+
+/// Made-up values of so many elements each.
+pub(super) fn made_up(arrays: impl Iterator<Item = (DType, usize)>, seed: u64) -> Vec<Vec<Scalar>> {
     let mut state = seed;
     let mut below = |n: u64| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -267,7 +282,7 @@ fn operands(case: &Case<'_>, seed: u64) -> Vec<Vec<Scalar>> {
         dtype if dtype.is_float() => Scalar::Float((below(257) as f64 - 128.0) / 64.0),
         _ => Scalar::Int(below(11) as i64),
     };
-    elements(&case.nest).map(|(dtype, count)| (0..count).map(|_| scalar(dtype)).collect()).collect()
+    arrays.map(|(dtype, count)| (0..count).map(|_| scalar(dtype)).collect()).collect()
 }
 
 /// How far results are from float64's, or from those of values rounded as the device does, as a fraction of what is allowed.
@@ -354,7 +369,7 @@ fn largest(dtype: DType) -> f64 {
     }
 }
 
-fn bytes(dtype: DType, values: &[Scalar]) -> Vec<u8> {
+pub(super) fn bytes(dtype: DType, values: &[Scalar]) -> Vec<u8> {
     let mut raw = Vec::new();
     for value in values {
         match (dtype, *value) {
@@ -415,9 +430,11 @@ fn on_cpu(cases: &[Case<'_>]) -> Outcome<Results> {
     Ok(results)
 }
 
-fn on_gpu(cases: &[Case<'_>]) -> Outcome<(String, Results)> {
+/// The GPU, the results of the cases, and how many tails are as they must be, and are too large.
+fn on_gpu(cases: &[Case<'_>], tails: &Tails) -> Outcome<(String, Results, Outcome<[usize; 2]>)> {
     let gpu = Gpu::open(0, cuda::Shipped::default())?;
-    let kernels = cuda::Kernels::compile(&gpu, &sources(cases)?)?;
+    let sources = [sources(cases)?, tails.sources()?].concat();
+    let kernels = cuda::Kernels::compile(&gpu, &sources)?;
     let mut results = Vec::new();
     for (n, case) in cases.iter().enumerate() {
         let run = |seed| {
@@ -427,5 +444,6 @@ fn on_gpu(cases: &[Case<'_>]) -> Outcome<(String, Results)> {
         };
         results.push(SEEDS.into_iter().map(run).collect::<Result<_, _>>()?);
     }
-    Ok((gpu.name().to_owned(), results))
+    let same = tails.check(&gpu, &kernels, cases.len());
+    Ok((gpu.name().to_owned(), results, same.map(|same| [same, tails.too_large])))
 }

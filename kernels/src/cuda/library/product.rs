@@ -265,9 +265,18 @@ struct Out {
 }
 
 impl Product {
+    pub fn types(&self) -> &Types {
+        &self.types
+    }
+
+    /// Multiplications of one run.
+    pub fn multiplications(&self) -> usize {
+        [BATCH, ROWS, COLUMNS, SUMS].map(|group| self.view.size(group)).iter().product()
+    }
+
     /// The product alone.
-    fn source(self, name: &str) -> Result<Source, String> {
-        let Product { view, types } = &self;
+    pub fn source(&self, name: &str) -> Result<Source, String> {
+        let Product { view, types } = self;
         let result = stored(types.result);
         let pairs = types.operands.bytes() == 2 && view.pack(2, COLUMNS, 2) == 2;
         let out = Out {
@@ -280,7 +289,7 @@ impl Product {
         };
         let gemm = view.plain().and_then(|plain| Gemm::new(&plain, types));
         let source = self.written(&out, view.bytes.to_vec(), name)?;
-        Ok(Source { gemm, meaning: Meaning::Product(Arc::new(self)), ..source })
+        Ok(Source { gemm, meaning: Meaning::Product(Arc::new(self.clone())), ..source })
     }
 
     /// The product with a tail: its result is rounded as it would be stored and goes through the statements of `nest`, which reads it as input
