@@ -96,6 +96,8 @@ pub(super) struct Emitter<'a, 'b> {
     uses: Vec<usize>,
     /// Offset of a tile of zeros, its bytes.
     zeros: (usize, usize),
+    /// The statements of each pass.
+    passes: Vec<Vec<usize>>,
     /// Values that several passes need.
     rows: BTreeMap<ExprId, kept::Row>,
     calls: usize,
@@ -155,10 +157,12 @@ pub(super) fn emit(function: &mut Function, source: &Source<'_>) -> Emitted {
         peak: zeros,
         uses,
         zeros: (0, zeros),
+        passes: Vec::new(),
         rows: BTreeMap::new(),
         calls: 0,
         target: None,
     };
+    emitter.passes = emitter.in_passes();
     emitter.take_rows();
     emitter.function(
         parameters[2],
@@ -204,13 +208,13 @@ impl Emitter<'_, '_> {
     }
 
     fn body(&mut self) {
-        for pass in self.passes() {
+        for pass in self.passes.clone() {
             self.statements(&pass);
         }
     }
 
-    /// The statements of each pass.
-    fn passes(&self) -> Vec<Vec<usize>> {
+    /// The statements, those of one pass together.
+    fn in_passes(&self) -> Vec<Vec<usize>> {
         let (mut passes, mut done) = (Vec::new(), vec![false; self.nest.kernel.body.len()]);
         for i in 0..done.len() {
             if !done[i] {

@@ -31,7 +31,7 @@ impl Emitter<'_, '_> {
             return;
         }
         let mut passes: BTreeMap<(ExprId, DimId), usize> = BTreeMap::new();
-        for pass in self.passes() {
+        for pass in &self.passes {
             let Some(tiling) = self.plan.statements[pass[0]].filter(|_| self.repeats(pass[0])) else { continue };
             if over_of(&kernel.body[pass[0]]) != [tiling.dim] {
                 continue;
