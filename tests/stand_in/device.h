@@ -127,6 +127,12 @@ inline bool __any_sync(unsigned mask, bool vote) { return emulated::now().ballot
 inline bool __all_sync(unsigned mask, bool vote) { return emulated::now().ballot(mask, !vote) == 0; }
 inline unsigned __activemask() { return 0xffffffffu; }
 
+inline float __fadd_rn(float x, float y) { return x + y; }
+inline float __fsub_rn(float x, float y) { return x - y; }
+inline float __fmul_rn(float x, float y) { return x * y; }
+inline double __dadd_rn(double x, double y) { return x + y; }
+inline double __dsub_rn(double x, double y) { return x - y; }
+inline double __dmul_rn(double x, double y) { return x * y; }
 inline float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }
 inline int __float_as_int(float x) { int y; memcpy(&y, &x, 4); return y; }
 inline long long __double_as_longlong(double x) { long long y; memcpy(&y, &x, 8); return y; }

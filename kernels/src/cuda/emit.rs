@@ -427,7 +427,7 @@ impl Emitter<'_> {
                     Some(pack) => {
                         let array = &self.nest.outputs[usize::from(*output)];
                         let (ty, place) = (stored(array.dtype), format!("{pack}.x[v]"));
-                        let sum = accumulated(*mode, &place, &value, array.dtype);
+                        let sum = accumulated(*mode, &place, &value);
                         self.line(format!("{place} = narrow<{ty}>({sum});"));
                     }
                     None => self.store(*output, index, &value, *mode),
@@ -543,11 +543,10 @@ fn times(n: usize) -> String {
 }
 
 /// What a store writes.
-fn accumulated(mode: StoreMode, place: &str, value: &str, dtype: DType) -> String {
-    match (mode, dtype.is_float()) {
-        (StoreMode::Assign, _) => value.to_owned(),
-        (StoreMode::Accumulate, true) => format!("widen({place}) + {value}"),
-        (StoreMode::Accumulate, false) => format!("op::add(widen({place}), {value})"),
+fn accumulated(mode: StoreMode, place: &str, value: &str) -> String {
+    match mode {
+        StoreMode::Assign => value.to_owned(),
+        StoreMode::Accumulate => format!("op::add(widen({place}), {value})"),
     }
 }
 

@@ -94,9 +94,15 @@ __device__ inline bool max(bool x, bool y) { return x || y; }
 __device__ inline bool min(bool x, bool y) { return x && y; }
 
 constexpr double SQRT_HALF = 0.70710678118654752, GELU_SCALE = 0.79788456080286536;
+// Rounded by themselves: the compiler makes no fused multiply-add of them, which it would or would not by what stands around a statement, so
+// that a kernel's statements give the same bits wherever they stand.
+__device__ inline float add(float x, float y) { return __fadd_rn(x, y); }
+__device__ inline float sub(float x, float y) { return __fsub_rn(x, y); }
+__device__ inline float mul(float x, float y) { return __fmul_rn(x, y); }
+__device__ inline double add(double x, double y) { return __dadd_rn(x, y); }
+__device__ inline double sub(double x, double y) { return __dsub_rn(x, y); }
+__device__ inline double mul(double x, double y) { return __dmul_rn(x, y); }
 #define DCC_FLOAT(T, S)                                                                              \
-    __device__ inline T add(T x, T y) { return x + y; }                                              \
-    __device__ inline T mul(T x, T y) { return x * y; }                                              \
     __device__ inline T max(T x, T y) { return x != x ? x : y != y ? y : x > y ? x : y; }            \
     __device__ inline T min(T x, T y) { return x != x ? x : y != y ? y : x < y ? x : y; }            \
     __device__ inline T rem(T x, T y) { return fmod##S(x, y); }                                      \

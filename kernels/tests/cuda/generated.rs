@@ -300,7 +300,7 @@ fn no_more_is_held_than_there_are_registers() {
 pub fn planted() -> Vec<Planted> {
     let bugs = [
         (Bug::OutOfBounds, ELEMENTWISE, "if (point >= 2100) return;", ""),
-        (Bug::Scale, LAYER_NORM, " * 0.0025f;", ";"),
+        (Bug::Scale, LAYER_NORM, ", 0.0025f);", ", 1.0f);"),
         (Bug::Precision, COLUMNS, "{ return op::OP(x, y); }", "{ return widen(narrow<bf16>(op::OP(x, y))); }"),
         (Bug::Lane, LAYER_NORM, "across = 16; across > 0", "across = 8; across > 0"),
         (Bug::NoBarrier, CROSS_ENTROPY, "        __syncthreads();\n        x = parts[0];", "        x = parts[0];"),
@@ -310,7 +310,7 @@ pub fn planted() -> Vec<Planted> {
         (Bug::Tail, COLUMNS, "? first +", "? 1 + first +"),
         (Bug::NoBarrier, TRANSPOSED, "\n    __syncthreads();\n", "\n"),
         (Bug::Index, TRANSPOSED, "[column][r]", "[r][column]"),
-        (Bug::Index, STREAM, "kept6[trip * 4 + v] * e22", "kept18[trip * 4 + v] * e22"),
+        (Bug::Index, STREAM, "mul(kept6[trip * 4 + v], e22)", "mul(kept18[trip * 4 + v], e22)"),
         (Bug::Precision, ROUNDING, "(u * 65536.0f)", "(0.5f * 65536.0f)"),
         (Bug::Index, DROPOUT, "(unsigned)element % 4", "(unsigned)element / 4 % 4"),
     ];

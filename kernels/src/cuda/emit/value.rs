@@ -132,7 +132,7 @@ impl Emitter<'_> {
         let nest = self.nest;
         let array = &nest.outputs[usize::from(output)];
         let place = format!("y{output}[{}]", self.offset(array, index));
-        let value = super::accumulated(mode, &place, value, array.dtype);
+        let value = super::accumulated(mode, &place, value);
         self.line(format!("{place} = narrow<{}>({value});", stored(array.dtype)));
     }
 
@@ -241,9 +241,6 @@ fn unary(op: UnaryOp, dtype: DType, x: &str) -> String {
 
 fn binary(op: BinaryOp, ty: Ty, dtype: DType, x: &str, y: &str) -> String {
     let infix = match op {
-        BinaryOp::Add => "+",
-        BinaryOp::Sub => "-",
-        BinaryOp::Mul => "*",
         BinaryOp::Div => "/",
         BinaryOp::And => "&",
         BinaryOp::Or => "|",
