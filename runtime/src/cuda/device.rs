@@ -11,13 +11,14 @@ use super::nccl::{self, UniqueIds};
 use super::products::{Product, Products};
 use super::queue::Graph;
 use super::shipped::Shipped;
-use super::tails::Pair;
+use super::tails::{Pair, Tail};
 use crate::comm::{Label, Peer};
 use crate::cpu::Memory;
 use crate::error::{Error, Result};
 use crate::exec::{Bases, Bound, Site, Span, World};
 use dcc_kernels::cuda::Source;
 use dcc_kernels::cuda::group::Argument;
+use dcc_kernels::cuda::library::product::Beside;
 use dcc_kernels::tile::Nest;
 use dcc_program::kernel::Kernel;
 use dcc_program::program::Instr;
@@ -227,30 +228,34 @@ impl Cuda {
         products.choose(gpu.stream(), gemm, operands, &mut own)
     }
 
-    /// Whether the vendor's product and the kernel behind it take less time than the own product with its tail.
+    /// Whether a product, the vendor's where that was chosen, and the kernel behind it take less time than the own product with its tail. Without
+    /// the vendor's library nothing is timed.
     fn is_better_apart(&self, kernel: usize, pair: Pair) -> Result<bool> {
         let Cuda { gpu, texts, products, chosen, .. } = self;
-        let (Some(products), Some(product)) = (products, &chosen[pair.product]) else { return Ok(false) };
+        let Some(products) = products else { return Ok(false) };
         let (mut words, end) = self.laid_out(kernel);
-        let (result, first, end) = match pair.keeps {
-            true => (words[2], 3, end),
-            false => (end, 2, end + texts.sources[pair.product].operand_bytes[2] as u64),
+        let operands = texts.sources[kernel].operand_bytes.len();
+        let (result, end) = match pair.beside {
+            Beside::Stored => (words[2], end),
+            Beside::Dropped => (end, end + texts.sources[pair.product].operand_bytes[2] as u64),
         };
         if !self.has_room(end) {
             return Ok(true);
         }
-        let operands = [words[0], words[1], result];
-        let mut of_nest = words[first..texts.sources[kernel].operand_bytes.len()].to_vec();
+        let mut of_product = vec![words[0], words[1], result];
+        of_product.extend(self.workspaces.last().filter(|_| texts.sources[pair.product].workspace > 0).map(Buffer::address));
+        let mut of_nest = words[pair.own()..operands].to_vec();
         of_nest.insert(pair.given, result);
-        let workspace = self.workspaces.last().filter(|_| texts.sources[pair.nest].workspace > 0);
-        of_nest.extend(workspace.map(Buffer::address));
         of_nest.extend(texts.sources[pair.nest].parameters.iter().map(|_| 0));
         let mut as_one = || self.try_out(kernel, &mut words);
         let mut apart = || {
-            products.start(gpu.stream(), product, operands)?;
+            match &chosen[pair.product] {
+                Some(product) => products.start(gpu.stream(), product, [of_product[0], of_product[1], result])?,
+                None => self.try_out(pair.product, &mut of_product)?,
+            }
             self.try_out(pair.nest, &mut of_nest)
         };
-        products.is_better_apart(gpu.stream(), &texts.sources[kernel], &mut as_one, &mut apart)
+        products.apart_is_faster(gpu.stream(), &texts.name_of(pair), &mut as_one, &mut apart)
     }
 
     /// What the launches of a kernel get with operands one after the other from the arena's begin on, workspace and parameters, and where the
@@ -299,8 +304,8 @@ impl Cuda {
         self.gpu.stream().begin_graph()?;
         let started = row.steps.iter().try_for_each(|Step { as_one, members }| match *as_one {
             AsOne::Group(group) => self.start_group(group, members, calls, (bases, microbatch)),
-            AsOne::Tail { kernel, .. } if !self.apart.contains(&kernel) => {
-                self.start_tail(kernel, members, calls, (bases, microbatch))
+            AsOne::Tail { tail, .. } if !self.apart.contains(&tail.kernel) => {
+                self.start_tail(tail, members, calls, (bases, microbatch))
             }
             AsOne::Alone | AsOne::Tail { .. } => {
                 members.iter().try_for_each(|own| self.start(calls[own.call], own, (bases, microbatch)))
@@ -347,18 +352,17 @@ impl Cuda {
     }
 
     /// Starts a product, the first member, with the second as its tail.
-    fn start_tail(&mut self, kernel: usize, members: &[Member], calls: &[&Call], at: (&Bases, u32)) -> Result<()> {
+    fn start_tail(&mut self, tail: Tail, members: &[Member], calls: &[&Call], at: (&Bases, u32)) -> Result<()> {
+        let Tail { kernel, pair } = tail;
         let Cuda { gpu, arena, workspaces, texts, compiled, places, words, .. } = self;
         let [product, nest] = [0, 1].map(|n| (calls[members[n].call], &members[n]));
-        let result = product.0.operands[2];
         let workspace = workspaces.last();
         let word = |(call, member): (&Call, &Member), argument| {
             Place { arena, bases: at.0, microbatch: at.1, workspace, member }.word(call, argument)
         };
         words.clear();
-        words.extend((0..if product.0.is_passed_on { 2 } else { 3 }).map(|n| word(product, Argument::Operand(n))));
-        let given = nest.0.operands[..nest.0.reads].iter().position(|span| *span == result);
-        let others = (0..nest.0.operands.len()).filter(|n| Some(*n) != given);
+        words.extend((0..pair.own()).map(|n| word(product, Argument::Operand(n))));
+        let others = (0..nest.0.operands.len()).filter(|n| *n != pair.given);
         words.extend(others.map(|n| word(nest, Argument::Operand(n))));
         words.extend((texts.sources[kernel].workspace > 0).then(|| word(product, Argument::Workspace)));
         words.extend((0..nest.0.parameters.len()).map(|n| word(nest, Argument::Parameter(n))));

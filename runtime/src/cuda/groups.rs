@@ -5,7 +5,7 @@
 //! must follow which takes it. That is done from the row's begin, and from its end, and what has fewer steps is taken.
 
 use super::device::{Call, Texts};
-use super::tails::Item;
+use super::tails::{Item, Tail};
 use crate::error::{Error, Result};
 use crate::exec::Span;
 use dcc_kernels::cuda::group::{Argument, Kind, TABLE};
@@ -45,7 +45,7 @@ pub(super) enum AsOne {
     /// By the kernel of a group.
     Group(usize),
     /// A product and its tail, by a kernel of so many launches, where it is not faster to run one after the other.
-    Tail { kernel: usize, launches: usize },
+    Tail { tail: Tail, launches: usize },
 }
 
 /// Launches of a call.
@@ -149,7 +149,7 @@ impl Texts {
         for set in ordered(&units) {
             let mut members: Vec<Member> = set.iter().flat_map(|&n| items[n].0.clone()).collect();
             let as_one = match (items[set[0]].1, members.len()) {
-                (Some(kernel), _) => AsOne::Tail { kernel, launches: self.sources[kernel].launches.len() },
+                (Some(tail), _) => AsOne::Tail { tail, launches: self.sources[tail.kernel].launches.len() },
                 (None, 1) => AsOne::Alone,
                 _ => AsOne::Group(self.group(calls, &mut members)?),
             };

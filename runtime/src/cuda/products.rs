@@ -9,7 +9,6 @@ use super::driver::{Buffer, Gpu};
 use super::queue::Stream;
 use crate::error::{Error, Result};
 use cudarc::cublaslt::sys;
-use dcc_kernels::cuda::Source;
 use dcc_kernels::cuda::library::gemm::{Gemm, Matrix};
 use dcc_program::types::DType;
 use std::collections::BTreeMap;
@@ -37,7 +36,7 @@ enum Choice {
     /// dcc's kernel; of a product with a tail, that of both.
     Own,
     Library(Algorithm),
-    /// Of a product with a tail: the library, and the kernel behind it.
+    /// Of a product with a tail: one after the other.
     Apart,
 }
 
@@ -109,18 +108,18 @@ impl Products {
         }
     }
 
-    /// Whether `apart`, which starts a product of the library and the kernel behind it, takes less time than `as_one`, which starts `source`.
-    pub fn is_better_apart(
+    /// Whether `apart`, which starts a product and the kernel behind it, takes less time than `as_one`. `name`: of the two.
+    pub fn apart_is_faster(
         &self,
         stream: &Stream,
-        source: &Source,
+        name: &str,
         as_one: &mut dyn FnMut() -> Result<()>,
         apart: &mut dyn FnMut() -> Result<()>,
     ) -> Result<bool> {
         if file().is_none() {
             return Ok(true);
         }
-        let key = format!("{} with tail {}", self.place, blake3::hash(source.text.as_bytes()).to_hex());
+        let key = format!("{} with tail {name}", self.place);
         let faster = || Ok(if timed(stream, apart)? < timed(stream, as_one)? { Choice::Apart } else { Choice::Own });
         Ok(self.chosen(key, faster)? == Choice::Apart)
     }
@@ -324,15 +323,22 @@ impl Drop for Products {
     }
 }
 
-/// The time of one of many runs, the least of a few rounds.
+/// The time of one of many runs, the least of a few rounds; as steps run, without the host's part.
 fn timed(stream: &Stream, start: &mut dyn FnMut() -> Result<()>) -> Result<Duration> {
+    start()?;
+    stream.wait()?;
     let mut round = |runs: u32| -> Result<Duration> {
+        stream.begin_graph()?;
+        let started = (0..runs).try_for_each(|_| start());
+        let graph = stream.end_graph();
+        started?;
+        let graph = graph?;
         let began = Instant::now();
-        (0..runs).try_for_each(|_| start())?;
+        // SAFETY: what is timed works on memory that lives as long as the stream.
+        unsafe { stream.run(&graph)? };
         stream.wait()?;
         Ok(began.elapsed() / runs)
     };
-    round(1)?;
     let once = round(1)?.max(Duration::from_micros(1));
     let runs = (TIMING.as_secs_f64() / once.as_secs_f64()).clamp(1.0, 50.0) as u32;
     (0..ROUNDS).map(|_| round(runs)).try_fold(Duration::MAX, |least, took| Ok(least.min(took?)))

@@ -6,7 +6,7 @@ use super::groups::{Member, Unit};
 use crate::error::{Error, Result};
 use crate::exec::Span;
 use dcc_kernels::Nest;
-use dcc_kernels::cuda::library::product::Product;
+use dcc_kernels::cuda::library::product::{Beside, Product};
 use dcc_kernels::cuda::{Meaning, Source};
 use std::sync::Arc;
 
@@ -14,8 +14,15 @@ use std::sync::Arc;
 pub(super) struct Item {
     pub unit: Unit,
     pub members: Vec<Member>,
-    /// The kernel of a product, the first member, with its tail, the second.
-    pub tail: Option<usize>,
+    /// Where they are a product and its tail.
+    pub tail: Option<Tail>,
+}
+
+/// A product's kernel with its tail.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tail {
+    pub kernel: usize,
+    pub pair: Pair,
 }
 
 /// A product and the kernel behind it: which kernels, and which of the second one's inputs is the result.
@@ -24,8 +31,14 @@ pub(super) struct Pair {
     pub product: usize,
     pub nest: usize,
     pub given: usize,
-    /// Others read the result too.
-    pub keeps: bool,
+    pub beside: Beside,
+}
+
+impl Pair {
+    /// Operands of the product that both as one have.
+    pub fn own(&self) -> usize {
+        if self.beside == Beside::Stored { 3 } else { 2 }
+    }
 }
 
 /// A product with its tail, as others can make it.
@@ -34,7 +47,7 @@ pub struct Tailed {
     pub nest: Arc<Nest>,
     /// Which of the nest's inputs is the result.
     pub given: usize,
-    pub keeps: bool,
+    pub beside: Beside,
     /// What the product is a part of.
     pub origin: String,
 }
@@ -47,7 +60,7 @@ impl Texts {
             match (kernel, of(pair.product), of(pair.nest)) {
                 (Some(_), Meaning::Product(product), Meaning::Nest(nest)) => {
                     let origin = self.origin(pair.product).to_owned();
-                    Some(Tailed { product, nest, given: pair.given, keeps: pair.keeps, origin })
+                    Some(Tailed { product, nest, given: pair.given, beside: pair.beside, origin })
                 }
                 _ => None,
             }
@@ -58,37 +71,35 @@ impl Texts {
     /// Makes one of products and the kernels behind them, as far as that changes the order of nothing that must stay in order.
     pub(super) fn with_tails(&mut self, calls: &[&Call], units: Vec<(Unit, Member)>) -> Result<Vec<Item>> {
         let item = |(unit, member)| Item { unit, members: vec![member], tail: None };
-        let items = paired(units.into_iter().map(item).collect(), |items, at| self.tail_of(calls, items, at))?;
+        let items = units.into_iter().map(item).collect();
+        let items = paired(self, items, |texts, items, at| texts.reader(calls, items, at), Texts::with_tail)?;
         for item in &items {
-            if let (Some(kernel), [product, _]) = (item.tail, &item.members[..]) {
-                calls[product.call].tail.set(Some(kernel));
+            if let (Some(tail), [product, _]) = (item.tail, &item.members[..]) {
+                calls[product.call].tail.set(Some(tail.kernel));
             }
         }
         Ok(items)
     }
 
-    /// The place of the item that can be the tail of the one at `at`, and the kernel of both. Errors: more blocks than a grid has.
-    fn tail_of(&mut self, calls: &[&Call], items: &[Item], at: usize) -> Result<Option<(usize, usize)>> {
-        let [member] = &items[at].members[..] else { return Ok(None) };
+    /// The place of the item that could be the tail of the one at `at`, as far as operands are concerned.
+    fn reader(&self, calls: &[&Call], items: &[Item], at: usize) -> Option<(usize, Pair)> {
+        let [member] = &items[at].members[..] else { return None };
         let product = calls[member.call];
         let (Meaning::Product(_), [lhs, rhs, result]) = (&self.sources[product.kernel].meaning, &product.operands[..]) else {
-            return Ok(None);
+            return None;
         };
-        let keeps = !product.is_passed_on;
+        let beside = if product.is_passed_on { Beside::Dropped } else { Beside::Stored };
         let touches = |item: &Item| item.unit.reads.iter().chain(&item.unit.writes).any(|span| span.overlaps(result));
-        let Some(behind) = (at + 1..items.len()).find(|&n| touches(&items[n])) else { return Ok(None) };
-        let [tail] = &items[behind].members[..] else { return Ok(None) };
+        let behind = (at + 1..items.len()).find(|&n| touches(&items[n]))?;
+        let [tail] = &items[behind].members[..] else { return None };
         let nest = calls[tail.call];
         let (reads, writes) = nest.operands.split_at(nest.reads);
-        let mut given = (0..reads.len()).filter(|&n| reads[n].overlaps(result));
+        let mut all = (0..reads.len()).filter(|&n| reads[n].overlaps(result));
         // Blocks of the product read its operands while others are done.
-        let lost = |span: &Span| span.overlaps(lhs) || span.overlaps(rhs) || keeps && span.overlaps(result);
-        let (Some(given), None, false) = (given.next(), given.next(), writes.iter().any(lost)) else { return Ok(None) };
-        if reads[given] != *result {
-            return Ok(None);
-        }
-        let pair = Pair { product: product.kernel, nest: nest.kernel, given, keeps };
-        Ok(self.with_tail(pair)?.map(|kernel| (behind, kernel)))
+        let lost = |span: &Span| span.overlaps(lhs) || span.overlaps(rhs) || beside == Beside::Stored && span.overlaps(result);
+        let given = all.next().filter(|&given| reads[given] == *result && !writes.iter().any(lost))?;
+        let pair = Pair { product: product.kernel, nest: nest.kernel, given, beside };
+        all.next().is_none().then_some((behind, pair))
     }
 
     /// The kernel of both, where there is one.
@@ -100,7 +111,7 @@ impl Texts {
         let [product, nest] = [pair.product, pair.nest].map(|kernel| &self.sources[kernel]);
         let made = match (&product.meaning, &nest.meaning) {
             (Meaning::Product(product), Meaning::Nest(nest)) => {
-                product.with_tail(nest, pair.given, pair.keeps, &format!("kernel{number}")).map_err(Error::device)?
+                product.with_tail(nest, pair.given, pair.beside, &format!("kernel{number}")).map_err(Error::device)?
             }
             _ => None,
         };
@@ -114,31 +125,53 @@ impl Texts {
         Ok(kernel)
     }
 
+    /// The same for the same product and nest in every program.
+    pub(super) fn name_of(&self, pair: Pair) -> String {
+        let [product, nest] = [pair.product, pair.nest].map(|kernel| &self.sources[kernel].meaning);
+        let text = format!("{product:?} {nest:?} {} {:?}", pair.given, pair.beside);
+        blake3::hash(text.as_bytes()).to_hex().to_string()
+    }
+
     /// What kernel `kernel` was made of, if it is a product with a tail.
     pub(super) fn pair(&self, kernel: usize) -> Option<Pair> {
         self.tails.iter().find(|(_, made)| **made == Some(kernel)).map(|(pair, _)| *pair)
     }
 }
 
-/// Items in an order that means the same, where `tail_of` says which one can be the tail of one before it, and by which kernel.
-fn paired(
+/// Items in an order that means the same: `reader` says which one could be the tail of one before it, and `kernel` has the kernel of both, if
+/// there is one.
+fn paired<T>(
+    kernels: &mut T,
     mut items: Vec<Item>,
-    mut tail_of: impl FnMut(&[Item], usize) -> Result<Option<(usize, usize)>>,
+    reader: impl Fn(&T, &[Item], usize) -> Option<(usize, Pair)>,
+    kernel: impl Fn(&mut T, Pair) -> Result<Option<usize>>,
 ) -> Result<Vec<Item>> {
     let mut at = 0;
     while at < items.len() {
-        match tail_of(&items, at)? {
-            Some((behind, kernel)) if free(&items[at + 1..behind], &items[at].unit) => {
+        let found = reader(kernels, &items, at).map(|(behind, pair)| {
+            let between = &items[at + 1..behind];
+            (behind, pair, [at, behind].map(|n| free(between, &items[n].unit)))
+        });
+        let Some((behind, pair, moves @ ([true, _] | [_, true]))) = found else {
+            at += 1;
+            continue;
+        };
+        let Some(kernel) = kernel(kernels, pair)? else {
+            at += 1;
+            continue;
+        };
+        let tail = Tail { kernel, pair };
+        match moves {
+            [true, _] => {
                 let product = items.remove(at);
-                items[behind - 1].follow(product, kernel);
+                items[behind - 1].join(product, tail);
             }
-            Some((behind, kernel)) if free(&items[at + 1..behind], &items[behind].unit) => {
-                let mut tail = items.remove(behind);
-                std::mem::swap(&mut tail, &mut items[at]);
-                items[at].follow(tail, kernel);
+            _ => {
+                let reader = items.remove(behind);
+                let product = std::mem::replace(&mut items[at], reader);
+                items[at].join(product, tail);
                 at += 1;
             }
-            _ => at += 1,
         }
     }
     Ok(items)
@@ -151,12 +184,12 @@ fn free(between: &[Item], unit: &Unit) -> bool {
 
 impl Item {
     /// Becomes the tail of `product`: what touches its result stays in order with both.
-    fn follow(&mut self, product: Item, kernel: usize) {
+    fn join(&mut self, product: Item, tail: Tail) {
         self.unit.reads.extend(product.unit.reads);
         self.unit.writes.extend(product.unit.writes);
         self.unit.joins = None;
         self.members.insert(0, product.members.into_iter().next().expect("it is one call"));
-        self.tail = Some(kernel);
+        self.tail = Some(tail);
     }
 }
 
@@ -172,16 +205,23 @@ mod tests {
     }
 
     /// The first that reads what an item with a single result writes is its tail.
-    fn first_reader(items: &[Item], at: usize) -> Result<Option<(usize, usize)>> {
-        let ([_], [result]) = (&items[at].members[..], &items[at].unit.writes[..]) else { return Ok(None) };
+    fn first_reader(_: &usize, items: &[Item], at: usize) -> Option<(usize, Pair)> {
+        let ([_], [result]) = (&items[at].members[..], &items[at].unit.writes[..]) else { return None };
         let behind =
             (at + 1..items.len()).find(|&n| items[n].unit.reads.contains(result) || items[n].unit.writes.contains(result));
         let single = behind.filter(|&n| items[n].members.len() == 1 && items[n].unit.reads.contains(result));
-        Ok(single.map(|behind| (behind, 7)))
+        single.map(|behind| (behind, Pair { product: 0, nest: 1, given: 0, beside: Beside::Stored }))
     }
 
     fn order(items: Vec<Item>) -> Vec<Vec<usize>> {
-        let paired = paired(items, first_reader).unwrap();
+        let mut made = 0;
+        let paired = paired(&mut made, items, first_reader, |made, _| {
+            *made += 1;
+            Ok(Some(7))
+        });
+        let paired = paired.unwrap();
+        let tails = paired.iter().filter(|item| item.tail.is_some()).count();
+        assert_eq!(made, tails, "no kernel is made for nothing");
         paired.iter().map(|item| item.members.iter().map(|member| member.call).collect()).collect()
     }
 

@@ -1,6 +1,6 @@
 //! Every generated kernel of an artifact, run by itself on made-up operands, against the same loop nest in float64.
 
-use super::tails::Tails;
+use super::tails::{Same, Tails};
 use crate::cli::failure::Outcome;
 use dcc_kernels::cuda::Source;
 use dcc_kernels::reference::{self, Scalar};
@@ -55,8 +55,8 @@ pub enum Found {
         too_large: usize,
         /// The largest difference, as a fraction of what is allowed.
         worst: f64,
-        /// Products with tails that give the bits of both apart, and those with more multiplications than that takes.
-        tails: [usize; 2],
+        /// Products with tails that give the bits of both apart.
+        tails: Same,
     },
     Compiled {
         arch: Arch,
@@ -103,7 +103,7 @@ pub fn check(artifact: &Artifact, device: Device) -> Outcome<Found> {
     let cases = cases(artifact)?;
     let (cases, large): (Vec<Case<'_>>, Vec<Case<'_>>) = cases.into_iter().partition(|case| points(&case.nest) <= MOST);
     let (on, results, tails) = match device {
-        Device::Cpu => ("this CPU".to_owned(), on_cpu(&cases)?, Ok([0, 0])),
+        Device::Cpu => ("this CPU".to_owned(), on_cpu(&cases)?, Ok(Same::default())),
         _ => on_gpu(&cases, &Tails::new(artifact)?)?,
     };
     let mut worst: f64 = 0.0;
@@ -182,10 +182,10 @@ pub fn text(found: &Found) -> String {
         Found::Ran { on, kernels, too_large, worst, tails } => {
             let large = if *too_large == 0 { String::new() } else { format!(", {too_large} are too large for float64") };
             let tails = match tails {
-                [0, 0] => String::new(),
-                [same, 0] => format!("; {same} products give the same bits with their tails as without"),
-                [same, large] => {
-                    format!("; {same} products give the same bits with their tails as without, {large} are too large")
+                Same { tails: 0, too_large: 0 } => String::new(),
+                Same { tails, too_large: 0 } => format!("; {tails} products give the same bits with their tails as without"),
+                Same { tails, too_large } => {
+                    format!("; {tails} products give the same bits with their tails as without, {too_large} are too large")
                 }
             };
             format!("{kernels} kernels by themselves on {on} are within {worst:.2} of what is allowed{large}{tails}\n")
@@ -210,8 +210,9 @@ pub fn text(found: &Found) -> String {
 
 pub fn json(found: &Found) -> Value {
     match found {
-        Found::Ran { on, kernels, too_large, worst, tails: [tails, _] } => {
-            json!({"device": on, "kernels": kernels, "too_large": too_large, "worst": worst, "tails": tails})
+        Found::Ran { on, kernels, too_large, worst, tails } => {
+            json!({"device": on, "kernels": kernels, "too_large": too_large, "worst": worst, "tails": tails.tails,
+                "tails_too_large": tails.too_large})
         }
         Found::Compiled { arch, kernels, registers, spilled_bytes, launches, spills, seconds, kept_seconds } => json!({
             "arch": arch.name(), "kernels": kernels, "registers": registers, "spilled_bytes": spilled_bytes, "launches": launches.in_rows,
@@ -430,8 +431,8 @@ fn on_cpu(cases: &[Case<'_>]) -> Outcome<Results> {
     Ok(results)
 }
 
-/// The GPU, the results of the cases, and how many tails are as they must be, and are too large.
-fn on_gpu(cases: &[Case<'_>], tails: &Tails) -> Outcome<(String, Results, Outcome<[usize; 2]>)> {
+/// The GPU, the results of the cases, and what was found of tails.
+fn on_gpu(cases: &[Case<'_>], tails: &Tails) -> Outcome<(String, Results, Outcome<Same>)> {
     let gpu = Gpu::open(0, cuda::Shipped::default())?;
     let sources = [sources(cases)?, tails.sources()?].concat();
     let kernels = cuda::Kernels::compile(&gpu, &sources)?;
@@ -445,5 +446,5 @@ fn on_gpu(cases: &[Case<'_>], tails: &Tails) -> Outcome<(String, Results, Outcom
         results.push(SEEDS.into_iter().map(run).collect::<Result<_, _>>()?);
     }
     let same = tails.check(&gpu, &kernels, cases.len());
-    Ok((gpu.name().to_owned(), results, same.map(|same| [same, tails.too_large])))
+    Ok((gpu.name().to_owned(), results, same))
 }

@@ -3,19 +3,27 @@
 use super::kernels::{bytes, elements, made_up};
 use crate::cli::failure::Outcome;
 use dcc_kernels::cuda::Source;
+use dcc_kernels::cuda::library::product::Beside;
 use dcc_program::artifact::Artifact;
 use dcc_runtime::cuda::{Gpu, Kernels, Tailed};
 use dcc_runtime::error::Error;
 use dcc_runtime::exec::{World, texts};
 use std::collections::HashSet;
 
-/// Multiplications that take seconds where a CPU stands for the GPU.
-const MOST: usize = 1 << 26;
+/// Multiplications whose operands are made up in seconds. (Where a CPU stands for the GPU, models are small.)
+const MOST: usize = 1 << 34;
 const SEED: u64 = 1;
 
 /// Those of all ranks.
 pub struct Tails {
     all: Vec<Tailed>,
+    too_large: usize,
+}
+
+/// What was found: how many are as they must be, and how many were left out.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Same {
+    pub tails: usize,
     pub too_large: usize,
 }
 
@@ -27,8 +35,8 @@ impl Tails {
             for set in [&artifact.train, &artifact.eval] {
                 let made = texts(&world, &set[world.stage(rank) as usize], rank)?.tailed();
                 all.extend(made.into_iter().filter(|tailed| {
-                    let Tailed { product, nest, given, keeps, .. } = tailed;
-                    seen.insert(format!("{product:?} {nest:?} {given} {keeps}"))
+                    let Tailed { product, nest, given, beside, .. } = tailed;
+                    seen.insert(format!("{product:?} {nest:?} {given} {beside:?}"))
                 }));
             }
         }
@@ -40,8 +48,8 @@ impl Tails {
     /// Of each the product, the kernel behind it, and both as one.
     pub fn sources(&self) -> Outcome<Vec<Source>> {
         let mut sources = Vec::new();
-        for (n, Tailed { product, nest, given, keeps, .. }) in self.all.iter().enumerate() {
-            let whole = product.with_tail(nest, *given, *keeps, &format!("whole{n}"));
+        for (n, Tailed { product, nest, given, beside, .. }) in self.all.iter().enumerate() {
+            let whole = product.with_tail(nest, *given, *beside, &format!("whole{n}"));
             let whole = whole.map(|whole| whole.expect("it was made before"));
             let made = [product.source(&format!("product{n}")), Source::new(nest, &format!("nest{n}")), whole];
             for source in made {
@@ -51,9 +59,9 @@ impl Tails {
         Ok(sources)
     }
 
-    /// How many there are, whose kernels begin at `first`. Errors: one gives other bits; of the GPU.
-    pub fn check(&self, gpu: &Gpu, kernels: &Kernels, first: usize) -> Outcome<usize> {
-        for (n, Tailed { product, nest, given, keeps, origin }) in self.all.iter().enumerate() {
+    /// Of kernels that begin at `first`. Errors: one gives other bits; of the GPU.
+    pub fn check(&self, gpu: &Gpu, kernels: &Kernels, first: usize) -> Outcome<Same> {
+        for (n, Tailed { product, nest, given, beside, origin }) in self.all.iter().enumerate() {
             let [alone, behind, whole] = [0, 1, 2].map(|which| first + 3 * n + which);
             let types = product.types();
             let sizes = &kernels.source(alone).operand_bytes;
@@ -64,7 +72,7 @@ impl Tails {
             let mut of_nest = raw.split_off(2);
             let mut of_product = [&raw[..], &[vec![0; sizes[2]]]].concat();
             let others = of_nest.iter().enumerate().filter(|(operand, _)| operand != given).map(|(_, raw)| raw.clone());
-            let own = if *keeps { 3 } else { 2 };
+            let own = if *beside == Beside::Stored { 3 } else { 2 };
             let mut of_whole: Vec<Vec<u8>> = of_product[..own].iter().cloned().chain(others).collect();
             let ranks: usize = nest.inputs.iter().chain(&nest.outputs).map(|array| array.block.len()).sum();
             let parameters = vec![0; nest.extents.len() + ranks];
@@ -79,6 +87,6 @@ impl Tails {
                 return Err(Error::device(what).at(format!("{}: {origin}", gpu.name())).into());
             }
         }
-        Ok(self.all.len())
+        Ok(Same { tails: self.all.len(), too_large: self.too_large })
     }
 }

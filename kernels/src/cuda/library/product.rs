@@ -24,6 +24,8 @@ const BLOCKS: usize = 264;
 const PARTS: usize = 32;
 /// Fewest steps of a part.
 const STEPS: usize = 256;
+/// Threads that add up parts, of which each has several sums only where there are more.
+const MANY: usize = 1 << 12;
 
 /// Operands, result and what becomes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +42,15 @@ struct Digit {
     strides: [usize; 3],
     /// The window it moves in, and as what.
     window: Option<(usize, usize)>,
+}
+
+/// What becomes of a product's result beside its tail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Beside {
+    /// It is stored, for others.
+    Stored,
+    /// The tail alone has it.
+    Dropped,
 }
 
 /// A product or convolution, for which there can be several texts.
@@ -293,9 +304,9 @@ impl Product {
     }
 
     /// The product with a tail: its result is rounded as it would be stored and goes through the statements of `nest`, which reads it as input
-    /// `input`, and to memory only if it `keeps` it. Operands are lhs, rhs, the result if it is kept, and the nest's others. `None`: the nest
-    /// does more than that, or its threads had better lie otherwise. Errors: more blocks than a grid has.
-    pub fn with_tail(&self, nest: &Nest, input: usize, keeps: bool, name: &str) -> Result<Option<Source>, String> {
+    /// `input`. Operands are lhs, rhs, the result if it is stored too, and the nest's others. `None`: the nest does more than that, or its
+    /// threads had better lie otherwise. Errors: more blocks than a grid has.
+    pub fn with_tail(&self, nest: &Nest, input: usize, beside: Beside, name: &str) -> Result<Option<Source>, String> {
         let Product { view, types } = self;
         let nest = nest.clone().simplified();
         let Some(tail) = Pointwise::new(&nest, input) else { return Ok(None) };
@@ -308,7 +319,10 @@ impl Product {
         let along_n = view.along(2, COLUMNS) <= view.along(2, ROWS);
         let group = if along_n { COLUMNS } else { ROWS };
         let fits = |vector: &usize| *vector <= 1 || view.pack(2, group, *vector) == *vector;
-        let vector = (0..).map(|shift| (tail.vector() >> shift).max(1)).find(fits).expect("one fits");
+        // Few sums of parts want many threads.
+        let most = if self.parts() > 1 { (points / MANY).clamp(1, tail.vector()) } else { tail.vector() };
+        let vector = (0..).map(|shift| (tail.vector() >> shift).max(1)).find(|vector| *vector <= most && fits(vector));
+        let vector = vector.expect("one fits");
         let (mut body, parameters) = tail.text(vector);
         let parameters: Vec<usize> = parameters.into_iter().collect();
         let declared = |arguments: Vec<(Argument, String, String)>| -> Vec<[String; 2]> {
@@ -316,11 +330,11 @@ impl Product {
         };
         let other = |argument: &(Argument, String, String)| argument.0 != Argument::Operand(input);
         let mut pointers = declared(arguments(&nest, &[], false).into_iter().filter(other).collect());
-        if keeps {
+        if beside == Beside::Stored {
             let result = stored(types.result);
             pointers.insert(0, [format!("{result}*"), "c".to_owned()]);
             body = format!(
-                "        pack<{result}, {vector}> stored;\n#pragma unroll\n        for (int v = 0; v < {vector}; ++v) stored.x[v] = \
+                "        pack<{result}, {vector}> stored;\n        #pragma unroll\n        for (int v = 0; v < {vector}; ++v) stored.x[v] = \
                  narrow<{result}>(sum[v]);\n        *(pack<{result}, {vector}>*)(c + at) = stored;\n{body}"
             );
         }
@@ -344,7 +358,7 @@ impl Product {
         };
         let others = nest.inputs.iter().enumerate().filter(|(n, _)| *n != input).map(|(_, array)| array);
         let others = others.chain(&nest.outputs).map(bytes);
-        let own = &view.bytes[..if keeps { 3 } else { 2 }];
+        let own = &view.bytes[..if beside == Beside::Stored { 3 } else { 2 }];
         let source = self.written(&out, own.iter().copied().chain(others).collect(), name)?;
         Ok(Some(Source { parameters, ..source }))
     }
@@ -358,14 +372,29 @@ impl Product {
         }
     }
 
+    /// Elements of a block along m and along n.
+    fn tile(&self) -> usize {
+        let [m, n] = [ROWS, COLUMNS].map(|group| self.view.size(group));
+        let bytes = self.types.operands.bytes();
+        if bytes == 2 || m.min(n) > 64 && bytes == 4 { 128 } else { 64 }
+    }
+
+    fn tiles(&self) -> usize {
+        let [batch, m, n] = [BATCH, ROWS, COLUMNS].map(|group| self.view.size(group));
+        m.div_ceil(self.tile()) * n.div_ceil(self.tile()) * batch
+    }
+
+    /// Parts of each sum.
+    fn parts(&self) -> usize {
+        (BLOCKS / self.tiles().max(1)).min(self.view.size(SUMS) / STEPS).clamp(1, PARTS)
+    }
+
     fn written(&self, out: &Out, operand_bytes: Vec<usize>, name: &str) -> Result<Source, String> {
         let Product { view, types } = self;
         let halves = types.operands.bytes() == 2;
         let sums = self.sums()?;
-        let [batch, m, n, k] = [BATCH, ROWS, COLUMNS, SUMS].map(|group| view.size(group));
-        let tile = if halves || m.min(n) > 64 && sums == "float" { 128 } else { 64 };
-        let tiles = m.div_ceil(tile) * n.div_ceil(tile) * batch;
-        let parts = (BLOCKS / tiles.max(1)).min(k / STEPS).clamp(1, PARTS);
+        let [batch, m, n] = [BATCH, ROWS, COLUMNS].map(|group| view.size(group));
+        let (tile, tiles, parts) = (self.tile(), self.tiles(), self.parts());
         let operand = stored(types.operands);
         let (along_k, along_n) = (view.along(0, SUMS) <= view.along(0, ROWS), view.along(1, COLUMNS) <= view.along(1, SUMS));
         let packs = [view.pack(0, if along_k { SUMS } else { ROWS }, 8), view.pack(1, if along_n { COLUMNS } else { SUMS }, 8)];
