@@ -13,7 +13,7 @@ use dcc_program::program::{Action, Program};
 use dcc_program::types::DType;
 use dcc_runtime::cuda::{self, Arch, Gpu};
 use dcc_runtime::error::Error;
-use dcc_runtime::exec::{World, texts};
+use dcc_runtime::exec::{World, add_texts, texts};
 use half::{bf16, f16};
 use serde_json::{Value, json};
 use std::collections::{HashMap, HashSet};
@@ -127,27 +127,28 @@ fn compiled(artifact: &Artifact, arch: Arch) -> Outcome<Found> {
     let (mut spills, mut launches) = (Vec::new(), cuda::Launched::default());
     let folder = std::env::temp_dir().join(format!("dcc-kernels-{}", std::process::id()));
     for rank in 0..world.ranks() {
-        for (set, trains) in [(&artifact.train, true), (&artifact.eval, false)] {
-            let texts = texts(&world, &set[world.stage(rank) as usize], rank)?;
-            let sources = texts.sources();
-            if trains {
-                launches = launches.max(texts.launched());
-            }
-            if !seen.insert(cuda::Kernels::text(&sources)) {
-                continue;
-            }
-            let mut images = Vec::new();
-            for seconds in &mut seconds {
-                let began = Instant::now();
-                let made = cuda::images(&sources, arch, Some(&folder), &cuda::Shipped::default());
-                *seconds += began.elapsed().as_secs_f64();
-                images = made.inspect_err(|_| drop(std::fs::remove_dir_all(&folder)))?;
-            }
-            let entries: Vec<(&str, cuda::Usage)> = images.iter().flat_map(|(image, _)| image.entries()).collect();
-            usage = entries.iter().fold(usage, |usage, (_, own)| usage.and(*own));
-            spills.extend(spilling(&sources, &texts, &entries));
-            kernels += sources.len();
+        let stage = world.stage(rank) as usize;
+        let mut texts = texts(&world, &artifact.train[stage], rank)?;
+        launches = launches.max(texts.launched());
+        // What both programs have is compiled once, as in a run.
+        if let Some(program) = artifact.eval.get(stage) {
+            add_texts(&mut texts, &world, program, rank)?;
         }
+        let sources = texts.sources();
+        if !seen.insert(cuda::Kernels::text(&sources)) {
+            continue;
+        }
+        let mut images = Vec::new();
+        for seconds in &mut seconds {
+            let began = Instant::now();
+            let made = cuda::images(&sources, arch, Some(&folder), &cuda::Shipped::default());
+            *seconds += began.elapsed().as_secs_f64();
+            images = made.inspect_err(|_| drop(std::fs::remove_dir_all(&folder)))?;
+        }
+        let entries: Vec<(&str, cuda::Usage)> = images.iter().flat_map(|(image, _)| image.entries()).collect();
+        usage = entries.iter().fold(usage, |usage, (_, own)| usage.and(*own));
+        spills.extend(spilling(&sources, &texts, &entries));
+        kernels += sources.len();
     }
     // A folder that could not be written costs time only.
     let _ = std::fs::remove_dir_all(&folder);

@@ -32,8 +32,9 @@ impl Tails {
         let world = World::new(&[&artifact.train, &artifact.eval])?;
         let (mut seen, mut all) = (HashSet::new(), Vec::new());
         for rank in 0..world.ranks() {
-            for set in [&artifact.train, &artifact.eval] {
-                let made = texts(&world, &set[world.stage(rank) as usize], rank)?.tailed();
+            let stage = world.stage(rank) as usize;
+            for program in artifact.train.get(stage).into_iter().chain(artifact.eval.get(stage)) {
+                let made = texts(&world, program, rank)?.tailed();
                 all.extend(made.into_iter().filter(|tailed| {
                     let Tailed { product, nest, given, beside, .. } = tailed;
                     seen.insert(format!("{product:?} {nest:?} {given} {beside:?}"))
