@@ -58,18 +58,21 @@ pub fn plain([m, n, k]: [usize; 3], turned: bool) -> Vec<Strided> {
     }
 }
 
-#[test]
-fn products() {
-    let (assign, accumulate) = (StoreMode::Assign, StoreMode::Accumulate);
-    let (f32, f64, bf16, f16) = (DType::F32, DType::F64, DType::BF16, DType::F16);
-    // Heads [b, t, h, e] and [b, s, h, e] to scores [b, h, t, s].
-    let heads = vec![
+/// Heads [b, t, h, e] and [b, s, h, e] to scores [b, h, t, s].
+pub fn heads() -> Vec<Strided> {
+    vec![
         (2, [Some(7 * 3 * 5), Some(9 * 3 * 5), Some(3 * 7 * 9)]),
         (3, [Some(5), Some(5), Some(7 * 9)]),
         (7, [Some(3 * 5), None, Some(9)]),
         (9, [None, Some(3 * 5), Some(1)]),
         (5, [Some(1), Some(1), None]),
-    ];
+    ]
+}
+
+#[test]
+fn products() {
+    let (assign, accumulate) = (StoreMode::Assign, StoreMode::Accumulate);
+    let (f32, f64, bf16, f16) = (DType::F32, DType::F64, DType::BF16, DType::F16);
     // Rows of two dims that do not follow each other in the result.
     let parted = vec![
         (6, [Some(80), None, Some(4)]),
@@ -89,7 +92,7 @@ fn products() {
     let jobs = [
         multiplied("p0", &plain([200, 150, 37], false), types(f32, f32, assign)),
         multiplied("p1", &plain([20, 30, 2100], true), types(f32, f32, accumulate)),
-        multiplied("p2", &heads, types(f64, f64, accumulate)),
+        multiplied("p2", &heads(), types(f64, f64, accumulate)),
         multiplied("p3", &plain([130, 70, 100], false), types(bf16, bf16, assign)),
         multiplied("p4", &plain([33, 129, 700], true), types(f16, f32, accumulate)),
         multiplied("p5", &parted, types(f32, f32, assign)),

@@ -3,7 +3,7 @@
 use crate::emulation::{Bug, Expected, Job, Planted, check_equal, check_planted};
 use crate::generated::bound;
 use crate::numbers::{decoded, encoded, numbers};
-use crate::products::{Strided, convolved, multiplied, plain, types};
+use crate::products::{Strided, convolved, heads, multiplied, plain, types};
 use dcc_kernels::cuda::library::product::Beside;
 use dcc_kernels::cuda::{Launch, Meaning, Source};
 use dcc_kernels::reference::{self, Scalar};
@@ -194,13 +194,6 @@ fn pairs(name: &str) -> Vec<Pair> {
     let product = |loops: Vec<Strided>, operands, result| {
         move |name: &str| multiplied(name, &loops, types(operands, result, StoreMode::Assign))
     };
-    let heads = vec![
-        (2, [Some(7 * 3 * 5), Some(9 * 3 * 5), Some(3 * 7 * 9)]),
-        (3, [Some(5), Some(5), Some(7 * 9)]),
-        (7, [Some(3 * 5), None, Some(9)]),
-        (9, [None, Some(3 * 5), Some(1)]),
-        (5, [Some(1), Some(1), None]),
-    ];
     let named = |which: &str| format!("{name}_{which}");
     vec![
         ACTIVATION.pair(&named("activation"), Dropped, product(plain([136, 72, 104], false), bf16, f32)),
@@ -210,7 +203,7 @@ fn pairs(name: &str) -> Vec<Pair> {
         HALVES_IN_PARTS.pair(&named("halves"), Stored, product(plain([40, 48, 2104], true), bf16, bf16)),
         TURNED.pair(&named("turned"), Dropped, product(turned([150, 200, 37]), f32, f32)),
         TURNED_HALVES.pair(&named("turned_halves"), Stored, product(turned([152, 200, 40]), bf16, bf16)),
-        SCORES.pair(&named("scores"), Dropped, product(heads, f64, f64)),
+        SCORES.pair(&named("scores"), Dropped, product(heads(), f64, f64)),
         CHANNELS.pair(&named("channels"), Dropped, |name| convolved(name, 1, DType::F32, [1, 1, 1], StoreMode::Assign)),
     ]
 }

@@ -244,7 +244,7 @@ impl Cuda {
         }
         let mut of_product = vec![words[0], words[1], result];
         of_product.extend(self.workspaces.last().filter(|_| texts.sources[pair.product].workspace > 0).map(Buffer::address));
-        let mut of_nest = words[pair.own()..operands].to_vec();
+        let mut of_nest = words[pair.beside.operands()..operands].to_vec();
         of_nest.insert(pair.given, result);
         of_nest.extend(texts.sources[pair.nest].parameters.iter().map(|_| 0));
         let mut as_one = || self.try_out(kernel, &mut words);
@@ -361,7 +361,7 @@ impl Cuda {
             Place { arena, bases: at.0, microbatch: at.1, workspace, member }.word(call, argument)
         };
         words.clear();
-        words.extend((0..pair.own()).map(|n| word(product, Argument::Operand(n))));
+        words.extend((0..pair.beside.operands()).map(|n| word(product, Argument::Operand(n))));
         let others = (0..nest.0.operands.len()).filter(|n| *n != pair.given);
         words.extend(others.map(|n| word(nest, Argument::Operand(n))));
         words.extend((texts.sources[kernel].workspace > 0).then(|| word(product, Argument::Workspace)));

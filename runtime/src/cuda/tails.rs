@@ -34,13 +34,6 @@ pub(super) struct Pair {
     pub beside: Beside,
 }
 
-impl Pair {
-    /// Operands of the product that both as one have.
-    pub fn own(&self) -> usize {
-        if self.beside == Beside::Stored { 3 } else { 2 }
-    }
-}
-
 /// A product with its tail, as others can make it.
 pub struct Tailed {
     pub product: Arc<Product>,

@@ -3,7 +3,6 @@
 use super::kernels::{bytes, elements, made_up};
 use crate::cli::failure::Outcome;
 use dcc_kernels::cuda::Source;
-use dcc_kernels::cuda::library::product::Beside;
 use dcc_program::artifact::Artifact;
 use dcc_runtime::cuda::{Gpu, Kernels, Tailed};
 use dcc_runtime::error::Error;
@@ -73,7 +72,7 @@ impl Tails {
             let mut of_nest = raw.split_off(2);
             let mut of_product = [&raw[..], &[vec![0; sizes[2]]]].concat();
             let others = of_nest.iter().enumerate().filter(|(operand, _)| operand != given).map(|(_, raw)| raw.clone());
-            let own = if *beside == Beside::Stored { 3 } else { 2 };
+            let own = beside.operands();
             let mut of_whole: Vec<Vec<u8>> = of_product[..own].iter().cloned().chain(others).collect();
             let ranks: usize = nest.inputs.iter().chain(&nest.outputs).map(|array| array.block.len()).sum();
             let parameters = vec![0; nest.extents.len() + ranks];

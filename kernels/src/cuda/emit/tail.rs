@@ -15,7 +15,7 @@ pub(in crate::cuda) struct Pointwise<'a> {
     given: u8,
     /// The dims of `given`.
     dims: Vec<DimId>,
-    loads: Vec<ExprId>,
+    load: ExprId,
 }
 
 impl<'a> Pointwise<'a> {
@@ -29,9 +29,9 @@ impl<'a> Pointwise<'a> {
         };
         let given = u8::try_from(given).ok().filter(|_| kernel.body.iter().all(single))?;
         let ids = (0..kernel.exprs.len() as u32).map(ExprId);
-        let loads: Vec<ExprId> =
-            ids.filter(|id| matches!(kernel.get(*id), Expr::Load { input, .. } if *input == given)).collect();
-        let Expr::Load { index, outside: Outside::Never, .. } = kernel.get(*loads.first()?) else { return None };
+        let mut loads = ids.filter(|id| matches!(kernel.get(*id), Expr::Load { input, .. } if *input == given));
+        let (load, None) = (loads.next()?, loads.next()) else { return None };
+        let Expr::Load { index, outside: Outside::Never, .. } = kernel.get(load) else { return None };
         let plain = |index: &Index| if let Index::Dim(dim) = index { Some(*dim) } else { None };
         let dims: Vec<DimId> = index.iter().map(plain).collect::<Option<_>>()?;
         let extent = |dim: &DimId| nest.extents[usize::from(dim.0)];
@@ -39,7 +39,7 @@ impl<'a> Pointwise<'a> {
         let (own, all) = (long(&dims), long(&kernel.outer));
         let set: BTreeSet<DimId> = own.iter().copied().collect();
         // Each point has an element of its own, and there are no others.
-        if loads.len() > 1 || set.len() != own.len() || set != all.iter().copied().collect() || all.is_empty() {
+        if set.len() != own.len() || set != all.iter().copied().collect() || all.is_empty() {
             return None;
         }
         let typing = Typing::new(kernel);
@@ -47,7 +47,7 @@ impl<'a> Pointwise<'a> {
         let along = Access::new(nest, &nest.inputs[usize::from(given)], index, Outside::Never).strides;
         let last = *mapping.outer.last()?;
         let fits = mapping.group == 1 && mapping.across.is_none() && along[usize::from(last.0)] == 1;
-        fits.then_some(Pointwise { nest, typing, mapping, given, dims, loads })
+        fits.then_some(Pointwise { nest, typing, mapping, given, dims, load })
     }
 
     pub fn points(&self) -> usize {
@@ -77,7 +77,7 @@ impl<'a> Pointwise<'a> {
     pub fn text(&self, vector: usize) -> (String, BTreeSet<usize>) {
         let mapping = Mapping { vector, ..self.mapping.clone() };
         let array = self.array();
-        let rounded = |element: &str| match self.typing.ty(self.loads[0]) {
+        let rounded = |element: &str| match self.typing.ty(self.load) {
             Ty::F32 if array.dtype.bytes() == 2 => format!("narrow<{}>(sum[{element}])", stored(array.dtype)),
             _ => format!("sum[{element}]"),
         };
@@ -101,7 +101,7 @@ impl<'a> Pointwise<'a> {
                 emitter.index[usize::from(dim.0)].get_or_insert_with(|| "0".to_owned());
             }
             let element = if vector > 1 { "v" } else { "0" };
-            emitter.tiles = BTreeMap::from([(self.loads[0], rounded(element))]);
+            emitter.tiles = BTreeMap::from([(self.load, rounded(element))]);
             let all: Vec<usize> = (0..self.nest.kernel.body.len()).collect();
             let dim = *self.mapping.outer.last().expect("there are points");
             emitter.elements(&all, Vector { dim, length: vector });

@@ -53,6 +53,13 @@ pub enum Beside {
     Dropped,
 }
 
+impl Beside {
+    /// Operands of the product, of which the result is the last, that it has with its tail.
+    pub fn operands(self) -> usize {
+        if self == Beside::Stored { 3 } else { 2 }
+    }
+}
+
 /// A product or convolution, for which there can be several texts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Product {
@@ -358,7 +365,7 @@ impl Product {
         };
         let others = nest.inputs.iter().enumerate().filter(|(n, _)| *n != input).map(|(_, array)| array);
         let others = others.chain(&nest.outputs).map(bytes);
-        let own = &view.bytes[..if beside == Beside::Stored { 3 } else { 2 }];
+        let own = &view.bytes[..beside.operands()];
         let source = self.written(&out, own.iter().copied().chain(others).collect(), name)?;
         Ok(Some(Source { parameters, ..source }))
     }
