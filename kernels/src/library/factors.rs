@@ -73,7 +73,7 @@ mod x86 {
     use crate::cpu::isa::Isa;
     use crate::library::microkernel;
     use crate::library::pack::{Size, Source};
-    use crate::library::simd::{Element, x86::Bf16Pairs, x86::turn};
+    use crate::library::simd::{Element, prefetch, x86::Bf16Pairs, x86::turn};
     use dcc_program::DType;
     use std::arch::x86_64::*;
 
@@ -226,8 +226,8 @@ mod x86 {
                 let next = from.wrapping_offset(source.step);
                 // SAFETY: the caller's; the hints read nothing.
                 unsafe {
-                    _mm_prefetch::<_MM_HINT_T0>(from.wrapping_offset(AHEAD * source.step).cast());
-                    _mm_prefetch::<_MM_HINT_T0>(next.wrapping_offset(AHEAD * source.step).cast());
+                    prefetch(from.wrapping_offset(AHEAD * source.step));
+                    prefetch(next.wrapping_offset(AHEAD * source.step));
                     let words = H::along(from, (q + 1 < steps).then_some(next), lanes);
                     _mm512_mask_storeu_ps(to, stored, words);
                 }
@@ -253,7 +253,7 @@ mod x86 {
                     let mut r = [_mm512_setzero_ps(); LANES];
                     for (i, row) in r.iter_mut().enumerate() {
                         if i < rows {
-                            _mm_prefetch::<_MM_HINT_T1>(from(i).wrapping_add(2 * LANES * H::STEPS).cast());
+                            prefetch(from(i).wrapping_add(2 * LANES * H::STEPS));
                             *row = H::across(from(i), count);
                         }
                     }
@@ -313,8 +313,8 @@ mod x86 {
                     let lanes = (size.width - i).min(LANES);
                     // SAFETY: the caller's. The hints read nothing.
                     unsafe {
-                        _mm_prefetch::<_MM_HINT_T0>(at.wrapping_offset(AHEAD * source.step).cast());
-                        _mm_prefetch::<_MM_HINT_T0>(next.wrapping_offset(AHEAD * source.step).cast());
+                        prefetch(at.wrapping_offset(AHEAD * source.step));
+                        prefetch(next.wrapping_offset(AHEAD * source.step));
                         let words = H::along(at, (q + 1 < size.steps).then_some(next), lanes);
                         let to = to.wrapping_add(panel * apart + q / H::STEPS * size.width + i);
                         _mm512_mask_storeu_ps(to, first16(lanes), words);

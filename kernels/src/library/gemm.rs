@@ -24,8 +24,10 @@ pub(super) const PIECE: usize = 768;
 pub(super) const PACKED_PIECE: usize = 256;
 /// Where the rows of A are read as they lie, a contracted dim of so many words is still one piece: C is written once.
 pub(super) const WHOLE: usize = 1024;
-/// Bytes of A, and of B where A is not packed, that are worked on at once: both stay in a second-level cache of a MiB.
+/// Bytes of A where it is packed, of its rows where it is not, and of B then, that are worked on at once: they stay in a second-level cache
+/// of a MiB, beside the rows that come next and the part of C.
 const A_BYTES: usize = 288 << 10;
+const ROW_BYTES: usize = 144 << 10;
 const B_BYTES: usize = 576 << 10;
 const _: () = assert!(A_BYTES + B_BYTES <= WORKER_BYTES);
 /// Multiply-adds that are worth a chunk of their own.
@@ -172,8 +174,9 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
     /// Row panels, and column panels, that are worked on at once.
     fn together(&self) -> [usize; 2] {
         let [row, column] = self.panel_elements();
+        let a_bytes = if self.read_a == Rows::Packed { A_BYTES } else { ROW_BYTES };
         let b_bytes = if self.read_a == Rows::InPlace { B_BYTES } else { WORKER_BYTES - A_BYTES };
-        [A_BYTES / size_of::<E>() / row, b_bytes / size_of::<E>() / column]
+        [a_bytes / size_of::<E>() / row, b_bytes / size_of::<E>() / column]
     }
 
     /// Products of a chunk, and the blocks that each is cut into, down and across: what takes the least time, half a chunk's waiting at the

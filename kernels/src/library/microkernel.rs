@@ -7,7 +7,7 @@
 
 use super::few;
 use super::pack::{self, Pack, PackSide, Spread};
-use super::simd::{Element, Square, Vector};
+use super::simd::{Element, Square, Vector, prefetch};
 use super::sweep::{self, Dots, Sweep};
 use std::mem::MaybeUninit;
 
@@ -91,18 +91,19 @@ unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Block<V:
     // SAFETY: the caller's.
     unsafe {
         let last = t.columns - (VECTORS - 1) * V::LANES;
-        // C is read or written when the sums are there: by then it is on its way, the line that its rows or columns end in too.
+        // C is read or written when the sums are there: by then it is near, the line that its rows or columns end in too. So many lines
+        // asked for into the first-level cache itself would hold up what the products read from the second.
         if t.c_column == 1 {
             for i in 0..ROWS {
                 let row = t.c.wrapping_offset(i as isize * t.c_row);
-                (0..VECTORS).for_each(|j| V::prefetch(row.wrapping_add(j * V::LANES)));
-                V::prefetch(row.wrapping_add(t.columns - 1));
+                (0..VECTORS).for_each(|j| prefetch(row.wrapping_add(j * V::LANES)));
+                prefetch(row.wrapping_add(t.columns - 1));
             }
         } else if t.c_row == 1 {
             for j in 0..t.columns {
                 let column = t.c.wrapping_offset(j as isize * t.c_column);
-                V::prefetch(column);
-                V::prefetch(column.wrapping_add(ROWS - 1));
+                prefetch(column);
+                prefetch(column.wrapping_add(ROWS - 1));
             }
         }
         // A constant number of lanes needs no mask, which some processors are slow with, in stores above all.
@@ -181,17 +182,37 @@ unsafe fn write_rows<V: Vector, const ROWS: usize, const VECTORS: usize>(
     sums: &[[V; VECTORS]; ROWS],
     last: usize,
 ) {
+    // SAFETY of all blocks: the caller's.
+    let (alpha, beta) = unsafe { (V::splat(t.alpha), V::splat(t.beta)) };
+    // One decision for all rows.
+    match (t.alpha == V::E::ONE, t.beta == V::E::ZERO) {
+        (true, true) => unsafe { write_each(t, sums, last, |sum, _, _| sum) },
+        (true, false) => unsafe { write_each(t, sums, last, |sum, c, lanes| beta.fma(V::load_first(c, lanes), sum)) },
+        (false, true) => unsafe { write_each(t, sums, last, |sum, _, _| sum.mul(alpha)) },
+        (false, false) => unsafe {
+            write_each(t, sums, last, |sum, c, lanes| beta.fma(V::load_first(c, lanes), sum.mul(alpha)));
+        },
+    }
+}
+
+/// Writes what becomes of each vector of sums, C and the lanes that there are.
+///
+/// # Safety
+/// As `block`.
+#[inline(always)]
+unsafe fn write_each<V: Vector, const ROWS: usize, const VECTORS: usize>(
+    t: &Block<V::E>,
+    sums: &[[V; VECTORS]; ROWS],
+    last: usize,
+    value: impl Fn(V, *mut V::E, usize) -> V,
+) {
     // SAFETY: the caller's.
     unsafe {
-        let alpha = V::splat(t.alpha);
-        let beta = V::splat(t.beta);
         for (i, row) in sums.iter().enumerate() {
             for (j, sum) in row.iter().enumerate() {
                 let p = t.c.offset(i as isize * t.c_row).add(j * V::LANES);
                 let lanes = if j + 1 == VECTORS { last } else { V::LANES };
-                let product = if t.alpha == V::E::ONE { *sum } else { sum.mul(alpha) };
-                let value = if t.beta == V::E::ZERO { product } else { beta.fma(V::load_first(p, lanes), product) };
-                value.store_first(p, lanes);
+                value(*sum, p, lanes).store_first(p, lanes);
             }
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Where the panel's own direction is contiguous, vectors of it are moved; where the steps are, squares are turned over in registers.
 
-use super::simd::{Square, Vector};
+use super::simd::{Square, Vector, prefetch};
 
 /// Steps ahead of the copy that the memory is asked for.
 const AHEAD: isize = 4;
@@ -78,7 +78,7 @@ unsafe fn along<V: Vector>(source: Source<V::E>, to: *mut V::E, Size { rows, wid
     unsafe {
         if width <= V::LANES {
             for _ in 0..steps {
-                V::prefetch(from.wrapping_offset(AHEAD * source.step));
+                prefetch(from.wrapping_offset(AHEAD * source.step));
                 V::load_first(from, rows).store_first(to, width);
                 (from, to) = (from.wrapping_offset(source.step), to.wrapping_add(apart));
             }
@@ -87,8 +87,8 @@ unsafe fn along<V: Vector>(source: Source<V::E>, to: *mut V::E, Size { rows, wid
         let (first, second) = (rows.min(V::LANES), rows.saturating_sub(V::LANES));
         for _ in 0..steps {
             let ahead = from.wrapping_offset(AHEAD * source.step);
-            V::prefetch(ahead);
-            V::prefetch(ahead.wrapping_add(V::LANES));
+            prefetch(ahead);
+            prefetch(ahead.wrapping_add(V::LANES));
             V::load_first(from, first).store(to);
             V::load_first(from.wrapping_add(V::LANES), second).store_first(to.wrapping_add(V::LANES), width - V::LANES);
             (from, to) = (from.wrapping_offset(source.step), to.wrapping_add(apart));
@@ -195,7 +195,7 @@ unsafe fn side_by_side<V: Vector, const WIDTH: usize>(
             let to = to.wrapping_add(panel * apart + q * WIDTH).cast::<[V::E; WIDTH]>();
             // SAFETY: the caller's; an array has the alignment of its elements.
             unsafe {
-                V::prefetch(ahead.wrapping_add(panel * WIDTH));
+                prefetch(ahead.wrapping_add(panel * WIDTH));
                 *to = *from.add(panel * WIDTH).cast::<[V::E; WIDTH]>();
             }
         }
@@ -214,7 +214,7 @@ unsafe fn side_by_side_of<V: Vector>(source: Source<V::E>, to: *mut V::E, size: 
                 let (at, to) = (panel * size.width + i, to.wrapping_add(panel * apart + q * size.width + i));
                 // SAFETY: the caller's.
                 unsafe {
-                    V::prefetch(ahead.wrapping_add(at));
+                    prefetch(ahead.wrapping_add(at));
                     match size.width - i {
                         lanes if lanes < V::LANES => V::load_first(from.add(at), lanes).store_first(to, lanes),
                         _ => V::load(from.add(at)).store(to),

@@ -39,9 +39,6 @@ pub(super) trait Vector: Copy {
         // SAFETY: the trait's contract.
         unsafe { self.fma(b, c) }
     }
-    /// Asks for the cache line of `p`, which need not be memory.
-    #[inline(always)]
-    unsafe fn prefetch(_p: *const Self::E) {}
     /// Whether there are `transpose` and `load_even`.
     const SQUARES: bool = false;
     /// Elements 0, 2, 4, … as the leading lanes; zero in the others.
@@ -54,7 +51,8 @@ pub(super) trait Vector: Copy {
     }
 }
 
-/// Asks for the cache line of `p`, which need not be memory, in the second-level cache.
+/// Asks for the cache line of `p`, which need not be memory, in the second-level cache: the first one's waits are few, and those who read
+/// there need them.
 #[inline(always)]
 pub(super) fn prefetch<T>(p: *const T) {
     #[cfg(target_arch = "x86_64")]
@@ -63,7 +61,7 @@ pub(super) fn prefetch<T>(p: *const T) {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(p.cast())
     }
     #[cfg(target_arch = "aarch64")]
-    arm::prefetch::<_, false>(p);
+    arm::prefetch(p);
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = p;
 }

@@ -4,17 +4,11 @@ use super::{Square, Vector};
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-/// Asks for the cache line of `p`, which need not be memory, in the first-level cache or the second.
+/// Asks for the cache line of `p`, which need not be memory, in the second-level cache.
 #[inline(always)]
-pub(in crate::library) fn prefetch<T, const FIRST: bool>(p: *const T) {
+pub(in crate::library) fn prefetch<T>(p: *const T) {
     // SAFETY: a hint, which no address makes fault.
-    unsafe {
-        if FIRST {
-            asm!("prfm pldl1keep, [{}]", in(reg) p, options(nostack, preserves_flags, readonly));
-        } else {
-            asm!("prfm pldl2keep, [{}]", in(reg) p, options(nostack, preserves_flags, readonly));
-        }
-    }
+    unsafe { asm!("prfm pldl2keep, [{}]", in(reg) p, options(nostack, preserves_flags, readonly)) }
 }
 
 macro_rules! vector {
@@ -78,10 +72,6 @@ macro_rules! vector {
             unsafe fn mul(self, b: Self) -> Self {
                 // SAFETY: see above.
                 $name(unsafe { $mul(self.0, b.0) })
-            }
-            #[inline(always)]
-            unsafe fn prefetch(p: *const $e) {
-                prefetch::<_, true>(p);
             }
             $(
                 const SQUARES: bool = true;

@@ -275,11 +275,6 @@ macro_rules! vector {
                 // SAFETY: see above.
                 $name(unsafe { $mul(self.0, b.0) })
             }
-            #[inline(always)]
-            unsafe fn prefetch(p: *const $e) {
-                // SAFETY: a hint.
-                unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
-            }
             $(
                 const SQUARES: bool = true;
                 #[inline(always)]
@@ -417,11 +412,6 @@ impl Vector for Bf16Pairs {
             let pairs = |x: Self| std::mem::transmute::<__m512, __m512bh>(x.0.0);
             Bf16Pairs(F32x16(_mm512_dpbf16_ps(c.0.0, pairs(self), pairs(b))))
         }
-    }
-    #[inline(always)]
-    unsafe fn prefetch(p: *const f32) {
-        // SAFETY: see above.
-        unsafe { F32x16::prefetch(p) }
     }
     const SQUARES: bool = true;
     #[inline(always)]
