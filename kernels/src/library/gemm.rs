@@ -10,7 +10,7 @@ mod panels;
 pub(super) use panels::LINE;
 
 use super::factors::{Packing, Place};
-use super::microkernel::{Block, Kernels, MAX_COLUMNS, MAX_ROWS, Stretch};
+use super::microkernel::{Block, Copies, Kernels, MAX_COLUMNS, MAX_ROWS, Stretch};
 use super::simd::Element;
 use crate::cpu::pool::{Pool, WORKER_BYTES, Worker};
 use panels::Stripes;
@@ -233,8 +233,9 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
         }
     }
 
-    /// Columns are packed where these rows are the first that read them: a panel at a time, while the memory of the next is on its way, if
-    /// the steps of a column lie side by side; else all together, since their columns do.
+    /// Columns are packed where these rows are the first that read them: by the first block that reads them, if it can; a panel at a time,
+    /// while the memory of the next is on its way, if the steps of a column lie side by side; else all together, since their columns do.
+    /// Rows, where they are packed, by the first block too.
     ///
     /// # Safety
     /// As `run`; `packed_b` has room for the task's columns, and holds them unless these are the first rows; `packed_a` has A_BYTES.
@@ -242,12 +243,16 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
         let rows = &self.rows.panels[task.rows.clone()];
         let columns = &self.columns.panels[task.columns.clone()];
         let packs = self.pack_b && first;
+        let elements = self.panel_elements();
+        let [copied_rows, copied_columns] = self.copied(rows, columns, task.piece, first);
         // SAFETY: the caller's.
         unsafe {
             match self.read_a {
                 Rows::InPlace => {}
                 Rows::Copied => self.copy_rows(operands.a, rows, task.piece, packed_a),
-                Rows::Packed => self.pack_rows(operands.a, rows, task.piece, packed_a),
+                Rows::Packed => {
+                    self.pack_rows(operands.a, &rows[copied_rows..], task.piece, packed_a.add(copied_rows * elements[0]));
+                }
             }
             // While these are multiplied, the memory of what comes next is on its way: of the following rows, and where they are those of
             // another piece, of its columns.
@@ -264,21 +269,22 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
             let mut cell = |i: usize, j: usize| {
                 next_rows.fetch(count);
                 next_columns.fetch(count);
-                self.cell(operands, &frame, task.piece, (i, &rows[i]), (j, &columns[j]), [packed_a, packed_b]);
+                let copies = [j == 0 && i < copied_rows, i == 0 && j < copied_columns];
+                self.cell(operands, &frame, task.piece, (i, &rows[i]), (j, &columns[j]), [packed_a, packed_b], copies);
             };
             let row_by_row = columns.len() <= 4 && rows.len() > columns.len();
             let one_by_one = packs && !row_by_row && self.strides.b_step == 1;
             if packs && !one_by_one {
-                self.pack_columns(operands.b, columns, task.piece, packed_b);
+                let to = packed_b.add(copied_columns * elements[1]);
+                self.pack_columns(operands.b, &columns[copied_columns..], task.piece, to);
             }
             if row_by_row {
                 (0..rows.len()).for_each(|i| (0..columns.len()).for_each(|j| cell(i, j)));
                 return;
             }
-            let elements = self.panel_elements()[1];
             for j in 0..columns.len() {
                 if one_by_one {
-                    self.pack_columns(operands.b, &columns[j..=j], task.piece, packed_b.add(j * elements));
+                    self.pack_columns(operands.b, &columns[j..=j], task.piece, packed_b.add(j * elements[1]));
                 }
                 let mut next = match columns.get(j + 1..j + 2) {
                     Some(next) if one_by_one => self.source_of_columns(operands.b, next, &self.pieces[task.piece]),
@@ -320,8 +326,23 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
         Frame { block, row, column }
     }
 
+    /// Row panels, and column panels, that the first block that reads them copies: the first so many. They are as large as blocks get, and a
+    /// step of them is contiguous where it lies.
+    fn copied(&self, rows: &[Panel], columns: &[Panel], piece: usize, first: bool) -> [usize; 2] {
+        let (s, kernels) = (&self.strides, &self.kernels);
+        if size_of::<S>() != size_of::<E>() || self.pieces[piece].len() > 1 || self.pieces[piece][0].size == 0 {
+            return [0; 2];
+        }
+        let largest =
+            |panels: &[Panel], size: usize| panels.iter().take_while(|panel| panel.size == size && panel.count == 1).count();
+        let [height, width] = [largest(rows, kernels.rows), largest(columns, kernels.columns)];
+        let copies_rows = self.read_a == Rows::Packed && s.a_row == 1 && width > 0;
+        let copies_columns = self.pack_b && first && s.b_column == 1 && height > 0;
+        [if copies_rows { height } else { 0 }, if copies_columns { width } else { 0 }]
+    }
+
     /// # Safety
-    /// As `compute`, for one row panel and one column panel; `frame` is of the operands and the piece.
+    /// As `compute`, for one row panel and one column panel; `frame` is of the operands and the piece. What `copies` of the two is as `copied` says.
     #[inline(always)]
     unsafe fn cell(
         &self,
@@ -330,22 +351,32 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
         piece: usize,
         (i, rows): (usize, &Panel),
         (j, columns): (usize, &Panel),
-        [packed_a, packed_b]: [*const E; 2],
+        [packed_a, packed_b]: [*mut E; 2],
+        [copies_row, copies_column]: [bool; 2],
     ) {
         // SAFETY: the caller's; packed panels are as long as the longest piece.
         unsafe {
             let mut block = frame.block;
-            block.a = match self.read_a {
-                Rows::InPlace => operands.a.offset(self.rows.source(rows) + self.pieces[piece][0].a).cast::<E>(),
-                Rows::Copied | Rows::Packed => packed_a.add(i * frame.row),
-            };
-            if self.read_a == Rows::Packed {
+            let (to_a, to_b) = (packed_a.wrapping_add(i * frame.row), packed_b.wrapping_add(j * frame.column));
+            let mut copies = Copies::none();
+            if self.read_a == Rows::InPlace || copies_row {
+                block.a = operands.a.offset(self.rows.source(rows) + self.pieces[piece][0].a).cast::<E>();
+            } else {
+                block.a = to_a;
+            }
+            if copies_row {
+                (copies.a, block.a_step) = (to_a, self.strides.a_step);
+            } else if self.read_a == Rows::Packed {
                 block.a_step = rows.size as isize;
             }
-            block.b = match self.pack_b {
-                true => packed_b.add(j * frame.column),
-                false => operands.b.offset(self.columns.source(columns) + self.pieces[piece][0].b).cast::<E>(),
-            };
+            if !self.pack_b || copies_column {
+                block.b = operands.b.offset(self.columns.source(columns) + self.pieces[piece][0].b).cast::<E>();
+            } else {
+                block.b = to_b;
+            }
+            if copies_column {
+                (copies.b, block.b_step) = (to_b, self.strides.b_step);
+            }
             block.c = operands.c.wrapping_offset(rows.c + columns.c);
             block.columns = columns.size;
             let [first, count] = rows.stretches;
@@ -355,25 +386,25 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
             {
                 return self.round(rows.size, &block, stretches, rounded.offset(rows.c + columns.c));
             }
-            self.add(rows.size, &block, stretches);
+            self.add(rows.size, &block, copies, stretches);
         }
     }
 
     /// Computes a block with so many rows, which are these stretches of C, or one if there are none.
     ///
     /// # Safety
-    /// As `Kernels::run`.
+    /// As `Kernels::run_copying`.
     #[inline(always)]
-    unsafe fn add(&self, rows: usize, block: &Block<E>, stretches: &[Stretch]) {
+    unsafe fn add(&self, rows: usize, block: &Block<E>, copies: Copies<E>, stretches: &[Stretch]) {
         // SAFETY: the caller's.
         unsafe {
             if stretches.is_empty() {
-                return self.kernels.run(rows, block);
+                return self.kernels.run_copying(rows, block, copies);
             }
             let mut sums = MaybeUninit::<[E; MAX_ROWS * MAX_COLUMNS]>::uninit();
             let (tile, width) = (sums.as_mut_ptr().cast::<E>(), self.kernels.columns);
-            self.kernels
-                .run(rows, &Block { c: tile, c_row: width as isize, c_column: 1, alpha: E::ONE, beta: E::ZERO, ..*block });
+            let into = Block { c: tile, c_row: width as isize, c_column: 1, alpha: E::ONE, beta: E::ZERO, ..*block };
+            self.kernels.run_copying(rows, &into, copies);
             (self.kernels.place)(tile, width, rows, block, stretches);
         }
     }
@@ -389,7 +420,7 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
         // SAFETY: the caller's; the tile has MAX_ROWS rows.
         unsafe {
             if block.beta != E::ZERO {
-                self.add(rows, block, stretches);
+                self.add(rows, block, Copies::none(), stretches);
                 for part in parts {
                     let from = Place { at: block.c.offset(part.c).cast_const(), row: block.c_row, column: block.c_column };
                     (self.packing.round)(from, target(part), part.size, block.columns);

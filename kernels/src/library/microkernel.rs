@@ -32,6 +32,25 @@ pub struct Block<E> {
 
 type Kernel<E> = unsafe fn(&Block<E>);
 
+/// Where a block writes, while it computes, what it reads of A, [step][row], and of B, [step][column]; null where it does not.
+#[derive(Clone, Copy)]
+pub struct Copies<E> {
+    pub a: *mut E,
+    pub b: *mut E,
+}
+
+impl<E> Copies<E> {
+    pub const fn none() -> Self {
+        Copies { a: std::ptr::null_mut(), b: std::ptr::null_mut() }
+    }
+}
+
+/// A block that copies.
+type Copier<E> = unsafe fn(&Block<E>, Copies<E>);
+
+/// Steps ahead of a block that copies that the memory is asked for: some hundred nanoseconds.
+const AHEAD: isize = 24;
+
 /// Most rows of a block, any instruction set.
 pub const MAX_ROWS: usize = 12;
 pub const MAX_COLUMNS: usize = 32;
@@ -47,6 +66,8 @@ pub struct Kernels<E> {
     pub columns: usize,
     narrow: [Kernel<E>; MAX_ROWS],
     wide: [Kernel<E>; MAX_ROWS],
+    /// The largest block, copying A, B or both.
+    copying: [Copier<E>; 3],
     pub pack: Pack<E>,
     pub pack_side: PackSide<E>,
     pub spread: Spread<E>,
@@ -82,6 +103,24 @@ impl<E: Element> Kernels<E> {
         // SAFETY: the caller's.
         unsafe { table[rows - 1](block) }
     }
+
+    /// The same, copying.
+    ///
+    /// # Safety
+    /// As `run`. With copies, the block is the largest; where A is copied, its rows lie side by side (a stride of 1); the copies hold the
+    /// block's depth of them, apart from everything else.
+    #[inline(always)]
+    pub unsafe fn run_copying(&self, rows: usize, block: &Block<E>, copies: Copies<E>) {
+        // SAFETY: the caller's.
+        unsafe {
+            match (copies.a.is_null(), copies.b.is_null()) {
+                (true, true) => self.run(rows, block),
+                (false, true) => self.copying[0](block, copies),
+                (true, false) => self.copying[1](block, copies),
+                (false, false) => self.copying[2](block, copies),
+            }
+        }
+    }
 }
 
 /// # Safety
@@ -91,33 +130,68 @@ unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Block<V:
     // SAFETY: the caller's.
     unsafe {
         let last = t.columns - (VECTORS - 1) * V::LANES;
-        // C is read or written when the sums are there: by then it is near, the line that its rows or columns end in too. So many lines
-        // asked for into the first-level cache itself would hold up what the products read from the second.
-        if t.c_column == 1 {
-            for i in 0..ROWS {
-                let row = t.c.wrapping_offset(i as isize * t.c_row);
-                (0..VECTORS).for_each(|j| prefetch(row.wrapping_add(j * V::LANES)));
-                prefetch(row.wrapping_add(t.columns - 1));
-            }
-        } else if t.c_row == 1 {
-            for j in 0..t.columns {
-                let column = t.c.wrapping_offset(j as isize * t.c_column);
-                prefetch(column);
-                prefetch(column.wrapping_add(ROWS - 1));
-            }
-        }
+        ask_for_c::<V, ROWS, VECTORS>(t);
         // A constant number of lanes needs no mask, which some processors are slow with, in stores above all.
+        let none = Copies::none();
         let sums = match last == V::LANES || t.b_padded {
-            true if t.a_row == 1 => sums::<V, ROWS, VECTORS, true>(t, V::LANES),
-            true => sums::<V, ROWS, VECTORS, false>(t, V::LANES),
-            false => sums::<V, ROWS, VECTORS, false>(t, last),
+            true if t.a_row == 1 => sums::<V, ROWS, VECTORS, true, NO_COPY>(t, V::LANES, none),
+            true => sums::<V, ROWS, VECTORS, false, NO_COPY>(t, V::LANES, none),
+            false => sums::<V, ROWS, VECTORS, false, NO_COPY>(t, last, none),
         };
+        write::<V, ROWS, VECTORS>(t, &sums, last);
+    }
+}
+
+const NO_COPY: usize = 0;
+const COPY_A: usize = 1;
+const COPY_B: usize = 2;
+
+/// # Safety
+/// As `Kernels::run_copying`.
+#[inline(always)]
+unsafe fn copying<V: Vector, const ROWS: usize, const COPY: usize>(t: &Block<V::E>, copies: Copies<V::E>) {
+    // SAFETY: the caller's; the largest block has two vectors.
+    unsafe {
+        ask_for_c::<V, ROWS, 2>(t);
+        let sums = match COPY & COPY_A != 0 || t.a_row == 1 {
+            true => sums::<V, ROWS, 2, true, COPY>(t, V::LANES, copies),
+            false => sums::<V, ROWS, 2, false, COPY>(t, V::LANES, copies),
+        };
+        write::<V, ROWS, 2>(t, &sums, V::LANES);
+    }
+}
+
+/// C is read or written when the sums are there: by then it is near, the line that its rows or columns end in too. So many lines asked for
+/// into the first-level cache itself would hold up what the products read from the second.
+#[inline(always)]
+fn ask_for_c<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Block<V::E>) {
+    if t.c_column == 1 {
+        for i in 0..ROWS {
+            let row = t.c.wrapping_offset(i as isize * t.c_row);
+            (0..VECTORS).for_each(|j| prefetch(row.wrapping_add(j * V::LANES)));
+            prefetch(row.wrapping_add(t.columns - 1));
+        }
+    } else if t.c_row == 1 {
+        for j in 0..t.columns {
+            let column = t.c.wrapping_offset(j as isize * t.c_column);
+            prefetch(column);
+            prefetch(column.wrapping_add(ROWS - 1));
+        }
+    }
+}
+
+/// # Safety
+/// As `block`.
+#[inline(always)]
+unsafe fn write<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Block<V::E>, sums: &[[V; VECTORS]; ROWS], last: usize) {
+    // SAFETY: the caller's.
+    unsafe {
         if t.c_column != 1 {
-            write_scattered::<V, ROWS, VECTORS>(t, &sums);
+            write_scattered::<V, ROWS, VECTORS>(t, sums);
         } else if last == V::LANES {
-            write_rows::<V, ROWS, VECTORS>(t, &sums, V::LANES);
+            write_rows::<V, ROWS, VECTORS>(t, sums, V::LANES);
         } else {
-            write_rows::<V, ROWS, VECTORS>(t, &sums, last);
+            write_rows::<V, ROWS, VECTORS>(t, sums, last);
         }
     }
 }
@@ -125,14 +199,15 @@ unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Block<V:
 /// Rows that one pointer into A serves: what an address can hold beside it are one, two and three strides.
 const GROUP: usize = 4;
 
-/// The products; `ADJACENT` where the rows of A lie side by side.
+/// The products; `ADJACENT` where the rows of A lie side by side, `COPY` for what is copied.
 ///
 /// # Safety
-/// As `block`.
+/// As `block`, and `Kernels::run_copying`.
 #[inline(always)]
-unsafe fn sums<V: Vector, const ROWS: usize, const VECTORS: usize, const ADJACENT: bool>(
+unsafe fn sums<V: Vector, const ROWS: usize, const VECTORS: usize, const ADJACENT: bool, const COPY: usize>(
     t: &Block<V::E>,
     last: usize,
+    mut copies: Copies<V::E>,
 ) -> [[V; VECTORS]; ROWS] {
     // SAFETY: the caller's.
     unsafe {
@@ -149,6 +224,21 @@ unsafe fn sums<V: Vector, const ROWS: usize, const VECTORS: usize, const ADJACEN
             for (j, vector) in right.iter_mut().enumerate() {
                 let p = b.add(j * V::LANES);
                 *vector = if j + 1 == VECTORS { V::load_first(p, last) } else { V::load(p) };
+            }
+            if COPY & COPY_A != 0 {
+                let next = groups[0].wrapping_offset(AHEAD * t.a_step);
+                prefetch(next);
+                prefetch(next.wrapping_add(ROWS - 1));
+                *copies.a.cast::<[V::E; ROWS]>() = *groups[0].cast::<[V::E; ROWS]>();
+                copies.a = copies.a.add(ROWS);
+            }
+            if COPY & COPY_B != 0 {
+                let next = b.wrapping_offset(AHEAD * t.b_step);
+                for (j, vector) in right.iter().enumerate() {
+                    prefetch(next.wrapping_add(j * V::LANES));
+                    vector.store(copies.b.add(j * V::LANES));
+                }
+                copies.b = copies.b.add(VECTORS * V::LANES);
             }
             for (i, sums) in sums.iter_mut().enumerate() {
                 let group = if ADJACENT { 0 } else { i / GROUP };
@@ -285,6 +375,13 @@ macro_rules! kernels {
                 unsafe { block::<V, ROWS, VECTORS>(t) }
             }
             /// # Safety
+            /// As `Kernels::run_copying`.
+            $(#[$feature])?
+            unsafe fn copier<V: Vector, const COPY: usize>(t: &Block<V::E>, copies: Copies<V::E>) {
+                // SAFETY: the caller's.
+                unsafe { copying::<V, $rows, COPY>(t, copies) }
+            }
+            /// # Safety
             /// As `Pack`.
             $(#[$feature])?
             unsafe fn pack<V: Vector>(source: pack::Source<V::E>, to: *mut V::E, size: pack::Size) {
@@ -339,6 +436,7 @@ macro_rules! kernels {
                 columns: 2 * V::LANES,
                 narrow: [$(enabled::<V, $n, 1>),*],
                 wide: [$(enabled::<V, $n, 2>),*],
+                copying: [copier::<V, COPY_A>, copier::<V, COPY_B>, copier::<V, { COPY_A | COPY_B }>],
                 pack: pack::<V>, pack_side: pack_side::<V>, spread: spread::<V>, place: place::<V>,
                 sweep: sweep::<V>, dots: dots::<V>, few: few::<V>,
             }
