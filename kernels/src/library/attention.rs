@@ -15,6 +15,7 @@ use super::SharedPtr;
 use super::math::Real;
 use super::microkernel::{Block, Kernels};
 use super::pack::{Size, Source};
+use super::simd::LINE;
 use crate::cpu::isa::Isa;
 use crate::cpu::pool::{Pool, WORKER_BYTES, Worker};
 use ahead::{Operand, fetch};
@@ -27,8 +28,6 @@ const MAX_BLOCK: usize = 96;
 const KEYS: usize = 128;
 /// A last key by itself, one more than so many, is a dot product where the channels are as many: a vector of its own would take longer.
 const LONE: usize = 32;
-/// Bytes of a cache line.
-const LINE: usize = 64;
 /// Chunks of a thread, at least, where a chunk is a whole key head.
 const HEADS: usize = 4;
 

@@ -7,8 +7,6 @@
 
 mod panels;
 
-pub(super) use panels::LINE;
-
 use super::factors::{Packing, Place};
 use super::microkernel::{Block, Copies, Kernels, MAX_COLUMNS, MAX_ROWS, Stretch};
 use super::simd::Element;

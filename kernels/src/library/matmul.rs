@@ -5,9 +5,9 @@
 
 use super::factors::{self, Packing};
 use super::few::Few;
-use super::gemm::{Gemm, LINE, Operands, PACKED_PIECE, PIECE, Panel, Part, Rows, Run, Side, Strides, WHOLE};
+use super::gemm::{Gemm, Operands, PACKED_PIECE, PIECE, Panel, Part, Rows, Run, Side, Strides, WHOLE};
 use super::microkernel::{Kernels, Stretch};
-use super::simd::Element;
+use super::simd::{Element, LINE};
 use crate::cpu::isa::Isa;
 use crate::cpu::pool::Pool;
 use dcc_program::DType;

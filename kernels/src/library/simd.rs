@@ -51,6 +51,9 @@ pub(super) trait Vector: Copy {
     }
 }
 
+/// Bytes of a cache line.
+pub(super) const LINE: usize = 64;
+
 /// Asks for the cache line of `p`, which need not be memory, in the second-level cache: the first one's waits are few, and those who read
 /// there need them.
 #[inline(always)]

@@ -1,8 +1,8 @@
 //! What a chunk touches, asked for while the one before is computed: rows that lie a whole position apart are not what processors foresee.
 
-use super::{LINE, Shape, Strides};
+use super::{Shape, Strides};
 use crate::library::SharedPtr;
-use crate::library::simd::prefetch;
+use crate::library::simd::{LINE, prefetch};
 
 /// The operands of a key head are fetched where they are at most so large: half of a small second-level cache.
 const MOST_BYTES: usize = 256 << 10;

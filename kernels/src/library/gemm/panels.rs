@@ -2,12 +2,10 @@
 
 use super::{Gemm, Panel, Rows, Run, Side};
 use crate::library::pack::{Size, Source};
-use crate::library::simd::{Element, prefetch};
+use crate::library::simd::{Element, LINE, prefetch};
 
 /// Bytes between packed panels: several of them are written side by side, in different sets of the first-level cache.
 const APART: usize = 128;
-/// Bytes of a cache line.
-pub(in crate::library) const LINE: usize = 64;
 
 /// Memory that will be read: so many stripes, so many elements apart, each of a length.
 #[derive(Clone, Copy)]

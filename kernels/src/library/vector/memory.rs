@@ -5,7 +5,7 @@
 use super::{Body, Primitive, compiled, keep_loop};
 use crate::cpu::isa::Isa;
 use crate::library::random::{Stream, fill_uniform, uniform as to_uniform, word};
-use crate::library::simd::prefetch;
+use crate::library::simd::{LINE, prefetch};
 use std::marker::PhantomData;
 
 /// An offset that `gather` takes as "outside": it and all sums with valid offsets are negative.
@@ -16,7 +16,7 @@ struct Fetch;
 impl Body for Fetch {
     #[inline(always)]
     unsafe fn run(_dst: *mut u8, a: *const u8, _b: *const u8, _c: *const u8, n: usize) {
-        (0..n).step_by(64).for_each(|at| prefetch(a.wrapping_add(at)));
+        (0..n).step_by(LINE).for_each(|at| prefetch(a.wrapping_add(at)));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Body, LANES, Primitive, Ty, compiled, fetch, keep_loop};
 use crate::cpu::isa::Isa;
-use crate::library::simd::prefetch;
+use crate::library::simd::{LINE, prefetch};
 use dcc_program::types::Reduce;
 use std::marker::PhantomData;
 
@@ -47,6 +47,8 @@ impl<F: Fold> Body for Into<F> {
 
 /// How a sum takes its addends from operands of `A`.
 trait Addend {
+    /// How many operands count.
+    const OPERANDS: usize;
     type A: Copy;
     type T: Copy + Default + std::ops::Add<Output = Self::T>;
     fn addend(x: Self::A, y: Self::A) -> Self::T;
@@ -87,9 +89,10 @@ impl<P: Addend> Body for Sum<P> {
 }
 
 macro_rules! addends {
-    ($($name:ident, $a:ty => $t:ty, |$x:ident, $y:ident| $body:expr;)*) => {$(
+    ($($name:ident, $operands:literal, $a:ty => $t:ty, |$x:ident, $y:ident| $body:expr;)*) => {$(
         struct $name;
         impl Addend for $name {
+            const OPERANDS: usize = $operands;
             type A = $a;
             type T = $t;
             #[inline(always)]
@@ -101,11 +104,11 @@ macro_rules! addends {
 }
 
 addends! {
-    PlainF32, f32 => f32, |x, _y| x;
-    PlainF64, f64 => f64, |x, _y| x;
-    ProductF32, f32 => f32, |x, y| x * y;
-    ProductF64, f64 => f64, |x, y| x * y;
-    WideProduct, f32 => f64, |x, y| f64::from(x) * f64::from(y);
+    PlainF32, 1, f32 => f32, |x, _y| x;
+    PlainF64, 1, f64 => f64, |x, _y| x;
+    ProductF32, 2, f32 => f32, |x, y| x * y;
+    ProductF64, 2, f64 => f64, |x, y| x * y;
+    WideProduct, 2, f32 => f64, |x, y| f64::from(x) * f64::from(y);
 }
 
 /// dst[0] += Σ a[i] b[i], products and sums of `ty` from operands of `operands`: the bits of `reduce` over what stores the products.
@@ -163,8 +166,12 @@ unsafe fn add_rows<P: Addend<A = <P as Addend>::T>, const ROWS: usize>(
             keep_loop();
             let sums = &mut *dst.add(i).cast::<[P::T; LANES]>();
             for (x, y) in rows {
-                prefetch(x.wrapping_add(i * size_of::<P::A>() + ahead.0));
-                prefetch(y.wrapping_add(i * size_of::<P::A>() + ahead.1));
+                for line in (i * size_of::<P::A>()..(i + LANES) * size_of::<P::A>()).step_by(LINE) {
+                    prefetch(x.wrapping_add(line + ahead.0));
+                    if P::OPERANDS > 1 {
+                        prefetch(y.wrapping_add(line + ahead.1));
+                    }
+                }
                 let (x, y) = (fetch::<P::A, false>(x, i, LANES), fetch::<P::A, false>(y, i, LANES));
                 for l in 0..LANES {
                     sums[l] = sums[l] + P::addend(x[l], y[l]);
