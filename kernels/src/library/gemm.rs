@@ -267,8 +267,10 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
             let mut cell = |i: usize, j: usize| {
                 next_rows.fetch(count);
                 next_columns.fetch(count);
-                let copies = [j == 0 && i < copied_rows, i == 0 && j < copied_columns];
-                self.cell(operands, &frame, task.piece, (i, &rows[i]), (j, &columns[j]), [packed_a, packed_b], copies);
+                let (a, b) = (packed_a.add(i * elements[0]), packed_b.add(j * elements[1]));
+                let row = Strip { panel: &rows[i], packed: a, is_copied: j == 0 && i < copied_rows };
+                let column = Strip { panel: &columns[j], packed: b, is_copied: i == 0 && j < copied_columns };
+                self.cell(operands, &frame, task.piece, row, column);
             };
             let row_by_row = columns.len() <= 4 && rows.len() > columns.len();
             let one_by_one = packs && !row_by_row && self.strides.b_step == 1;
@@ -297,11 +299,10 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
     }
 
     /// What the blocks of a piece have in common: where a block begins is left open.
-    fn frame(&self, operands: &Operands<E, S>, piece: usize) -> Frame<E> {
+    fn frame(&self, operands: &Operands<E, S>, piece: usize) -> Block<E> {
         let (s, steps) = (&self.strides, self.packing.steps);
         let last = self.pieces[piece].last().expect("a piece has runs");
-        let [row, column] = self.panel_elements();
-        let block = Block {
+        Block {
             depth: (last.position + last.size).div_ceil(steps),
             a: std::ptr::null(),
             // Words as they lie: of pairs, all strides but that of a step are even.
@@ -320,8 +321,7 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
             columns: 0,
             alpha: operands.alpha,
             beta: if piece == 0 { operands.beta } else { E::ONE },
-        };
-        Frame { block, row, column }
+        }
     }
 
     /// Row panels, and column panels, that the first block that reads them copies: the first so many. They are as large as blocks get, and a
@@ -340,45 +340,36 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
     }
 
     /// # Safety
-    /// As `compute`, for one row panel and one column panel; `frame` is of the operands and the piece. What `copies` of the two is as `copied` says.
+    /// As `compute`, for one row panel and one column panel; `frame` is of the operands and the piece.
     #[inline(always)]
-    unsafe fn cell(
-        &self,
-        operands: &Operands<E, S>,
-        frame: &Frame<E>,
-        piece: usize,
-        (i, rows): (usize, &Panel),
-        (j, columns): (usize, &Panel),
-        [packed_a, packed_b]: [*mut E; 2],
-        [copies_row, copies_column]: [bool; 2],
-    ) {
+    unsafe fn cell(&self, operands: &Operands<E, S>, frame: &Block<E>, piece: usize, row: Strip<E>, column: Strip<E>) {
         // SAFETY: the caller's; packed panels are as long as the longest piece.
         unsafe {
-            let mut block = frame.block;
-            let (to_a, to_b) = (packed_a.wrapping_add(i * frame.row), packed_b.wrapping_add(j * frame.column));
-            let mut copies = Copies::none();
-            if self.read_a == Rows::InPlace || copies_row {
+            let (mut block, mut copies) = (*frame, Copies::none());
+            let (rows, columns) = (row.panel, column.panel);
+            if self.read_a == Rows::InPlace || row.is_copied {
                 block.a = operands.a.offset(self.rows.source(rows) + self.pieces[piece][0].a).cast::<E>();
             } else {
-                block.a = to_a;
+                block.a = row.packed;
             }
-            if copies_row {
-                (copies.a, block.a_step) = (to_a, self.strides.a_step);
+            if row.is_copied {
+                (copies.a, block.a_step) = (row.packed, self.strides.a_step);
             } else if self.read_a == Rows::Packed {
                 block.a_step = rows.size as isize;
             }
-            if !self.pack_b || copies_column {
+            if !self.pack_b || column.is_copied {
                 block.b = operands.b.offset(self.columns.source(columns) + self.pieces[piece][0].b).cast::<E>();
             } else {
-                block.b = to_b;
+                block.b = column.packed;
             }
-            if copies_column {
-                (copies.b, block.b_step) = (to_b, self.strides.b_step);
+            if column.is_copied {
+                (copies.b, block.b_step) = (column.packed, self.strides.b_step);
             }
             block.c = operands.c.wrapping_offset(rows.c + columns.c);
             block.columns = columns.size;
             let [first, count] = rows.stretches;
             let stretches = &self.rows.stretches[first..first + count];
+            // What is rounded is of operands that are converted, which blocks do not copy.
             if let Some(rounded) = operands.rounded
                 && piece + 1 == self.pieces.len()
             {
@@ -436,11 +427,11 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
     }
 }
 
-/// A block's description but for where it is, and the elements from one packed row panel, and column panel, to the next.
-struct Frame<E> {
-    block: Block<E>,
-    row: usize,
-    column: usize,
+/// A panel of rows (columns), where its copy lies or will, and whether the block at hand makes that.
+struct Strip<'a, E> {
+    panel: &'a Panel,
+    packed: *mut E,
+    is_copied: bool,
 }
 
 /// Blocks of C that one chunk computes in one piece of the contracted dim.
