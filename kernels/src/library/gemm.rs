@@ -9,7 +9,7 @@ mod panels;
 
 use super::factors::{Packing, Place};
 use super::microkernel::{Block, Copies, Kernels, MAX_COLUMNS, MAX_ROWS, Stretch};
-use super::simd::Element;
+use super::simd::{Element, LINE};
 use crate::cpu::pool::{Pool, WORKER_BYTES, Worker};
 use panels::Stripes;
 use std::mem::MaybeUninit;
@@ -22,12 +22,15 @@ pub(super) const PIECE: usize = 768;
 pub(super) const PACKED_PIECE: usize = 256;
 /// Where the rows of A are read as they lie, a contracted dim of so many words is still one piece: C is written once.
 pub(super) const WHOLE: usize = 1024;
-/// Bytes of A where it is packed, of its rows where it is not, and of B then, that are worked on at once: they stay in a second-level cache
-/// of a MiB, beside the rows that come next and the part of C.
+/// Bytes of packed rows of A that are worked on at once: they stay in a second-level cache of a MiB.
 const A_BYTES: usize = 288 << 10;
+/// The same of rows that are read where they lie, or from copies that lie so: those that come next and their part of C stay beside them.
 const ROW_BYTES: usize = 144 << 10;
+/// Bytes of B that are worked on at once beside rows that are read where they lie; beside others, all that is left of the scratch memory.
 const B_BYTES: usize = 576 << 10;
-const _: () = assert!(A_BYTES + B_BYTES <= WORKER_BYTES);
+const _: () = assert!(ROW_BYTES <= A_BYTES && A_BYTES + B_BYTES <= WORKER_BYTES);
+// A panel of the widest element at least, each row as long as a piece and a line or two.
+const _: () = assert!(MAX_ROWS * (WHOLE * size_of::<f64>() + 2 * LINE) <= ROW_BYTES);
 /// Multiply-adds that are worth a chunk of their own.
 const CHUNK: usize = 1 << 19;
 
@@ -233,7 +236,7 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
 
     /// Columns are packed where these rows are the first that read them: by the first block that reads them, if it can; a panel at a time,
     /// while the memory of the next is on its way, if the steps of a column lie side by side; else all together, since their columns do.
-    /// Rows, where they are packed, by the first block too.
+    /// Rows, where they are packed, by the first block that reads them, if it can, else before all.
     ///
     /// # Safety
     /// As `run`; `packed_b` has room for the task's columns, and holds them unless these are the first rows; `packed_a` has A_BYTES.
@@ -273,7 +276,7 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
                 self.cell(operands, &frame, task.piece, row, column);
             };
             let row_by_row = columns.len() <= 4 && rows.len() > columns.len();
-            let one_by_one = packs && !row_by_row && self.strides.b_step == 1;
+            let one_by_one = packs && !row_by_row && self.strides.b_column != 1 && self.strides.b_step == 1;
             if packs && !one_by_one {
                 let to = packed_b.add(copied_columns * elements[1]);
                 self.pack_columns(operands.b, &columns[copied_columns..], task.piece, to);
@@ -298,7 +301,7 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
         }
     }
 
-    /// What the blocks of a piece have in common: where a block begins is left open.
+    /// What the blocks of a piece have in common: where a block begins is left open, and how a step lies where it is not that of a packed panel.
     fn frame(&self, operands: &Operands<E, S>, piece: usize) -> Block<E> {
         let (s, steps) = (&self.strides, self.packing.steps);
         let last = self.pieces[piece].last().expect("a piece has runs");
@@ -311,9 +314,9 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
                 Rows::Copied => self.copied_row() as isize,
                 Rows::Packed => 1,
             },
-            a_step: if self.read_a == Rows::InPlace { s.a_step } else { 1 },
+            a_step: 1,
             b: std::ptr::null(),
-            b_step: if self.pack_b { self.kernels.columns as isize } else { s.b_step },
+            b_step: self.kernels.columns as isize,
             b_padded: self.pack_b,
             c: std::ptr::null_mut(),
             c_row: s.c_row,
@@ -324,9 +327,9 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
         }
     }
 
-    /// Row panels, and column panels, that the first block that reads them copies: the first so many. They are as large as blocks get, and a
-    /// step of them is contiguous where it lies.
-    fn copied(&self, rows: &[Panel], columns: &[Panel], piece: usize, first: bool) -> [usize; 2] {
+    /// Row panels, and column panels, that the first block that reads them copies: the first so many. A step of them is contiguous where it
+    /// lies. Blocks that copy are the largest: the panels are, and so is the panel that they are the first to meet, the first of the other side.
+    pub(super) fn copied(&self, rows: &[Panel], columns: &[Panel], piece: usize, first: bool) -> [usize; 2] {
         let (s, kernels) = (&self.strides, &self.kernels);
         if size_of::<S>() != size_of::<E>() || self.pieces[piece].len() > 1 || self.pieces[piece][0].size == 0 {
             return [0; 2];
@@ -349,27 +352,28 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
             let (rows, columns) = (row.panel, column.panel);
             if self.read_a == Rows::InPlace || row.is_copied {
                 block.a = operands.a.offset(self.rows.source(rows) + self.pieces[piece][0].a).cast::<E>();
+                block.a_step = self.strides.a_step;
             } else {
                 block.a = row.packed;
-            }
-            if row.is_copied {
-                (copies.a, block.a_step) = (row.packed, self.strides.a_step);
-            } else if self.read_a == Rows::Packed {
-                block.a_step = rows.size as isize;
+                block.a_step = if self.read_a == Rows::Packed { rows.size as isize } else { 1 };
             }
             if !self.pack_b || column.is_copied {
                 block.b = operands.b.offset(self.columns.source(columns) + self.pieces[piece][0].b).cast::<E>();
+                block.b_step = self.strides.b_step;
             } else {
                 block.b = column.packed;
             }
+            if row.is_copied {
+                copies.a = row.packed;
+            }
             if column.is_copied {
-                (copies.b, block.b_step) = (column.packed, self.strides.b_step);
+                copies.b = column.packed;
             }
             block.c = operands.c.wrapping_offset(rows.c + columns.c);
             block.columns = columns.size;
             let [first, count] = rows.stretches;
             let stretches = &self.rows.stretches[first..first + count];
-            // What is rounded is of operands that are converted, which blocks do not copy.
+            // What is rounded is of operands of fewer bytes than a word, which blocks do not copy.
             if let Some(rounded) = operands.rounded
                 && piece + 1 == self.pieces.len()
             {
@@ -392,8 +396,9 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
             }
             let mut sums = MaybeUninit::<[E; MAX_ROWS * MAX_COLUMNS]>::uninit();
             let (tile, width) = (sums.as_mut_ptr().cast::<E>(), self.kernels.columns);
-            let into = Block { c: tile, c_row: width as isize, c_column: 1, alpha: E::ONE, beta: E::ZERO, ..*block };
-            self.kernels.run_copying(rows, &into, copies);
+            // Panels of several stretches have several parts: they are not copied.
+            self.kernels
+                .run(rows, &Block { c: tile, c_row: width as isize, c_column: 1, alpha: E::ONE, beta: E::ZERO, ..*block });
             (self.kernels.place)(tile, width, rows, block, stretches);
         }
     }

@@ -22,13 +22,10 @@ use crate::cpu::pool::Pool;
 use crate::library::SharedPtr;
 use crate::library::matmul::LONG;
 use crate::library::pack::{Pack, Size, Source};
-use crate::library::simd::Element;
+use crate::library::simd::{Element, LINE};
 
 /// Elements of bordered copies, and of a kernel's copy, at a time.
 const CHUNK: usize = 1 << 20;
-
-/// Elements of a cache line.
-const LINE: usize = 16;
 
 /// How much longer than its outputs a line of them may be.
 const LINE_ZEROS: f64 = 1.3;
@@ -185,7 +182,7 @@ impl<E: Element> Products<E> {
 
     fn copied(&self) -> usize {
         // What follows begins at a cache line, as the workspace does.
-        self.kernel.as_ref().map_or(0, |copy| copy.elements.next_multiple_of(LINE))
+        self.kernel.as_ref().map_or(0, |copy| copy.elements.next_multiple_of(LINE / size_of::<E>()))
     }
 
     /// As `Convolution::run`.

@@ -1,4 +1,5 @@
-//! The copies of panels that the microkernel reads: where they lie, how they are made, and the memory that is asked for before.
+//! The copies of panels that the microkernel reads: where they lie, how those are made that it does not make itself, and the memory that is
+//! asked for before.
 
 use super::{Gemm, Panel, Rows, Run, Side};
 use crate::library::pack::{Size, Source};

@@ -6,7 +6,7 @@ use std::arch::asm;
 
 /// Asks for the cache line of `p`, which need not be memory, in the second-level cache.
 #[inline(always)]
-pub(in crate::library) fn prefetch<T>(p: *const T) {
+pub(super) fn prefetch<T>(p: *const T) {
     // SAFETY: a hint, which no address makes fault.
     unsafe { asm!("prfm pldl2keep, [{}]", in(reg) p, options(nostack, preserves_flags, readonly)) }
 }

@@ -1,6 +1,6 @@
 //! Vectors of AVX2 and AVX-512.
 
-use super::{Square, Vector};
+use super::{Square, Vector, prefetch};
 use std::arch::x86_64::*;
 
 /// Lane numbers, to make AVX2 masks.
@@ -82,7 +82,7 @@ unsafe fn transpose16_masked(t: &Square<f32>, [rows, columns, lanes]: [usize; 3]
     for (i, row) in r.iter_mut().enumerate() {
         if i < rows {
             let from = t.from.wrapping_offset(i as isize * t.stride);
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(64).cast()) };
+            prefetch(from.wrapping_add(64));
             *row = unsafe { _mm512_maskz_loadu_ps(mask(columns), from) };
         }
     }
@@ -133,7 +133,7 @@ unsafe fn transpose8_masked(t: &Square<f32>, [rows, columns, lanes]: [usize; 3],
         if i < rows {
             let from = t.from.wrapping_offset(i as isize * t.stride);
             unsafe {
-                _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(32).cast());
+                prefetch(from.wrapping_add(32));
                 *row = F32x8::load_first(from, columns).0;
             }
         }

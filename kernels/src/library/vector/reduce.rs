@@ -47,8 +47,8 @@ impl<F: Fold> Body for Into<F> {
 
 /// How a sum takes its addends from operands of `A`.
 trait Addend {
-    /// How many operands count.
-    const OPERANDS: usize;
+    /// Whether the second operand counts.
+    const IS_PRODUCT: bool;
     type A: Copy;
     type T: Copy + Default + std::ops::Add<Output = Self::T>;
     fn addend(x: Self::A, y: Self::A) -> Self::T;
@@ -89,10 +89,10 @@ impl<P: Addend> Body for Sum<P> {
 }
 
 macro_rules! addends {
-    ($($name:ident, $operands:literal, $a:ty => $t:ty, |$x:ident, $y:ident| $body:expr;)*) => {$(
+    ($($name:ident, $is_product:literal, $a:ty => $t:ty, |$x:ident, $y:ident| $body:expr;)*) => {$(
         struct $name;
         impl Addend for $name {
-            const OPERANDS: usize = $operands;
+            const IS_PRODUCT: bool = $is_product;
             type A = $a;
             type T = $t;
             #[inline(always)]
@@ -104,11 +104,11 @@ macro_rules! addends {
 }
 
 addends! {
-    PlainF32, 1, f32 => f32, |x, _y| x;
-    PlainF64, 1, f64 => f64, |x, _y| x;
-    ProductF32, 2, f32 => f32, |x, y| x * y;
-    ProductF64, 2, f64 => f64, |x, y| x * y;
-    WideProduct, 2, f32 => f64, |x, y| f64::from(x) * f64::from(y);
+    PlainF32, false, f32 => f32, |x, _y| x;
+    PlainF64, false, f64 => f64, |x, _y| x;
+    ProductF32, true, f32 => f32, |x, y| x * y;
+    ProductF64, true, f64 => f64, |x, y| x * y;
+    WideProduct, true, f32 => f64, |x, y| f64::from(x) * f64::from(y);
 }
 
 /// dst[0] += Σ a[i] b[i], products and sums of `ty` from operands of `operands`: the bits of `reduce` over what stores the products.
@@ -168,7 +168,7 @@ unsafe fn add_rows<P: Addend<A = <P as Addend>::T>, const ROWS: usize>(
             for (x, y) in rows {
                 for line in (i * size_of::<P::A>()..(i + LANES) * size_of::<P::A>()).step_by(LINE) {
                     prefetch(x.wrapping_add(line + ahead.0));
-                    if P::OPERANDS > 1 {
+                    if P::IS_PRODUCT {
                         prefetch(y.wrapping_add(line + ahead.1));
                     }
                 }

@@ -1,0 +1,190 @@
+use super::*;
+
+/// Dense row-major strides of `dims` (letters) with the sizes of `sizes`.
+fn strides(dims: &str, sizes: &[(char, usize)]) -> Vec<(char, usize)> {
+    let size = |c: char| sizes.iter().find(|s| s.0 == c).expect("a listed dim").1;
+    let mut stride = 1;
+    let mut all = vec![];
+    for c in dims.chars().rev() {
+        all.push((c, stride));
+        stride *= size(c);
+    }
+    all
+}
+
+fn factors(spec: &str, sizes: &[(char, usize)]) -> Vec<Factor> {
+    let parts: Vec<Vec<(char, usize)>> = spec.split(' ').map(|dims| strides(dims, sizes)).collect();
+    let of = |part: &[(char, usize)], c| part.iter().find(|s| s.0 == c).map(|s| s.1);
+    sizes
+        .iter()
+        .map(|&(c, size)| Factor { size, lhs: of(&parts[0], c), rhs: of(&parts[1], c), out: of(&parts[2], c) })
+        .collect()
+}
+
+/// Small integers: every sum is exact in f32.
+fn values(count: usize, seed: usize) -> Vec<f32> {
+    (0..count).map(|i| ((i * 7919 + seed * 104_729) % 17) as f32 - 8.0).collect()
+}
+
+fn naive(factors: &[Factor], lhs: &[f32], rhs: &[f32], out: &mut [f32]) {
+    let mut index = vec![0; factors.len()];
+    if factors.iter().any(|f| f.size == 0) {
+        return;
+    }
+    loop {
+        let at = |stride: fn(&Factor) -> Option<usize>| -> usize {
+            factors.iter().zip(&index).map(|(f, i)| stride(f).unwrap_or(0) * i).sum()
+        };
+        out[at(|f| f.out)] += lhs[at(|f| f.lhs)] * rhs[at(|f| f.rhs)];
+        let Some(d) = (0..index.len()).rev().find(|&d| index[d] + 1 < factors[d].size) else { return };
+        index[d] += 1;
+        index[d + 1..].fill(0);
+    }
+}
+
+fn check(spec: &str, sizes: &[(char, usize)]) {
+    let factors = factors(spec, sizes);
+    let [a, b, c] = extents(&factors);
+    let (lhs, rhs) = (values(a, 1), values(b, 2));
+    for beta in [0.0, 1.0, -2.0] {
+        let mut expected: Vec<f32> = if beta == 0.0 { vec![0.0; c] } else { values(c, 3) };
+        expected.iter_mut().for_each(|x| *x *= beta);
+        naive(&factors, &lhs, &rhs, &mut expected);
+        for isa in Isa::available() {
+            for threads in [1, 2, 3] {
+                let mut out = if beta == 0.0 { vec![f32::NAN; c] } else { values(c, 3) };
+                DotGeneral::<f32>::with_isa(&factors, isa).run(&Pool::new(threads), 1.0, beta, &lhs, &rhs, &mut out);
+                assert_eq!(out, expected, "{spec} {sizes:?} {isa:?} {threads} threads, beta {beta}");
+                let wide = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<f64>>();
+                let mut out = if beta == 0.0 { vec![f64::NAN; c] } else { wide(&values(c, 3)) };
+                DotGeneral::<f64>::with_isa(&factors, isa).run(
+                    &Pool::new(threads),
+                    1.0,
+                    f64::from(beta),
+                    &wide(&lhs),
+                    &wide(&rhs),
+                    &mut out,
+                );
+                assert_eq!(out, wide(&expected), "f64 {spec} {sizes:?} {isa:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn all_layouts_of_a_matrix_product() {
+    for spec in ["mk kn mn", "mk nk mn", "km kn mn", "km nk mn", "mk kn nm", "mk nk nm", "km kn nm", "km nk nm"] {
+        check(spec, &[('m', 37), ('n', 45), ('k', 1700)]);
+        check(spec, &[('m', 130), ('n', 230), ('k', 40)]);
+        check(spec, &[('m', 3), ('n', 129), ('k', 17)]);
+        check(spec, &[('m', 210), ('n', 1), ('k', 5)]);
+        check(spec, &[('m', 60), ('n', 100), ('k', 1)]);
+        check(spec, &[('m', 1), ('n', 1), ('k', 1)]);
+    }
+}
+
+/// Panels as large as blocks get are packed by the first block that reads them, where a step of them is contiguous; columns of several
+/// groups of rows, and rows of several groups of columns, among them.
+#[test]
+fn first_blocks_pack_panels() {
+    for sizes in [[600, 100, 500], [61, 2500, 300], [60, 96, 1]] {
+        check("km kn mn", &[('m', sizes[0]), ('n', sizes[1]), ('k', sizes[2])]);
+    }
+    check("btm btn mn", &[('b', 3), ('t', 200), ('m', 48), ('n', 70)]);
+    let (kernels, k) = (f32::kernels(Isa::detect()), ('k', 100));
+    let copied = |spec, columns| {
+        let gemm = DotGeneral::<f32>::new(&factors(spec, &[('m', 5 * kernels.rows), ('n', columns), k])).gemm;
+        gemm.copied(&gemm.rows.panels, &gemm.columns.panels, 0, true)
+    };
+    assert_eq!(copied("km kn mn", 3 * kernels.columns), [5, 3]);
+    assert_eq!(copied("km kn mn", 3 * kernels.columns + 1), [5, 3]);
+    assert_eq!(copied("mk kn mn", 3 * kernels.columns), [0, 3]);
+    assert_eq!(copied("mk nk mn", 3 * kernels.columns), [0, 0]);
+}
+
+/// Rows that collide in the cache are copied, several groups of them, in pieces and whole; others are not.
+#[test]
+fn rows_that_collide() {
+    for (m, n, k) in [(150, 100, 2048), (90, 70, 512), (40, 33, 1024)] {
+        for spec in ["mk kn mn", "mk nk mn", "mk kn nm"] {
+            check(spec, &[('m', m), ('n', n), ('k', k)]);
+        }
+    }
+    let read = |k| DotGeneral::<f32>::new(&factors("mk kn mn", &[('m', 90), ('n', 70), ('k', k)])).gemm.read_a;
+    assert_eq!([read(1024), read(1000), read(768)], [collided(), Rows::InPlace, Rows::InPlace]);
+}
+
+/// How rows a multiple of 4 KiB apart are read: copied, if blocks have rows enough.
+fn collided() -> Rows {
+    if f32::kernels(Isa::detect()).rows > 4 { Rows::Copied } else { Rows::InPlace }
+}
+
+#[test]
+fn several_dims_in_any_order() {
+    check("bmk bkn bmn", &[('b', 9), ('m', 13), ('n', 18), ('k', 21)]);
+    check("bthe hen btn", &[('b', 2), ('t', 7), ('h', 3), ('e', 4), ('n', 33)]);
+    check("bhte hen btn", &[('b', 2), ('t', 7), ('h', 3), ('e', 4), ('n', 33)]);
+    check("btc che bhte", &[('b', 2), ('t', 15), ('c', 40), ('h', 3), ('e', 6)]);
+    check("bhte bhse bhts", &[('b', 2), ('h', 5), ('t', 9), ('s', 11), ('e', 8)]);
+    check("mbk nbk bmn", &[('b', 3), ('m', 13), ('n', 18), ('k', 21)]);
+    check("btm btn mn", &[('b', 30), ('t', 20), ('m', 18), ('n', 21)]);
+    check("m n mn", &[('m', 20), ('n', 40)]);
+    check("k k ", &[('k', 1700)]);
+}
+
+#[test]
+fn empty_dims() {
+    check("mk kn mn", &[('m', 4), ('n', 5), ('k', 0)]);
+    check("mk kn mn", &[('m', 0), ('n', 5), ('k', 3)]);
+    check("bmk bkn bmn", &[('b', 0), ('m', 2), ('n', 5), ('k', 3)]);
+}
+
+/// Random reals: instruction sets, threads and batching must agree in every bit.
+#[test]
+fn same_bits_for_all_threads_and_instruction_sets() {
+    let sizes = [('m', 300), ('n', 530), ('k', 1700)];
+    for spec in ["mk kn mn", "mk nk mn", "km kn mn"] {
+        let factors = factors(spec, &sizes);
+        let real = |count: usize| (0..count).map(|i| ((i as f32) * 0.37).sin()).collect::<Vec<f32>>();
+        let [a, b, c] = extents(&factors);
+        let (lhs, rhs) = (real(a), real(b));
+        let run = |isa, threads| {
+            let mut out = vec![0.0; c];
+            DotGeneral::<f32>::with_isa(&factors, isa).run(&Pool::new(threads), 0.5, 0.0, &lhs, &rhs, &mut out);
+            out
+        };
+        let expected = run(Isa::detect(), 1);
+        for isa in Isa::available().filter(|isa| *isa != Isa::Baseline) {
+            assert!([1, 2, 4].iter().all(|threads| run(isa, *threads) == expected), "{spec} {isa:?}");
+        }
+    }
+}
+
+/// Of few rows, whichever operand has them: each sum's chains end where vectors do or not, columns fill tiles or not.
+#[test]
+fn few_rows_are_sums_of_chains() {
+    for m in 1..=9 {
+        for (n, k) in [(16, 64), (45, 100), (131, 77)] {
+            for spec in ["mk nk mn", "mk nk nm", "nk mk mn", "bmk nk bmn", "bmk bnk mbn"] {
+                let sizes = [('m', m), ('n', n), ('k', k), ('b', 2)];
+                let sizes: Vec<_> = sizes.into_iter().filter(|size| spec.contains(size.0)).collect();
+                check(spec, &sizes);
+                let factors = factors(spec, &sizes);
+                let rows = if spec == "bmk nk bmn" { 2 * m } else { m };
+                assert_eq!(DotGeneral::<f32>::new(&factors).few.is_some(), rows <= 8, "{spec} {sizes:?}");
+                let real = |count: usize| (0..count).map(|i| ((i as f32) * 0.37).sin()).collect::<Vec<f32>>();
+                let [a, b, c] = extents(&factors);
+                let run = |isa, threads| {
+                    let mut out = vec![0.0; c];
+                    let plan = DotGeneral::<f32>::with_isa(&factors, isa);
+                    plan.run(&Pool::new(threads), 0.5, 0.0, &real(a), &real(b), &mut out);
+                    out
+                };
+                let expected = run(Isa::detect(), 1);
+                assert!(Isa::available().all(|isa| run(isa, 3) == expected), "{spec} {sizes:?}");
+            }
+        }
+    }
+    let planned = |spec: &str, k: usize| DotGeneral::<f32>::new(&factors(spec, &[('m', 3), ('n', 40), ('k', k)])).few.is_some();
+    assert_eq!([planned("mk nk mn", 64), planned("mk nk mn", 63), planned("mk kn mn", 64)], [true, false, false]);
+}
