@@ -30,7 +30,7 @@ pub struct Block<E> {
     pub beta: E,
 }
 
-type Kernel<E> = unsafe fn(&Block<E>);
+type Kernel<E> = unsafe fn(&Block<E>, Copies<E>);
 
 /// Where a block writes, while it computes, what it reads of A, [step][row], and of B, [step][column]; null where it does not.
 #[derive(Clone, Copy)]
@@ -44,9 +44,6 @@ impl<E> Copies<E> {
         Copies { a: std::ptr::null_mut(), b: std::ptr::null_mut() }
     }
 }
-
-/// A block that copies.
-type Copier<E> = unsafe fn(&Block<E>, Copies<E>);
 
 /// Steps ahead of a block that copies that the memory is asked for: some hundred nanoseconds.
 const AHEAD: isize = 24;
@@ -67,7 +64,7 @@ pub struct Kernels<E> {
     narrow: [Kernel<E>; MAX_ROWS],
     wide: [Kernel<E>; MAX_ROWS],
     /// The largest block, copying A, B or both.
-    copying: [Copier<E>; 3],
+    copying: [Kernel<E>; 3],
     pub pack: Pack<E>,
     pub pack_side: PackSide<E>,
     pub spread: Spread<E>,
@@ -101,7 +98,7 @@ impl<E: Element> Kernels<E> {
     pub unsafe fn run(&self, rows: usize, block: &Block<E>) {
         let table = if block.columns > self.lanes { &self.wide } else { &self.narrow };
         // SAFETY: the caller's.
-        unsafe { table[rows - 1](block) }
+        unsafe { table[rows - 1](block, Copies::none()) }
     }
 
     /// The same, copying.
@@ -123,41 +120,25 @@ impl<E: Element> Kernels<E> {
     }
 }
 
-/// # Safety
-/// As `Kernels::run`, for ROWS rows and more than (VECTORS - 1) vectors of columns.
-#[inline(always)]
-unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Block<V::E>) {
-    // SAFETY: the caller's.
-    unsafe {
-        let last = t.columns - (VECTORS - 1) * V::LANES;
-        ask_for_c::<V, ROWS, VECTORS>(t);
-        // A constant number of lanes needs no mask, which some processors are slow with, in stores above all.
-        let none = Copies::none();
-        let sums = match last == V::LANES || t.b_padded {
-            true if t.a_row == 1 => sums::<V, ROWS, VECTORS, true, NO_COPY>(t, V::LANES, none),
-            true => sums::<V, ROWS, VECTORS, false, NO_COPY>(t, V::LANES, none),
-            false => sums::<V, ROWS, VECTORS, false, NO_COPY>(t, last, none),
-        };
-        write::<V, ROWS, VECTORS>(t, &sums, last);
-    }
-}
-
 const NO_COPY: usize = 0;
 const COPY_A: usize = 1;
 const COPY_B: usize = 2;
 
 /// # Safety
-/// As `Kernels::run_copying`.
+/// As `Kernels::run`, for ROWS rows and more than (VECTORS - 1) vectors of columns; where it copies, as `Kernels::run_copying`.
 #[inline(always)]
-unsafe fn copying<V: Vector, const ROWS: usize, const COPY: usize>(t: &Block<V::E>, copies: Copies<V::E>) {
-    // SAFETY: the caller's; the largest block has two vectors.
+unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize, const COPY: usize>(t: &Block<V::E>, copies: Copies<V::E>) {
+    // SAFETY: the caller's; the largest block has whole vectors.
     unsafe {
-        ask_for_c::<V, ROWS, 2>(t);
-        let sums = match COPY & COPY_A != 0 || t.a_row == 1 {
-            true => sums::<V, ROWS, 2, true, COPY>(t, V::LANES, copies),
-            false => sums::<V, ROWS, 2, false, COPY>(t, V::LANES, copies),
+        let last = t.columns - (VECTORS - 1) * V::LANES;
+        ask_for_c::<V, ROWS, VECTORS>(t);
+        // A constant number of lanes needs no mask, which some processors are slow with, in stores above all.
+        let sums = match COPY != NO_COPY || last == V::LANES || t.b_padded {
+            true if COPY & COPY_A != 0 || t.a_row == 1 => sums::<V, ROWS, VECTORS, true, COPY>(t, V::LANES, copies),
+            true => sums::<V, ROWS, VECTORS, false, COPY>(t, V::LANES, copies),
+            false => sums::<V, ROWS, VECTORS, false, NO_COPY>(t, last, copies),
         };
-        write::<V, ROWS, 2>(t, &sums, V::LANES);
+        write::<V, ROWS, VECTORS>(t, &sums, last);
     }
 }
 
@@ -370,16 +351,9 @@ macro_rules! kernels {
             /// # Safety
             /// As `Kernels::run`.
             $(#[$feature])?
-            unsafe fn enabled<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Block<V::E>) {
+            unsafe fn enabled<V: Vector, const ROWS: usize, const VECTORS: usize, const COPY: usize>(t: &Block<V::E>, copies: Copies<V::E>) {
                 // SAFETY: the caller's.
-                unsafe { block::<V, ROWS, VECTORS>(t) }
-            }
-            /// # Safety
-            /// As `Kernels::run_copying`.
-            $(#[$feature])?
-            unsafe fn copier<V: Vector, const COPY: usize>(t: &Block<V::E>, copies: Copies<V::E>) {
-                // SAFETY: the caller's.
-                unsafe { copying::<V, $rows, COPY>(t, copies) }
+                unsafe { block::<V, ROWS, VECTORS, COPY>(t, copies) }
             }
             /// # Safety
             /// As `Pack`.
@@ -434,9 +408,9 @@ macro_rules! kernels {
                 lanes: V::LANES,
                 rows: $rows,
                 columns: 2 * V::LANES,
-                narrow: [$(enabled::<V, $n, 1>),*],
-                wide: [$(enabled::<V, $n, 2>),*],
-                copying: [copier::<V, COPY_A>, copier::<V, COPY_B>, copier::<V, { COPY_A | COPY_B }>],
+                narrow: [$(enabled::<V, $n, 1, NO_COPY>),*],
+                wide: [$(enabled::<V, $n, 2, NO_COPY>),*],
+                copying: [enabled::<V, $rows, 2, COPY_A>, enabled::<V, $rows, 2, COPY_B>, enabled::<V, $rows, 2, { COPY_A | COPY_B }>],
                 pack: pack::<V>, pack_side: pack_side::<V>, spread: spread::<V>, place: place::<V>,
                 sweep: sweep::<V>, dots: dots::<V>, few: few::<V>,
             }
