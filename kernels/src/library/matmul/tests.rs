@@ -1,3 +1,5 @@
+//! Products of all layouts beside three loops; their bits beside each other.
+
 use super::*;
 
 /// Dense row-major strides of `dims` (letters) with the sizes of `sizes`.
