@@ -316,6 +316,9 @@ fn panels(dims: &[Dim], operand: usize, most: usize, even: bool) -> Side {
             side.panels.push(Panel { c, size: end - begin, first, count: side.parts.len() - first, stretches });
         }
     }
+    side.panels.shrink_to_fit();
+    side.parts.shrink_to_fit();
+    side.stretches.shrink_to_fit();
     side
 }
 
@@ -396,7 +399,7 @@ fn pieces(dims: &[Dim], steps: usize, most: usize) -> Vec<Vec<Run>> {
     let firsts = (0..total).step_by(whole).flat_map(|begin| (begin..begin + whole).step_by(length));
     for first in firsts {
         let end = ((first / whole + 1) * whole).min(first + length);
-        let (mut runs, mut step) = (vec![], first);
+        let (mut runs, mut step) = (Vec::with_capacity((end - 1) / size - first / size + 1), first);
         while step < end {
             let (base, at) = (outer[step / size], (step % size) as isize);
             let count = (end - step).min(size - step % size);
@@ -405,6 +408,7 @@ fn pieces(dims: &[Dim], steps: usize, most: usize) -> Vec<Vec<Run>> {
         }
         pieces.push(runs);
     }
+    pieces.shrink_to_fit();
     pieces
 }
 

@@ -20,7 +20,7 @@ pub struct Call(pub(super) Work);
 
 pub(super) enum Work {
     Kernel(Generated),
-    Dot(Contraction),
+    Dot(Box<Contraction>),
     Convolution(Box<Convolving>),
     MaxPool(Pooling),
     Attention(Box<Attending>),

@@ -61,7 +61,7 @@ pub(super) fn dot(cpu: &mut Cpu, site: &Site<'_>, spec: &FactorSpec, mode: Store
         }
         _ => return Err(Error::device(format!("no matrix product of {} on this device", dtype.name()))),
     };
-    Ok(Work::Dot(Contraction { plan, mode, lhs, rhs, out }))
+    Ok(Work::Dot(Box::new(Contraction { plan, mode, lhs, rhs, out })))
 }
 
 impl Halves {

@@ -35,7 +35,7 @@ impl Executor {
         for (index, section) in program.sections.iter().enumerate() {
             let mut preparing =
                 Preparing { device, world, program, site: &site, rank, tokens: &mut tokens, tally: Tally::default() };
-            let mut body = Vec::new();
+            let mut body = Vec::with_capacity(section.body.len());
             for instr in &section.body {
                 let place = || format!("stage {}, {}: {}", program.stage, section.id().name(), print_instr(program, instr));
                 let action = preparing.action(instr).map_err(|error| error.at(place()))?;

@@ -123,7 +123,9 @@ impl<E: Element> Products<E> {
             form.result == KERNEL && !regions.parted && channels.is_some() && side.is_none() && is_in_line(plain, spatial);
         let needed = lines || regions.parted && channels.is_some();
         let border = bordered(&regions.all, spatial, moved, needed).filter(|_| side.is_none());
-        let chunked = side.or_else(|| border.as_ref().and_then(|dims| chunk_factor(plain, moved, dims)));
+        let turns = lines || form.result == KERNEL && regions.parted;
+        let copies = if turns { &[moved, OUTPUT][..] } else { &[moved] };
+        let chunked = side.or_else(|| border.as_ref().and_then(|dims| chunk_factor(plain, copies, dims)));
         let size = chunked.map_or(1, |(f, samples)| plain[f].size.div_ceil(samples));
         let shortened = |last: bool| -> Vec<Plain> {
             let mut plain = plain.to_vec();
@@ -134,7 +136,6 @@ impl<E: Element> Products<E> {
         };
         let (full, last) = (shortened(false), shortened(true));
         let border = border.map(|dims| Border::new(dims, moved, channels, [&full, &last], kernels.pack));
-        let turns = lines || form.result == KERNEL && regions.parted;
         let pitch = border.as_ref().filter(|_| lines).map(|border| &border.dims[..]);
         let outputs = turns.then(|| Border::of_outputs(plain, spatial, pitch, [&full, &last], kernels.pack)).flatten();
         let side =
@@ -346,16 +347,22 @@ fn bordered(views: &[(usize, View)], spatial: &[Spatial], moved: usize, mut need
     needed.then_some(dims)
 }
 
-/// The factor along which images are copied in chunks, and how many at a time.
-fn chunk_factor(plain: &[Plain], moved: usize, dims: &[BorderDim]) -> Option<(usize, usize)> {
+/// The factor along which the first of these tensors, and the others with planes of about that size, are copied in chunks, and how many at a
+/// time.
+fn chunk_factor(plain: &[Plain], copied: &[usize], dims: &[BorderDim]) -> Option<(usize, usize)> {
     // Samples: the kernel's factors are not cut.
     let samples = (0..plain.len()).filter(|&f| plain[f].size > 1 && plain[f].strides[KERNEL].is_none());
-    let f = samples.max_by_key(|&f| plain[f].strides[moved])?;
-    plain[f].strides[moved]?;
+    let f = samples.max_by_key(|&f| plain[f].strides[copied[0]])?;
+    plain[f].strides[copied[0]]?;
     let plane: usize = dims.iter().map(|dim| dim.size).product();
-    let others = (0..plain.len()).filter(|&g| g != f && plain[g].strides[moved].is_some());
-    let sample = others.map(|g| plain[g].size).product::<usize>() * plane;
-    Some((f, (CHUNK / sample.max(1)).clamp(1, plain[f].size)))
+    let sample = |tensor: &usize| {
+        let others = (0..plain.len()).filter(|&g| g != f && plain[g].strides[*tensor].is_some());
+        others.map(|g| plain[g].size).product::<usize>() * plane
+    };
+    let most = CHUNK / copied.iter().map(sample).max().unwrap_or(0).max(1);
+    // Chunks of about one size.
+    let chunks = plain[f].size.div_ceil(most.clamp(1, plain[f].size));
+    Some((f, plain[f].size.div_ceil(chunks)))
 }
 
 impl Channels {
