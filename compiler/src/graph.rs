@@ -118,18 +118,27 @@ impl Graph {
 
     /// Adds a node of a known type: leaves, and placed nodes whose sharding is decided.
     pub fn add_typed(&mut self, op: impl Into<Op>, operands: &[NodeId], ty: TensorType) -> NodeId {
-        let node = Node {
-            op: op.into(),
-            operands: operands.iter().copied().collect(),
-            ty,
-            stage: self.cursor.stage,
-            phase: self.cursor.phase,
-        };
+        let node = self.node(op.into(), operands, ty);
         if let Some(&id) = self.interned.get(&node) {
             return id;
         }
+        self.interned.insert(node.clone(), NodeId(self.nodes.len() as u32));
+        self.push(node)
+    }
+
+    /// As `add_typed`, but for a node of its own even if an equal one is there: its value is to live elsewhere.
+    pub fn add_apart(&mut self, op: impl Into<Op>, operands: &[NodeId], ty: TensorType) -> NodeId {
+        let node = self.node(op.into(), operands, ty);
+        self.push(node)
+    }
+
+    fn node(&self, op: Op, operands: &[NodeId], ty: TensorType) -> Node {
+        let Cursor { stage, phase, .. } = self.cursor;
+        Node { op, operands: operands.iter().copied().collect(), ty, stage, phase }
+    }
+
+    fn push(&mut self, node: Node) -> NodeId {
         let id = NodeId(self.nodes.len() as u32);
-        self.interned.insert(node.clone(), id);
         self.nodes.push(node);
         self.origins.push(self.cursor.origin);
         if let Some(of) = self.cursor.grad_of {

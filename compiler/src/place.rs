@@ -419,7 +419,14 @@ impl<'a> Placer<'a> {
         let ty = self.graph.ty(id).with_sharding(sharding);
         let section = self.section(phase, &values, &ty);
         self.out.set_origin_of(self.graph, id);
-        Ok(self.make(self.graph[id].op.clone(), &values, ty, stage, section))
+        let forward = |f: NodeId| self.built.get(&(f, stage, Phase::Forward)).copied();
+        self.out.set_grad_of(match self.graph.grad_of(id) {
+            Some(GradOf::Op(f)) => forward(f).map(GradOf::Op),
+            _ => None,
+        });
+        let made = self.make(self.graph[id].op.clone(), &values, ty, stage, section);
+        self.out.set_grad_of(None);
+        Ok(made)
     }
 
     /// The operands of `id` that matter on `stage`: a gradient sum without a stage takes only that stage's contributions. What any

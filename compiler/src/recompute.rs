@@ -4,20 +4,24 @@
 //! they read clones, in their own phase, of the forward values that are not kept. A clone stands where its first reader is, so that what
 //! it makes lives briefly. Random numbers are counters', so that what is computed again is what it was.
 
+mod clones;
 mod cut;
 mod segments;
 #[cfg(test)]
 mod tests;
 
+use crate::cost::sections;
 use crate::error::Result;
 use crate::graph::{Graph, NodeId, Phase};
 use crate::ops::Op;
 use crate::plan::Plan;
 use crate::schedule::{self, Turns};
-use dcc_program::Mesh;
+use clones::Choice;
+use dcc_program::factors::FactorSpec;
 use dcc_program::program::SectionKind;
+use dcc_program::{Mesh, TensorType};
 use segments::Line;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// `--recompute`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,41 +32,74 @@ pub enum Recompute {
     Budget,
 }
 
-/// How much of each stage is computed again: a leading part as a whole, and behind it a part of which only what takes little time is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Repeats {
-    /// Where the first ends, in parts of [`PARTS`] by the bytes that the backward reads.
-    whole: u8,
-    /// Where the second ends; at least `whole`.
-    quick: u8,
+/// How much of each stage is computed again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Repeats {
+    /// What takes little time, in a leading part of [`PARTS`] by the bytes that the backward reads.
+    Quick(u8),
+    /// That and products that multiply and add at most so often for each byte that need not be kept then.
+    Products { flops: u16, lasting: Lasting },
+    /// Everything, in a leading part of [`PARTS`]; behind it what takes little time.
+    Whole(u8),
+}
+
+/// How long a value that is computed again lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Lasting {
+    /// From its first reader to its last.
+    Throughout,
+    /// Within a segment: what is read in several is computed again in each. So many eighths of what is kept have room for that and what
+    /// the segment computes again.
+    Segment(u8),
 }
 
 /// Into how many parts a stage is divided to compute no more again than memory demands.
 const PARTS: u8 = 8;
+/// What products may multiply and add for each byte that they save.
+const FLOPS: [u16; 10] = [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096];
+/// What there is room for in segments, in eighths of what is kept.
+const ROOM: [u8; 3] = [16, 12, 9];
+
+impl Default for Repeats {
+    fn default() -> Repeats {
+        Repeats::NONE
+    }
+}
 
 impl Repeats {
     /// Nothing but what kernels compute in passing.
-    pub const NONE: Repeats = Repeats { whole: 0, quick: 0 };
+    pub const NONE: Repeats = Repeats::Quick(0);
     /// What takes little time: everything but products with weights, attention, sorting and communication (Korthikanti et al. 2022,
     /// arXiv 2205.05198, section 5). Of all sets of values that the rest can be made of, that of the fewest bytes is kept.
-    pub const SELECTIVE: Repeats = Repeats { whole: 0, quick: PARTS };
+    pub const SELECTIVE: Repeats = Repeats::Quick(PARTS);
     /// Everything, a segment of each stage after the other, from the values between them (Chen et al. 2016, arXiv 1604.06174).
-    pub const FULL: Repeats = Repeats { whole: PARTS, quick: PARTS };
+    pub const FULL: Repeats = Repeats::Whole(PARTS);
 
-    /// From nothing to everything: first more and more of what is quick, then of the rest.
-    pub fn ladder() -> Vec<Repeats> {
-        let quick = (0..=PARTS).map(|quick| Repeats { whole: 0, quick });
-        quick.chain((1..=PARTS).map(|whole| Repeats { whole, quick: PARTS })).collect()
+    /// From nothing to all that is quick: each takes more time and less memory than the one before.
+    pub fn quick() -> Vec<Repeats> {
+        (0..=PARTS).map(Repeats::Quick).collect()
     }
 
-    /// For reports: `none`, `selective`, `full`, `selective 3/8`, `full 1/8, else selective`.
+    /// What saves more memory than all that is quick, in various ways.
+    pub fn slower() -> Vec<Repeats> {
+        let products = |lasting| FLOPS.map(|flops| Repeats::Products { flops, lasting });
+        let lasting = [Lasting::Throughout].into_iter().chain(ROOM.map(Lasting::Segment));
+        let products = lasting.flat_map(products);
+        products.chain((1..=PARTS).map(Repeats::Whole)).collect()
+    }
+
+    /// For reports: `none`, `selective`, `full`, `selective 3/8`, `full 1/8, else selective`, `selective, and products up to 64 FLOP a byte`.
     pub fn text(self) -> String {
         match self {
             Repeats::NONE => "none".to_owned(),
             Repeats::SELECTIVE => "selective".to_owned(),
             Repeats::FULL => "full".to_owned(),
-            Repeats { whole: 0, quick } => format!("selective {quick}/{PARTS}"),
-            Repeats { whole, .. } => format!("full {whole}/{PARTS}, else selective"),
+            Repeats::Quick(part) => format!("selective {part}/{PARTS}"),
+            Repeats::Whole(part) => format!("full {part}/{PARTS}, else selective"),
+            Repeats::Products { flops, lasting } => {
+                let often = if lasting == Lasting::Throughout { "" } else { ", once a segment" };
+                format!("selective, and products up to {flops} FLOP a byte{often}")
+            }
         }
     }
 }
@@ -74,20 +111,18 @@ pub fn apply(placed: Graph, plan: &Plan) -> Result<Graph> {
     }
     let live = placed.live();
     let turns = schedule::turns(plan, &schedule::order(plan));
-    let mut again = vec![false; placed.nodes.len()];
+    let mut choice = Choice::none(placed.nodes.len());
     for part in 0..plan.parts() {
-        for id in Stage::of(&placed, plan, &turns, part, &live).again(plan.repeats) {
-            again[id.0 as usize] = true;
-        }
+        Stage::of(&placed, plan, &turns, part, &live).choose(plan.repeats, &mut choice);
     }
-    clone_readers(&placed, &again)
+    clones::clone_readers(&placed, &choice)
 }
 
 /// The forward pass of a stage, or of one chunk of it, as the backward pass sees it.
 struct Stage<'a> {
     graph: &'a Graph,
     mesh: &'a Mesh,
-    /// What is computed once per microbatch, ascending.
+    /// What is computed once per microbatch, in order.
     nodes: Vec<NodeId>,
     /// What the backward reads of it.
     needed: BTreeSet<NodeId>,
@@ -101,35 +136,68 @@ impl<'a> Stage<'a> {
     fn of(graph: &'a Graph, plan: &'a Plan, turns: &[Turns], part: u32, live: &[bool]) -> Stage<'a> {
         let all = || graph.ids().filter(|id| live[id.0 as usize]);
         let is_here = |id: NodeId| graph[id].stage == Some(part);
-        let nodes = all().filter(|&id| is_here(id) && graph[id].phase == Phase::Forward).collect();
-        let mut stage = Stage {
-            graph,
-            mesh: &plan.mesh,
-            nodes,
-            needed: BTreeSet::new(),
-            shared: BTreeSet::new(),
-            in_flight: in_flight(plan, turns, part),
-        };
+        let nodes: Vec<NodeId> = all().filter(|&id| is_here(id) && graph[id].phase == Phase::Forward).collect();
+        let (mut needed, mut shared) = (BTreeSet::new(), BTreeSet::new());
         for id in all() {
             let read = graph[id].operands.iter().copied().filter(|&o| is_here(o) && graph[o].phase == Phase::Forward);
             if is_here(id) && graph[id].phase.is_backward() {
-                stage.needed.extend(read);
+                needed.extend(read);
             } else if !is_here(id) && !matches!(graph[id].op, Op::Transfer(_)) {
-                stage.shared.extend(read);
+                shared.extend(read);
             }
         }
-        stage
+        let nodes = in_order(graph, nodes, &needed);
+        Stage { graph, mesh: &plan.mesh, nodes, needed, shared, in_flight: in_flight(plan, turns, part) }
     }
 
-    /// The values that no reader in the backward pass finds kept.
-    fn again(&self, repeats: Repeats) -> Vec<NodeId> {
+    /// Notes of this stage which values no reader in the backward pass finds kept, and the segments.
+    fn choose(&self, repeats: Repeats, choice: &mut Choice) {
         let line = Line::of(self);
-        let (whole, quick) = (line.place(repeats.whole), line.place(repeats.quick));
-        let quick = &self.nodes[whole..quick.max(whole)];
-        let may = |id: NodeId| self.is_repeatable(id) && self.is_quick(id);
-        let (crossing, least) = (line.kept(self, whole), cut::kept(self, quick, may));
-        let of_whole = self.nodes[..whole].iter().filter(|&&id| self.is_repeatable(id) && !crossing.contains(&id));
-        of_whole.chain(quick.iter().filter(|&&id| may(id) && !least.contains(&id))).copied().collect()
+        let all = self.nodes.len();
+        let (whole, quick, flops) = match repeats {
+            Repeats::Quick(part) => (0, line.place(part), 0),
+            Repeats::Products { flops, .. } => (0, all, flops),
+            Repeats::Whole(part) => (line.place(part), all, 0),
+        };
+        let price = |id: NodeId| self.price(id, flops);
+        let (crossing, least) = (line.kept(self, whole), cut::kept(self, &self.nodes[whole..quick.max(whole)], price));
+        let is_again = |place: usize, id: NodeId| match place < whole {
+            true => self.is_repeatable(id) && !crossing.contains(&id),
+            false => place < quick && price(id).is_some() && !least.contains(&id),
+        };
+        let again: Vec<bool> = self.nodes.iter().enumerate().map(|(place, &id)| is_again(place, id)).collect();
+        let ends = match repeats {
+            Repeats::Products { lasting: Lasting::Segment(room), .. } => {
+                let bytes: u64 = least.iter().map(|&id| self.bytes(id)).sum();
+                let more = bytes * self.in_flight * u64::from(room - 8) / 8;
+                line.apart(self, &again, &least, bytes + more)
+            }
+            _ => Vec::new(),
+        };
+        for (place, &id) in self.nodes.iter().enumerate() {
+            choice.set(id, again[place], ends.partition_point(|&end| end <= place) as u32);
+        }
+    }
+
+    /// What computing it again costs, in bytes of memory, where a byte is worth so much computing; none if it may not be.
+    fn price(&self, id: NodeId, flops: u16) -> Option<u64> {
+        match self.is_repeatable(id) {
+            true if self.is_quick(id) => Some(0),
+            true => self.flops(id)?.checked_div(u64::from(flops)),
+            false => None,
+        }
+    }
+
+    /// Multiplications and additions on one rank of a product.
+    fn flops(&self, id: NodeId) -> Option<u64> {
+        let node = &self.graph[id];
+        let operands: Vec<&TensorType> = node.operands.iter().map(|&o| self.graph.ty(o)).collect();
+        let (spec, images): (&FactorSpec, Vec<&str>) = match &node.op {
+            Op::DotGeneral(op) => (&op.spec, Vec::new()),
+            Op::Convolution(op) => (&op.spec, op.windows.iter().map(|w| &w.image[..]).collect()),
+            _ => return None,
+        };
+        Some(2 * sections::volume(spec, &operands, &node.ty, self.mesh, &images))
     }
 
     /// Whether computing it a second time gives the same, changes nothing and moves nothing that backward would not: not what is
@@ -170,6 +238,23 @@ impl<'a> Stage<'a> {
     }
 }
 
+/// `nodes` with those that only the backward needs, which autodiff adds last, right behind what they read.
+fn in_order(graph: &Graph, mut nodes: Vec<NodeId>, needed: &BTreeSet<NodeId>) -> Vec<NodeId> {
+    let (mut forward, mut aside) = (BTreeSet::new(), needed.clone());
+    for &id in nodes.iter().rev() {
+        let is_aside = aside.contains(&id) && !forward.contains(&id);
+        if is_aside { &mut aside } else { &mut forward }.extend(graph[id].operands.iter().copied());
+    }
+    let mut places: BTreeMap<NodeId, NodeId> = BTreeMap::new();
+    for &id in &nodes {
+        let is_aside = aside.contains(&id) && !forward.contains(&id);
+        let behind = graph[id].operands.iter().filter_map(|o| places.get(o)).max();
+        places.insert(id, if is_aside { behind.copied().unwrap_or(NodeId(0)) } else { id });
+    }
+    nodes.sort_by_key(|id| (places[id], *id));
+    nodes
+}
+
 /// Most microbatches that are between forward and backward of a part of the model at once.
 fn in_flight(plan: &Plan, turns: &[Turns], part: u32) -> u64 {
     let (rank, chunk) = plan.layout().place(part);
@@ -184,72 +269,4 @@ fn in_flight(plan: &Plan, turns: &[Turns], part: u32) -> u64 {
         most = most.max(now);
     }
     most
-}
-
-/// `graph` in which backward nodes read clones of what is to be computed again.
-fn clone_readers(graph: &Graph, again: &[bool]) -> Result<Graph> {
-    let none = || vec![None; graph.nodes.len()];
-    let mut clones = Clones { graph, again, phases: first_readers(graph, again), kept: none(), made: none() };
-    graph.map(|out, id, node, operands| {
-        let mut operands = operands.to_vec();
-        if node.phase.is_backward() {
-            for (operand, &old) in operands.iter_mut().zip(&node.operands).filter(|(_, old)| again[old.0 as usize]) {
-                *operand = clones.of(out, old);
-            }
-            out.set_origin_of(graph, id);
-        }
-        let made = out.add_typed(node.op.clone(), &operands, node.ty.clone());
-        clones.kept[id.0 as usize] = Some(made);
-        Ok(made)
-    })
-}
-
-/// The section in which each value is first wanted again, by the backward pass itself or for another value.
-fn first_readers(graph: &Graph, again: &[bool]) -> Vec<Option<Phase>> {
-    let live = graph.live();
-    let mut first: Vec<Option<Phase>> = vec![None; graph.nodes.len()];
-    for id in graph.ids().rev().filter(|id| live[id.0 as usize]) {
-        let node = &graph[id];
-        let reader = if node.phase.is_backward() { Some(node.phase) } else { first[id.0 as usize] };
-        let Some(reader) = reader else { continue };
-        for operand in node.operands.iter().filter(|o| again[o.0 as usize]) {
-            let before = first[operand.0 as usize];
-            first[operand.0 as usize] = Some(before.map_or(reader, |before| before.min(reader)));
-        }
-    }
-    first
-}
-
-struct Clones<'a> {
-    graph: &'a Graph,
-    again: &'a [bool],
-    phases: Vec<Option<Phase>>,
-    /// New nodes by old ones, and clones.
-    kept: Vec<Option<NodeId>>,
-    made: Vec<Option<NodeId>>,
-}
-
-impl Clones<'_> {
-    /// The clone of `id`, after those of what it reads.
-    fn of(&mut self, out: &mut Graph, id: NodeId) -> NodeId {
-        let again = |o: &NodeId| self.again[o.0 as usize];
-        let (mut open, mut wanted) = (vec![id], BTreeSet::new());
-        while let Some(id) = open.pop() {
-            if self.made[id.0 as usize].is_none() && wanted.insert(id) {
-                open.extend(self.graph[id].operands.iter().copied().filter(again));
-            }
-        }
-        let cursor = out.cursor();
-        out.set_grad_of(None);
-        for id in wanted {
-            let node = &self.graph[id];
-            let operand = |o: &NodeId| if again(o) { self.made[o.0 as usize] } else { self.kept[o.0 as usize] };
-            let operands: Vec<NodeId> = node.operands.iter().map(|o| operand(o).expect("operands come first")).collect();
-            out.set_origin_of(self.graph, id);
-            out.set_phase(self.phases[id.0 as usize].expect("a reader wants it"));
-            self.made[id.0 as usize] = Some(out.add_typed(node.op.clone(), &operands, node.ty.clone()));
-        }
-        out.set_cursor(cursor);
-        self.made[id.0 as usize].expect("just made")
-    }
 }

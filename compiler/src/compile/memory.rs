@@ -4,17 +4,15 @@ use super::{Options, order, programs};
 use crate::chunk::{self, Limits};
 use crate::cost::{Machine, sections};
 use crate::error::{Error, Result};
-use crate::graph::Graph;
+use crate::graph::{Graph, Node};
 use crate::place;
 use crate::plan::{self, Front, Overlap, Parallel, Plan};
 use crate::recompute::{self, Recompute, Repeats};
 use crate::schedule::{self, Order};
-use dcc_program::program::{Mode, Program};
+use dcc_program::program::{Action, Mode, Program};
 
 /// A plan with what is computed again, the placed graph, its order and its programs.
 pub(super) struct Fitting {
-    /// How far up the ladder.
-    rung: usize,
     pub plan: Plan,
     pub placed: Graph,
     pub order: Order,
@@ -30,7 +28,7 @@ pub(super) fn fit(graph: &Graph, parallel: &Parallel, options: &Options) -> Resu
     let limit = options.memory_limit.unwrap_or(u64::MAX);
     let search = Search { graph, parallel, options, limit };
     let plain = search.climb(plan::choose(graph, parallel)?)?;
-    let enough = plain.rung == 0 && plain.peak <= limit;
+    let enough = plain.plan.repeats == search.repeats(&plain.plan)[0] && plain.peak <= limit;
     let other = match !enough && parallel.tp > 1 && !parallel.sequence_parallel {
         // Errors: a plan that has no order, no stages. Then there is no other way.
         true => search.leaner().ok(),
@@ -67,7 +65,7 @@ impl Search<'_> {
         let front = Front::of(self.graph, self.parallel)?;
         let alone = |number: usize| {
             let plan = front.plan(number)?;
-            self.attempt(&place::place(self.graph, &plan)?, &plan, 0)
+            self.attempt(&place::place(self.graph, &plan)?, &plan, self.repeats(&plan)[0])
         };
         let mut best = alone(0)?;
         if best.peak > self.limit {
@@ -87,51 +85,68 @@ impl Search<'_> {
         Ok(best)
     }
 
-    fn ladder(&self, plan: &Plan) -> Vec<Repeats> {
+    /// What may be computed again: the least first.
+    fn repeats(&self, plan: &Plan) -> Vec<Repeats> {
         match (self.parallel.recompute, self.options.memory_limit) {
-            (Recompute::Budget, Some(_)) => Repeats::ladder(),
+            (Recompute::Budget, Some(_)) => Repeats::quick(),
             _ => vec![plan.repeats],
         }
     }
 
-    /// The lowest rung of the ladder that fits the limit, else the one that needs least.
+    /// The least of what takes little time to compute again that fits the limit; else, of more, what is estimated to take the least time; if
+    /// nothing fits, what needs least.
     fn climb(&self, plan: Plan) -> Result<Fitting> {
         let placed = place::place(self.graph, &plan)?;
-        let last = self.ladder(&plan).len() - 1;
-        let attempt = |rung: usize| self.attempt(&placed, &plan, rung);
-        let first = attempt(0)?;
-        let mut best = if first.peak <= self.limit || last == 0 { first } else { attempt(last)? };
+        let quick = self.repeats(&plan);
+        let last = quick.len() - 1;
+        let attempt = |repeats: Repeats| self.attempt(&placed, &plan, repeats);
+        let mut best = attempt(quick[0])?;
+        if best.peak <= self.limit || last == 0 {
+            return Ok(best);
+        }
+        best = attempt(quick[last])?;
         if best.peak <= self.limit {
-            // Further up takes less memory.
-            let mut below = 0;
-            while below + 1 < best.rung {
-                let next = attempt(below.midpoint(best.rung))?;
-                if next.peak <= self.limit { best = next } else { below = next.rung }
+            // Each takes less memory than the one before.
+            let (mut below, mut fits) = (0, last);
+            while below + 1 < fits {
+                let middle = below.midpoint(fits);
+                let next = attempt(quick[middle])?;
+                if next.peak <= self.limit { (best, fits) = (next, middle) } else { below = middle }
             }
-        } else {
-            // Unless what is computed again takes more room while it is than it saves.
-            for rung in 1..last {
-                let next = attempt(rung)?;
-                best = if next.peak < best.peak { next } else { best };
-                if best.peak <= self.limit {
-                    break;
-                }
+            return Ok(best);
+        }
+        let mut before: Vec<Node> = Vec::new();
+        for repeats in Repeats::slower() {
+            let plan = Plan { repeats, ..plan.clone() };
+            let again = self.again(&placed, &plan)?;
+            // What makes no difference to this model is not lowered once more.
+            if again.nodes != before {
+                before.clone_from(&again.nodes);
+                best = better(best, self.lowered(again, plan)?, self.limit, &self.parallel.machine);
             }
         }
         Ok(best)
     }
 
-    /// A plan, placed, with as much computed again as a rung says.
-    fn attempt(&self, placed: &Graph, plan: &Plan, rung: usize) -> Result<Fitting> {
-        let mut plan = Plan { repeats: self.ladder(plan)[rung], ..plan.clone() };
-        let placed = recompute::apply(chunk::apply(placed.clone(), &plan, Limits::USUAL), &plan)?;
+    /// A plan, placed, with so much computed again.
+    fn attempt(&self, placed: &Graph, plan: &Plan, repeats: Repeats) -> Result<Fitting> {
+        let plan = Plan { repeats, ..plan.clone() };
+        self.lowered(self.again(placed, &plan)?, plan)
+    }
+
+    fn again(&self, placed: &Graph, plan: &Plan) -> Result<Graph> {
+        recompute::apply(chunk::apply(placed.clone(), plan, Limits::USUAL), plan)
+    }
+
+    /// The programs of a plan, placed, with what is computed again.
+    fn lowered(&self, placed: Graph, mut plan: Plan) -> Result<Fitting> {
         let order = order(&placed, &plan, self.options)?;
         let lowered = |plan: &Plan| -> Result<(u64, Vec<Program>)> {
             let programs = programs(&placed, plan, &order, self.options, Mode::Train, &[])?;
             Ok((programs.iter().map(planned_bytes).max().unwrap_or(0), programs))
         };
         let (mut peak, mut programs) = lowered(&plan)?;
-        if peak > self.limit {
+        if peak > self.limit && programs.iter().any(transfers) {
             // What is under way takes room too.
             let waiting = Plan { overlap: Overlap::Off, ..plan.clone() };
             let (less, alone) = lowered(&waiting)?;
@@ -139,7 +154,7 @@ impl Search<'_> {
                 (peak, programs, plan) = (less, alone, waiting);
             }
         }
-        Ok(Fitting { rung, plan, placed, order, programs, peak })
+        Ok(Fitting { plan, placed, order, programs, peak })
     }
 }
 
@@ -149,6 +164,11 @@ impl Fitting {
         let costs = sections::costs(&self.programs, self.order.layout, machine);
         schedule::simulate(&self.order, &costs).map_or(f64::INFINITY, |timeline| timeline.cost)
     }
+}
+
+fn transfers(program: &Program) -> bool {
+    let mut instrs = program.sections.iter().flat_map(|section| &section.body);
+    instrs.any(|instr| matches!(instr.action, Action::Start { .. }))
 }
 
 /// Bytes that a rank of `program` needs: planned memory, all slots.

@@ -147,7 +147,7 @@ fn seen(attention: &Attention, query: &TensorType, mesh: &Mesh, pairs: u64) -> u
 }
 
 /// The product of the sizes on one rank of all factors but `without`.
-fn volume(spec: &FactorSpec, operands: &[&TensorType], result: &TensorType, mesh: &Mesh, without: &[&str]) -> u64 {
+pub(crate) fn volume(spec: &FactorSpec, operands: &[&TensorType], result: &TensorType, mesh: &Mesh, without: &[&str]) -> u64 {
     let local = |ty: &TensorType| TensorType::new(ty.dtype, ty.local_shape(mesh));
     let operands: Vec<TensorType> = operands.iter().map(|ty| local(ty)).collect();
     let Ok(sizes) = spec.sizes(&operands.iter().collect::<Vec<_>>(), &local(result)) else { return 0 };

@@ -1,8 +1,9 @@
 //! The fewest bytes that the backward pass can do with: a minimum cut.
 //!
 //! Each value is an edge of its bytes. What may not be computed again hangs on the source, what the backward reads on the sink,
-//! and a value that may be computed again on its operands; a cut is a set of values that everything needed can be made of. (AOTAutograd of
-//! PyTorch 2, Ansel et al. 2024, section 2.3, decides so what a fused graph saves.)
+//! and a value that may be computed again on its operands, and on the source by what that costs; a cut is a set of values that are kept and
+//! of values that are computed again, of which everything needed can be made. (AOTAutograd of PyTorch 2, Ansel et al. 2024,
+//! section 2.3, decides so what a fused graph saves, where nothing that is computed again has a price.)
 
 use super::Stage;
 use crate::graph::NodeId;
@@ -14,16 +15,17 @@ use std::collections::{BTreeMap, BTreeSet};
 /// More than all values of a stage.
 const WHOLE: u64 = u64::MAX / 4;
 
-/// Of these nodes of a stage, what to keep where those that `may` are computed again. Of several sets of the fewest bytes, one that
-/// leaves little to be computed.
-pub(super) fn kept(stage: &Stage, nodes: &[NodeId], may: impl Fn(NodeId) -> bool) -> BTreeSet<NodeId> {
+/// Of these nodes of a stage, what to keep where others are computed again for a `price`, in bytes; none is that of what may not be.
+/// Of several sets that cost the least, one that leaves little to be computed.
+pub(super) fn kept(stage: &Stage, nodes: &[NodeId], price: impl Fn(NodeId) -> Option<u64>) -> BTreeSet<NodeId> {
     let mut graph: DiGraph<(), u64> = DiGraph::new();
     let (source, sink) = (graph.add_node(()), graph.add_node(()));
     let ends: BTreeMap<NodeId, [NodeIndex; 2]> =
         nodes.iter().map(|&id| (id, [graph.add_node(()), graph.add_node(())])).collect();
     for (&id, &[start, end]) in &ends {
         graph.add_edge(start, end, stage.bytes(id));
-        if may(id) {
+        if let Some(price) = price(id) {
+            graph.add_edge(source, start, price);
             let operands: BTreeSet<NodeId> = stage.graph[id].operands.iter().copied().collect();
             for [_, operand] in operands.iter().filter_map(|o| ends.get(o)) {
                 graph.add_edge(*operand, start, WHOLE);

@@ -1,18 +1,20 @@
 //! Where a stage that is computed again as a whole is divided: the places that together need the least memory.
 //!
-//! Between two places lies a segment; what crosses a place is kept for every microbatch in flight, what the backward reads of a segment
-//! is there while that segment's backward runs. So a deep stage of one microbatch has about √n segments, one with many microbatches in
-//! flight few.
+//! Between two places lies a segment; what crosses a place is kept for every microbatch in flight, until the backward has passed it; what
+//! the backward reads of a segment is there while that segment's backward runs. So segments are the longer the earlier they are, a deep
+//! stage of one microbatch has about √(2n), one with many microbatches in flight few.
 
 use super::{PARTS, Stage};
-use crate::graph::NodeId;
+use crate::graph::{Graph, NodeId};
 use crate::ops::Op;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Most places that are considered, those that least crosses.
 const MOST_PLACES: usize = 512;
-/// Above so many sizes of the largest segment, only some are tried.
+/// What a byte that is written takes, in multiplications and additions.
+const BYTE_FLOPS: u64 = 8;
+/// Most peaks that are tried.
 const TRIALS: usize = 200;
 
 /// A stage's nodes in order.
@@ -72,35 +74,38 @@ impl Line {
     /// The places between the segments before `end`, for `in_flight` microbatches.
     pub(super) fn choose(&self, end: usize, in_flight: u64) -> Vec<usize> {
         let places = self.places(end);
-        let divided = self.sizes(&places).into_iter().filter_map(|most| self.divide(&places, most));
-        divided.min_by_key(|chosen| self.bytes(chosen, end, in_flight)).unwrap_or_default()
-    }
-
-    /// Sizes of the largest segment that are worth a trial: all, or of many some.
-    fn sizes(&self, places: &[usize]) -> Vec<u64> {
-        let segments =
-            places.iter().flat_map(|&to| places.iter().take_while(move |&&from| from < to).map(move |&from| (from, to)));
-        let mut sizes: Vec<u64> = segments.map(|(from, to)| self.needed[to] - self.needed[from]).collect();
-        sizes.sort_unstable_by(|a, b| b.cmp(a));
-        sizes.dedup();
-        if sizes.len() > TRIALS {
-            let mut least = u64::MAX;
-            // Each at most three quarters of the one before.
-            sizes.retain(|&size| {
-                let tried = size <= least;
-                least = if tried { (size / 4).saturating_mul(3) } else { least };
-                tried
-            });
+        let (mut best, mut most) = (None, u64::MAX);
+        for trial in 0..TRIALS {
+            let needed = |from: usize, to: usize| self.needed[to] - self.needed[from];
+            let fits = |before: u64, from: usize, to: usize| before + needed(from, to) <= most;
+            let Some(chosen) = divide(&places, |place| self.crossing[place], fits) else { break };
+            let peak = self.peak(&chosen, end);
+            let bytes = self.bytes(&chosen, end, in_flight);
+            if best.as_ref().is_none_or(|&(least, _)| bytes < least) {
+                best = Some((bytes, chosen));
+            }
+            // Of many, some.
+            let Some(less) = (if trial < TRIALS / 2 { peak } else { peak / 8 * 7 }).checked_sub(1) else { break };
+            most = less;
         }
-        sizes
+        best.map(|(_, chosen)| chosen).unwrap_or_default()
     }
 
-    /// What segments between these places need: what crosses them, of every microbatch in flight, and the largest segment.
+    /// What segments between these places need: what crosses them, of every microbatch in flight but the one whose backward runs, and
+    /// that one's peak.
     pub(super) fn bytes(&self, places: &[usize], end: usize, in_flight: u64) -> u64 {
         let crossing: u64 = places.iter().map(|&place| self.crossing[place]).sum();
-        let ends = [0].iter().chain(places).zip(places.iter().chain([&end]));
-        let largest = ends.map(|(&from, &to)| self.needed[to] - self.needed[from]).max().unwrap_or(0);
-        crossing.saturating_mul(in_flight).saturating_add(largest)
+        crossing.saturating_mul(in_flight - 1).saturating_add(self.peak(places, end))
+    }
+
+    /// Most bytes of a microbatch whose backward runs: those of a segment, and what crosses the places up to it.
+    fn peak(&self, places: &[usize], end: usize) -> u64 {
+        let (mut from, mut crossing, mut most) = (0, 0, 0);
+        for &to in places.iter().chain([&end]) {
+            most = (crossing + self.needed[to] - self.needed[from]).max(most);
+            (from, crossing) = (to, crossing + self.crossing[to]);
+        }
+        most
     }
 
     /// The start, `end`, and places between them that less crosses than those beside them.
@@ -119,37 +124,79 @@ impl Line {
         found
     }
 
-    /// The inner places that the fewest bytes cross, of those between which at most `most` bytes are needed.
-    fn divide(&self, places: &[usize], most: u64) -> Option<Vec<usize>> {
-        let mut best: Vec<Option<(u64, usize)>> = vec![None; places.len()];
-        best[0] = Some((0, 0));
-        for to in 1..places.len() {
-            let inner = to + 1 < places.len();
-            let crossing = if inner { self.crossing[places[to]] } else { 0 };
-            let near = (0..to).rev().take_while(|&from| self.needed[places[to]] - self.needed[places[from]] <= most);
-            let ways = near.filter_map(|from| Some((best[from]?.0 + crossing, from)));
-            best[to] = ways.min();
+    /// Of places between segments whose backward each computes `again` what it needs, those at which least is computed once more, where no
+    /// segment, with what is `kept` before its end, needs more than `most` bytes, or than the shortest segments do.
+    pub fn apart(&self, stage: &Stage, again: &[bool], kept: &BTreeSet<NodeId>, most: u64) -> Vec<usize> {
+        let (mut before, mut made) = (vec![0], vec![0]);
+        for (&id, &again) in stage.nodes.iter().zip(again) {
+            let bytes = |counts: bool| if counts { stage.bytes(id) } else { 0 };
+            before.push(before[made.len() - 1] + bytes(kept.contains(&id)));
+            made.push(made[made.len() - 1] + bytes(again && stage.needed.contains(&id)));
         }
-        let mut from = best[places.len() - 1]?.1;
-        let mut chosen = Vec::new();
-        while from > 0 {
-            chosen.push(places[from]);
-            from = best[from]?.1;
-        }
-        chosen.reverse();
-        Some(chosen)
+        let places = self.places(again.len());
+        let needed = |from: usize, to: usize| before[to] + made[to] - made[from];
+        let most = places.windows(2).map(|ends| needed(ends[0], ends[1])).fold(most, u64::max);
+        let cost = |place: usize| self.work(stage, again, place);
+        divide(&places, cost, |_, from, to| needed(from, to) <= most).unwrap_or_default()
     }
+
+    /// What it takes to compute again, behind a place, what crosses it: multiplications and additions, a byte counting as some.
+    pub(super) fn work(&self, stage: &Stage, again: &[bool], place: usize) -> u64 {
+        let mut wanted: BTreeSet<NodeId> = BTreeSet::new();
+        let mut work = 0;
+        for i in (0..place).rev().filter(|&i| again[i]) {
+            let id = stage.nodes[i];
+            let crosses = self.spans[i].is_some_and(|(_, last)| place <= last);
+            if crosses || wanted.contains(&id) {
+                work += stage.flops(id).unwrap_or(BYTE_FLOPS * stage.bytes(id));
+                wanted.extend(&stage.graph[id].operands);
+            }
+        }
+        work
+    }
+}
+
+/// Inner places of the least cost, of those between which each segment fits, given its ends and what the places before it cost.
+fn divide(places: &[usize], cost: impl Fn(usize) -> u64, fits: impl Fn(u64, usize, usize) -> bool) -> Option<Vec<usize>> {
+    let mut best: Vec<Option<(u64, usize)>> = vec![None; places.len()];
+    best[0] = Some((0, 0));
+    for to in 1..places.len() {
+        let own = if to + 1 < places.len() { cost(places[to]) } else { 0 };
+        let ways = (0..to).filter_map(|from| Some((best[from]?.0, from)));
+        let ways = ways.filter(|&(before, from)| fits(before, places[from], places[to]));
+        best[to] = ways.map(|(before, from)| (before + own, from)).min();
+    }
+    let mut from = best[places.len() - 1]?.1;
+    let mut chosen = Vec::new();
+    while from > 0 {
+        chosen.push(places[from]);
+        from = best[from]?.1;
+    }
+    chosen.reverse();
+    Some(chosen)
 }
 
 /// Whether a value has to be kept to be there again: not what is made quickly of constants and of inputs.
 fn lasting(stage: &Stage, at: &BTreeMap<NodeId, usize>) -> Vec<bool> {
+    let constants = constants(stage.graph);
     let mut lasting: Vec<bool> = Vec::with_capacity(stage.nodes.len());
     for &id in &stage.nodes {
         let node = &stage.graph[id];
         let leaf = matches!(node.op, Op::Input(_) | Op::Param(_) | Op::Scalar(_));
         let of_lasting = node.operands.iter().filter_map(|o| at.get(o)).any(|&o| lasting[o]);
-        let of_weights = node.operands.iter().any(|o| !at.contains_key(o) && !stage.is_of_samples(*o));
+        let is_weight = |o: &NodeId| !at.contains_key(o) && !stage.is_of_samples(*o) && !constants[o.0 as usize];
+        let of_weights = node.operands.iter().any(is_weight);
         lasting.push(!leaf && (of_lasting || of_weights || !stage.is_quick(id) || !stage.is_repeatable(id)));
     }
     lasting
+}
+
+/// Which nodes are made of nothing but constants.
+fn constants(graph: &Graph) -> Vec<bool> {
+    let mut constants = Vec::with_capacity(graph.nodes.len());
+    for node in &graph.nodes {
+        let made = !node.operands.is_empty() && node.operands.iter().all(|o| constants[o.0 as usize]);
+        constants.push(made || matches!(node.op, Op::Const(_) | Op::Iota(_)));
+    }
+    constants
 }

@@ -4,7 +4,7 @@ use super::{CASE, Case, Split, compiled, mesh};
 use dcc::compile::{Options, compile, planned_bytes};
 use dcc::import::Model;
 use dcc::plan::{Parallel, Schedule, Zero, batch};
-use dcc::recompute::{Recompute, Repeats};
+use dcc::recompute::{Lasting, Recompute, Repeats};
 use dcc_program::program::{Action, Library, Program, SectionKind};
 use dcc_runtime::exec::whole::Outcome;
 
@@ -15,26 +15,28 @@ fn repeating(repeats: Repeats, parallel: &Parallel) -> Parallel {
 /// Everything and what is quick, in part and as a whole, on every axis, with one and several microbatches in flight.
 #[test]
 fn every_mesh_trains_as_one_device() {
-    let ladder = Repeats::ladder();
+    let all = ladder();
     let of = |repeats: &[Repeats], (parallel, microbatches): &Split| -> Vec<Split> {
         repeats.iter().map(|&repeats| (repeating(repeats, parallel), *microbatches)).collect()
     };
     let both = [Repeats::SELECTIVE, Repeats::FULL];
-    let mut splits = of(&ladder, &(mesh(1, 1, 1), 1));
+    let products = [Lasting::Throughout, Lasting::Segment(9)].map(|lasting| Repeats::Products { flops: 64, lasting });
+    let ways = [both, products].concat();
+    let mut splits = of(&all, &(mesh(1, 1, 1), 1));
     for split in [(mesh(2, 2, 1), 2), (mesh(1, 1, 2), 4), (mesh(1, 2, 2), 2)] {
-        splits.extend(of(&both, &split));
+        splits.extend(of(&ways, &split));
     }
-    splits.extend(of(&both, &(Parallel { zero: Zero::Parameters, ..mesh(2, 1, 2) }, 2)));
+    splits.extend(of(&ways, &(Parallel { zero: Zero::Parameters, ..mesh(2, 1, 2) }, 2)));
     for schedule in [Schedule::ZbH1, Schedule::ZbV] {
-        splits.extend(of(&both, &(Parallel { schedule, ..mesh(1, 1, 2) }, 4)));
+        splits.extend(of(&ways, &(Parallel { schedule, ..mesh(1, 1, 2) }, 4)));
     }
     Case { model: "gpt2_tiny.onnx", ..CASE }.check(&splits);
-    let few: Vec<Split> = [(mesh(1, 1, 1), 1), (mesh(2, 1, 2), 2)].iter().flat_map(|split| of(&both, split)).collect();
+    let few: Vec<Split> = [(mesh(1, 1, 1), 1), (mesh(2, 1, 2), 2)].iter().flat_map(|split| of(&ways, split)).collect();
     for model in ["gpt2_tiny_dropout.onnx", "llama_tiny.onnx", "bert_tiny.onnx", "mlp.onnx", "cnn.onnx"] {
         Case { model, ..CASE }.check(&few);
     }
     let one: Vec<Split> =
-        [mesh(2, 1, 1), mesh(1, 2, 1)].iter().flat_map(|parallel| of(&both, &(parallel.clone(), 1))).collect();
+        [mesh(2, 1, 1), mesh(1, 2, 1)].iter().flat_map(|parallel| of(&ways, &(parallel.clone(), 1))).collect();
     Case { model: "families/resnet.onnx", ..CASE }.check(&one);
 }
 
@@ -76,21 +78,29 @@ fn sharded_parameters_are_gathered_no_more_often() {
     assert!(full > none && full - none < none / 100, "{full} bytes beside {none}");
 }
 
-/// The least of the ladder that fits; an error with the bytes where nothing does.
+/// What a model computes again in one microbatch, and the bytes that it needs.
+fn limited(model: &str, samples: u64, recompute: Recompute, memory_limit: Option<u64>) -> dcc::Result<(Repeats, u64)> {
+    let path = format!("{}/models/{model}", env!("CARGO_MANIFEST_DIR"));
+    let model = Model::decode(std::fs::read(path).expect("the model is there").into()).expect("it is a model");
+    let options = Options {
+        batch: batch::Given { global: Some(samples), accumulate: Some(1), ..Default::default() },
+        parallel: Parallel { recompute, ..Parallel::default() },
+        memory_limit,
+        ..Options::default()
+    };
+    compile(&model, &options).map(|made| (made.plan.repeats, planned_bytes(&made.artifact.train[0])))
+}
+
+/// From nothing to everything.
+fn ladder() -> Vec<Repeats> {
+    Repeats::quick().into_iter().chain(Repeats::slower()).collect()
+}
+
+/// The least of what is quick that fits, else something that does; an error with the bytes where nothing does.
 #[test]
 fn a_limit_sets_how_much() {
-    let path = format!("{}/models/gpt2_tiny.onnx", env!("CARGO_MANIFEST_DIR"));
-    let model = Model::decode(std::fs::read(path).expect("the model is there").into()).expect("it is a model");
-    let of = |recompute, memory_limit| {
-        let options = Options {
-            batch: batch::Given { global: Some(32), accumulate: Some(1), ..Default::default() },
-            parallel: Parallel { recompute, ..Parallel::default() },
-            memory_limit,
-            ..Options::default()
-        };
-        compile(&model, &options).map(|made| (made.plan.repeats, planned_bytes(&made.artifact.train[0])))
-    };
-    let ladder = Repeats::ladder();
+    let of = |recompute, memory_limit| limited("gpt2_tiny.onnx", 32, recompute, memory_limit);
+    let ladder = ladder();
     let all: Vec<u64> = ladder.iter().map(|&rung| of(Recompute::Fixed(rung), None).expect("it compiles").1).collect();
     let least = *all.iter().min().expect("the ladder has rungs");
     assert!(all[8] * 4 < all[0] * 3 && least < all[8], "{all:?}");
@@ -98,10 +108,22 @@ fn a_limit_sets_how_much() {
         let (repeats, bytes) = of(Recompute::Budget, Some(limit)).expect("it fits");
         let rung = ladder.iter().position(|&rung| rung == repeats).expect("it is on the ladder");
         assert!(bytes == all[rung] && bytes <= limit, "{limit} bytes: {}", repeats.text());
-        // No more than the rung below would have to.
-        assert!(rung == 0 || all[rung - 1] > limit, "{limit} bytes: {}", repeats.text());
+        // Nothing before it of what is quick would do.
+        assert!(all[..rung.min(9)].iter().all(|&bytes| bytes > limit), "{limit} bytes: {}", repeats.text());
     }
     let error = of(Recompute::Budget, Some(least - 1)).unwrap_err();
     assert_eq!(error.code.0, 401, "{error}");
     assert_eq!(of(Recompute::Fixed(Repeats::NONE), Some(all[0] - 1)).unwrap_err().code.0, 401);
+}
+
+/// A residual network trains in less memory than any way to compute everything again needs: in products at a price, once a segment.
+#[test]
+fn products_at_a_price_need_less_than_everything() {
+    let of = |recompute, memory_limit| limited("families/resnet.onnx", 64, recompute, memory_limit);
+    let whole = ladder().into_iter().filter(|repeats| matches!(repeats, Repeats::Whole(_)));
+    let least = whole.map(|repeats| of(Recompute::Fixed(repeats), None).expect("it compiles").1).min().expect("there are some");
+    let (repeats, bytes) = of(Recompute::Budget, Some(least * 9 / 10)).expect("it fits");
+    let Repeats::Products { lasting: Lasting::Segment(_), .. } = repeats else { panic!("{}", repeats.text()) };
+    assert!(bytes <= least * 9 / 10 && of(Recompute::Fixed(repeats), None).expect("it compiles").1 == bytes);
+    assert_eq!(of(Recompute::Fixed(Repeats::FULL), Some(least * 9 / 10)).unwrap_err().code.0, 401);
 }
