@@ -1,7 +1,7 @@
 //! The compiler's one representation until lowering: a pure, append-only graph of values.
 //!
 //! A node is a value; an op with several results is several nodes that differ in a field `out`. Index order is topological.
-//! Building interns: equal (op, operands, type, stage, phase) is one node. Before `place`, types are replicated, `stage` is
+//! Building interns: equal (op, operands, type, stage, phase) is one node, but for clones that `recompute` adds apart. Before `place`, types are replicated, `stage` is
 //! `None` and phase is forward, backward or update; after it every type has its sharding and phase is the section.
 
 mod build;
@@ -126,7 +126,8 @@ impl Graph {
         self.push(node)
     }
 
-    /// As `add_typed`, but for a node of its own even if an equal one is there: its value is to live elsewhere.
+    /// As `add_typed`, but for a node of its own even if an equal one is there: its value is to live at another time. `map`, and with it every
+    /// later pass that makes a graph anew, may make both one again.
     pub fn add_apart(&mut self, op: impl Into<Op>, operands: &[NodeId], ty: TensorType) -> NodeId {
         let node = self.node(op.into(), operands, ty);
         self.push(node)

@@ -48,8 +48,8 @@ pub enum Repeats {
 pub enum Lasting {
     /// From its first reader to its last.
     Throughout,
-    /// Within a segment: what is read in several is computed again in each. So many eighths of what is kept have room for that and what
-    /// the segment computes again.
+    /// Within a segment: what is read in several is computed again in each. What is kept, and what a segment computes again, may together
+    /// take so many eighths of what is kept.
     Segment(u8),
 }
 
@@ -75,12 +75,12 @@ impl Repeats {
     /// Everything, a segment of each stage after the other, from the values between them (Chen et al. 2016, arXiv 1604.06174).
     pub const FULL: Repeats = Repeats::Whole(PARTS);
 
-    /// From nothing to all that is quick: each takes more time and less memory than the one before.
+    /// From nothing to all that is quick: each keeps less than the one before.
     pub fn quick() -> Vec<Repeats> {
         (0..=PARTS).map(Repeats::Quick).collect()
     }
 
-    /// What saves more memory than all that is quick, in various ways.
+    /// What may save more memory than all that is quick.
     pub fn slower() -> Vec<Repeats> {
         let products = |lasting| FLOPS.map(|flops| Repeats::Products { flops, lasting });
         let lasting = [Lasting::Throughout].into_iter().chain(ROOM.map(Lasting::Segment));
@@ -97,8 +97,11 @@ impl Repeats {
             Repeats::Quick(part) => format!("selective {part}/{PARTS}"),
             Repeats::Whole(part) => format!("full {part}/{PARTS}, else selective"),
             Repeats::Products { flops, lasting } => {
-                let often = if lasting == Lasting::Throughout { "" } else { ", once a segment" };
-                format!("selective, and products up to {flops} FLOP a byte{often}")
+                let products = format!("selective, and products up to {flops} FLOP a byte");
+                match lasting {
+                    Lasting::Throughout => products,
+                    Lasting::Segment(room) => format!("{products}, once a segment of {room}/8"),
+                }
             }
         }
     }
@@ -169,7 +172,7 @@ impl<'a> Stage<'a> {
         let ends = match repeats {
             Repeats::Products { lasting: Lasting::Segment(room), .. } => {
                 let bytes: u64 = least.iter().map(|&id| self.bytes(id)).sum();
-                let more = bytes * self.in_flight * u64::from(room - 8) / 8;
+                let more = bytes.saturating_mul(self.in_flight) / 8 * u64::from(room.saturating_sub(8));
                 line.apart(self, &again, &least, bytes + more)
             }
             _ => Vec::new(),
@@ -197,7 +200,7 @@ impl<'a> Stage<'a> {
             Op::Convolution(op) => (&op.spec, op.windows.iter().map(|w| &w.image[..]).collect()),
             _ => return None,
         };
-        Some(2 * sections::volume(spec, &operands, &node.ty, self.mesh, &images))
+        Some(sections::volume(spec, &operands, &node.ty, self.mesh, &images).saturating_mul(2))
     }
 
     /// Whether computing it a second time gives the same, changes nothing and moves nothing that backward would not: not what is

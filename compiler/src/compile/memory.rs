@@ -2,14 +2,16 @@
 
 use super::{Options, order, programs};
 use crate::chunk::{self, Limits};
-use crate::cost::{Machine, sections};
+use crate::cost::sections;
 use crate::error::{Error, Result};
-use crate::graph::{Graph, Node};
+use crate::graph::Graph;
 use crate::place;
 use crate::plan::{self, Front, Overlap, Parallel, Plan};
 use crate::recompute::{self, Recompute, Repeats};
 use crate::schedule::{self, Order};
 use dcc_program::program::{Action, Mode, Program};
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// A plan with what is computed again, the placed graph, its order and its programs.
 pub(super) struct Fitting {
@@ -19,6 +21,8 @@ pub(super) struct Fitting {
     pub programs: Vec<Program>,
     /// Bytes of the rank that needs most.
     peak: u64,
+    /// Estimated time of a step's passes.
+    seconds: f64,
 }
 
 /// The programs of a training graph under the limit of memory. Where that demands something, the recomputation that it takes is compared
@@ -35,16 +39,16 @@ pub(super) fn fit(graph: &Graph, parallel: &Parallel, options: &Options) -> Resu
         false => None,
     };
     let best = match other {
-        Some(other) => better(plain, other, limit, &parallel.machine),
+        Some(other) => better(plain, other, limit),
         None => plain,
     };
     if best.peak > limit { Err(Error::memory(best.peak, limit)) } else { Ok(best) }
 }
 
 /// Of two, the one that fits, or takes less time if both do, or less memory if neither does; the first if they are equal.
-fn better(first: Fitting, second: Fitting, limit: u64, machine: &Machine) -> Fitting {
+fn better(first: Fitting, second: Fitting, limit: u64) -> Fitting {
     let takes_second = match [&first, &second].map(|fitting| fitting.peak <= limit) {
-        [true, true] => second.seconds(machine) < first.seconds(machine),
+        [true, true] => second.seconds < first.seconds,
         [false, false] => second.peak < first.peak,
         [_, fits] => fits,
     };
@@ -93,8 +97,8 @@ impl Search<'_> {
         }
     }
 
-    /// The least of what takes little time to compute again that fits the limit; else, of more, what is estimated to take the least time; if
-    /// nothing fits, what needs least.
+    /// Of what takes little time to compute again the least that fits the limit. If all of it does not, of that and of more what is
+    /// estimated to take the least time; if nothing fits, what needs least.
     fn climb(&self, plan: Plan) -> Result<Fitting> {
         let placed = place::place(self.graph, &plan)?;
         let quick = self.repeats(&plan);
@@ -104,10 +108,11 @@ impl Search<'_> {
         if best.peak <= self.limit || last == 0 {
             return Ok(best);
         }
-        best = attempt(quick[last])?;
-        if best.peak <= self.limit {
-            // Each takes less memory than the one before.
+        let all = attempt(quick[last])?;
+        if all.peak <= self.limit {
+            // Each takes less memory than the one before, but for what there is at once while it is computed again.
             let (mut below, mut fits) = (0, last);
+            best = all;
             while below + 1 < fits {
                 let middle = below.midpoint(fits);
                 let next = attempt(quick[middle])?;
@@ -115,14 +120,16 @@ impl Search<'_> {
             }
             return Ok(best);
         }
-        let mut before: Vec<Node> = Vec::new();
-        for repeats in Repeats::slower() {
+        best = better(best, all, self.limit);
+        let mut seen: HashSet<u64> = HashSet::new();
+        for repeats in quick[1..last].iter().copied().chain(Repeats::slower()) {
             let plan = Plan { repeats, ..plan.clone() };
             let again = self.again(&placed, &plan)?;
-            // What makes no difference to this model is not lowered once more.
-            if again.nodes != before {
-                before.clone_from(&again.nodes);
-                best = better(best, self.lowered(again, plan)?, self.limit, &self.parallel.machine);
+            // Many ways are the same for this model.
+            let mut hasher = DefaultHasher::new();
+            again.nodes.hash(&mut hasher);
+            if seen.insert(hasher.finish()) {
+                best = better(best, self.lowered(again, plan)?, self.limit);
             }
         }
         Ok(best)
@@ -154,15 +161,9 @@ impl Search<'_> {
                 (peak, programs, plan) = (less, alone, waiting);
             }
         }
-        Ok(Fitting { plan, placed, order, programs, peak })
-    }
-}
-
-impl Fitting {
-    /// Estimated time of a step's passes.
-    fn seconds(&self, machine: &Machine) -> f64 {
-        let costs = sections::costs(&self.programs, self.order.layout, machine);
-        schedule::simulate(&self.order, &costs).map_or(f64::INFINITY, |timeline| timeline.cost)
+        let costs = sections::costs(&programs, order.layout, &self.parallel.machine);
+        let seconds = schedule::simulate(&order, &costs).map_or(f64::INFINITY, |timeline| timeline.cost);
+        Ok(Fitting { plan, placed, order, programs, peak, seconds })
     }
 }
 

@@ -26,7 +26,8 @@ impl Choice {
         self.again[id.0 as usize]
     }
 
-    /// The segment whose backward reads `operand` in `reader`: that of what it is the gradient of.
+    /// The segment whose backward reads `operand` in `reader`: that of what it is the gradient of, if known, else that of what it reads, which is
+    /// no later one.
     fn segment(&self, graph: &Graph, reader: NodeId, operand: NodeId) -> u32 {
         let of = match graph.grad_of(reader) {
             Some(GradOf::Op(of)) => of,

@@ -14,6 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 const MOST_PLACES: usize = 512;
 /// What a byte that is written takes, in multiplications and additions.
 const BYTE_FLOPS: u64 = 8;
+/// Most forward passes that may be computed in addition.
+const MOST_PASSES: u64 = 8;
 /// Most peaks that are tried.
 const TRIALS: usize = 200;
 
@@ -84,7 +86,7 @@ impl Line {
             if best.as_ref().is_none_or(|&(least, _)| bytes < least) {
                 best = Some((bytes, chosen));
             }
-            // Of many, some.
+            // Later ones in steps of an eighth, by which the least may be missed.
             let Some(less) = (if trial < TRIALS / 2 { peak } else { peak / 8 * 7 }).checked_sub(1) else { break };
             most = less;
         }
@@ -124,36 +126,51 @@ impl Line {
         found
     }
 
-    /// Of places between segments whose backward each computes `again` what it needs, those at which least is computed once more, where no
-    /// segment, with what is `kept` before its end, needs more than `most` bytes, or than the shortest segments do.
+    /// The places between segments each of which computes `again` for itself what its backward needs. What a segment needs, and what is
+    /// `kept` before its end, takes at most `most` bytes, or what the shortest segments take. Of such places those at which least is computed
+    /// once more; none if that is many times the whole pass.
     pub fn apart(&self, stage: &Stage, again: &[bool], kept: &BTreeSet<NodeId>, most: u64) -> Vec<usize> {
-        let (mut before, mut made) = (vec![0], vec![0]);
-        for (&id, &again) in stage.nodes.iter().zip(again) {
-            let bytes = |counts: bool| if counts { stage.bytes(id) } else { 0 };
-            before.push(before[made.len() - 1] + bytes(kept.contains(&id)));
-            made.push(made[made.len() - 1] + bytes(again && stage.needed.contains(&id)));
-        }
+        let prefix = |counts: &dyn Fn(usize, NodeId) -> bool| -> Vec<u64> {
+            let mut sums = vec![0];
+            for (i, &id) in stage.nodes.iter().enumerate() {
+                sums.push(sums[i] + if counts(i, id) { stage.bytes(id) } else { 0 });
+            }
+            sums
+        };
+        let before = prefix(&|_, id| kept.contains(&id));
+        let made = prefix(&|i, id| again[i] && stage.needed.contains(&id));
         let places = self.places(again.len());
         let needed = |from: usize, to: usize| before[to] + made[to] - made[from];
         let most = places.windows(2).map(|ends| needed(ends[0], ends[1])).fold(most, u64::max);
-        let cost = |place: usize| self.work(stage, again, place);
-        divide(&places, cost, |_, from, to| needed(from, to) <= most).unwrap_or_default()
+        let works: Vec<u64> = stage.nodes.iter().map(|&id| work(stage, id)).collect();
+        let cost = |place: usize| self.repeated(stage, again, &works, place);
+        let chosen = divide(&places, cost, |_, from, to| needed(from, to) <= most).unwrap_or_default();
+        let more = chosen.iter().map(|&place| cost(place)).fold(0, u64::saturating_add);
+        if more > works.iter().fold(0, |sum: u64, work| sum.saturating_add(*work)).saturating_mul(MOST_PASSES) {
+            Vec::new()
+        } else {
+            chosen
+        }
     }
 
-    /// What it takes to compute again, behind a place, what crosses it: multiplications and additions, a byte counting as some.
-    pub(super) fn work(&self, stage: &Stage, again: &[bool], place: usize) -> u64 {
+    /// What it takes to compute again, behind a place, what crosses it, where nodes take so much.
+    pub(super) fn repeated(&self, stage: &Stage, again: &[bool], works: &[u64], place: usize) -> u64 {
         let mut wanted: BTreeSet<NodeId> = BTreeSet::new();
-        let mut work = 0;
+        let mut sum = 0;
         for i in (0..place).rev().filter(|&i| again[i]) {
-            let id = stage.nodes[i];
             let crosses = self.spans[i].is_some_and(|(_, last)| place <= last);
-            if crosses || wanted.contains(&id) {
-                work += stage.flops(id).unwrap_or(BYTE_FLOPS * stage.bytes(id));
-                wanted.extend(&stage.graph[id].operands);
+            if crosses || wanted.contains(&stage.nodes[i]) {
+                sum = works[i].saturating_add(sum);
+                wanted.extend(&stage.graph[stage.nodes[i]].operands);
             }
         }
-        work
+        sum
     }
+}
+
+/// Multiplications and additions of a node, the bytes of what is no product counting as some.
+pub(super) fn work(stage: &Stage, id: NodeId) -> u64 {
+    stage.flops(id).unwrap_or(stage.bytes(id).saturating_mul(BYTE_FLOPS))
 }
 
 /// Inner places of the least cost, of those between which each segment fits, given its ends and what the places before it cost.
@@ -164,7 +181,7 @@ fn divide(places: &[usize], cost: impl Fn(usize) -> u64, fits: impl Fn(u64, usiz
         let own = if to + 1 < places.len() { cost(places[to]) } else { 0 };
         let ways = (0..to).filter_map(|from| Some((best[from]?.0, from)));
         let ways = ways.filter(|&(before, from)| fits(before, places[from], places[to]));
-        best[to] = ways.map(|(before, from)| (before + own, from)).min();
+        best[to] = ways.map(|(before, from)| (before.saturating_add(own), from)).min();
     }
     let mut from = best[places.len() - 1]?.1;
     let mut chosen = Vec::new();

@@ -89,7 +89,8 @@ proptest! {
             let ends = [0].iter().chain(places).zip(places.iter().chain([&end]));
             ends.map(|(&from, &to)| bytes(0..to, false) + bytes(from..to, true)).max().unwrap_or(0)
         };
-        let work = |places: &[usize]| places.iter().map(|&place| line.work(&stage, &again, place)).sum::<u64>();
+        let works: Vec<u64> = stage.nodes.iter().map(|&id| segments::work(&stage, id)).collect();
+        let work = |places: &[usize]| places.iter().map(|&place| line.repeated(&stage, &again, &works, place)).sum::<u64>();
         let inner: Vec<usize> = line.places(end).into_iter().filter(|&place| place > 0 && place < end).collect();
         let sets = (0..1_u32 << inner.len())
             .map(|bits| (0..inner.len()).filter(|i| bits >> i & 1 == 1).map(|i| inner[i]).collect::<Vec<usize>>());

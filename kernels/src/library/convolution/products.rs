@@ -360,7 +360,7 @@ fn chunk_factor(plain: &[Plain], copied: &[usize], dims: &[BorderDim]) -> Option
         others.map(|g| plain[g].size).product::<usize>() * plane
     };
     let most = CHUNK / copied.iter().map(sample).max().unwrap_or(0).max(1);
-    // Chunks of about one size.
+    // As many as are needed, none much larger than the others.
     let chunks = plain[f].size.div_ceil(most.clamp(1, plain[f].size));
     Some((f, plain[f].size.div_ceil(chunks)))
 }
