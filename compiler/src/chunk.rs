@@ -9,7 +9,7 @@
 
 mod region;
 
-use crate::graph::{GradOf, Graph, NodeId, Operands, Phase};
+use crate::graph::{Graph, NodeId, Operands, Phase};
 use crate::ops::{BroadcastInDim, Concatenate, GradSum, Iota, Op, Slice};
 use crate::plan::Plan;
 use crate::train::Output;
@@ -107,10 +107,7 @@ impl Parting<'_> {
         self.out.set_phase(if late { Phase::Backward } else { node.phase });
         self.out.set_stage(node.stage);
         self.out.set_origin_of(self.placed, id);
-        self.out.set_grad_of(match self.placed.grad_of(id) {
-            Some(GradOf::Op(of)) => self.map[of.0 as usize].map(GradOf::Op),
-            _ => None,
-        });
+        self.out.set_grad_of_like(self.placed, id, |of| self.map[of.0 as usize]);
     }
 
     fn copy(&mut self, id: NodeId) {

@@ -172,6 +172,15 @@ impl Graph {
         self.cursor.stage = stage;
     }
 
+    /// What is added next is the gradient of what `id` of another graph is the gradient of, if that has a counterpart here.
+    pub fn set_grad_of_like(&mut self, other: &Graph, id: NodeId, here: impl Fn(NodeId) -> Option<NodeId>) {
+        self.cursor.grad_of = match other.grad_of(id) {
+            Some(GradOf::Op(of)) => here(of).map(GradOf::Op),
+            Some(GradOf::Value(of)) => here(of).map(GradOf::Value),
+            None => None,
+        };
+    }
+
     pub fn set_grad_of(&mut self, of: Option<GradOf>) {
         self.cursor.grad_of = of;
     }
@@ -248,14 +257,9 @@ impl Graph {
             let node = &self[id];
             let operands: Operands = node.operands.iter().map(|o| map[o.0 as usize].expect("operands come first")).collect();
             out.set_origin_of(self, id);
-            let of = |of: NodeId| map[of.0 as usize];
             out.cursor.phase = node.phase;
             out.cursor.stage = node.stage;
-            out.cursor.grad_of = match self.grad_of(id) {
-                Some(GradOf::Op(n)) => of(n).map(GradOf::Op),
-                Some(GradOf::Value(n)) => of(n).map(GradOf::Value),
-                None => None,
-            };
+            out.set_grad_of_like(self, id, |of| map[of.0 as usize]);
             map[id.0 as usize] = Some(rewrite(&mut out, id, node, &operands)?);
         }
         let mapped = |&(ref name, id): &(String, NodeId)| (name.clone(), map[id.0 as usize].expect("outputs are live"));

@@ -243,16 +243,18 @@ impl<'a> Stage<'a> {
 
 /// `nodes` with those that only the backward needs, which autodiff adds last, right behind what they read.
 fn in_order(graph: &Graph, mut nodes: Vec<NodeId>, needed: &BTreeSet<NodeId>) -> Vec<NodeId> {
-    let (mut forward, mut aside) = (BTreeSet::new(), needed.clone());
+    // What the backward reads, or another of these, and no forward node else.
+    let (mut read, mut aside) = (BTreeSet::new(), needed.clone());
     for &id in nodes.iter().rev() {
-        let is_aside = aside.contains(&id) && !forward.contains(&id);
-        if is_aside { &mut aside } else { &mut forward }.extend(graph[id].operands.iter().copied());
+        if read.contains(&id) {
+            aside.remove(&id);
+        }
+        if aside.contains(&id) { &mut aside } else { &mut read }.extend(graph[id].operands.iter().copied());
     }
     let mut places: BTreeMap<NodeId, NodeId> = BTreeMap::new();
     for &id in &nodes {
-        let is_aside = aside.contains(&id) && !forward.contains(&id);
         let behind = graph[id].operands.iter().filter_map(|o| places.get(o)).max();
-        places.insert(id, if is_aside { behind.copied().unwrap_or(NodeId(0)) } else { id });
+        places.insert(id, if aside.contains(&id) { behind.copied().unwrap_or(NodeId(0)) } else { id });
     }
     nodes.sort_by_key(|id| (places[id], *id));
     nodes
