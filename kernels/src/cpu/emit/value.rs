@@ -1,7 +1,8 @@
 //! Emission of expressions.
 
 use super::{Emitter, Place, Scope, Val};
-use crate::library::vector::{Shape, Ty, arithmetic, convert, memory as tiles, reduce};
+use crate::library::vector::arithmetic::{self, Term};
+use crate::library::vector::{Shape, Ty, convert, memory as tiles, reduce};
 use crate::tile::{Dims, bit, computed, slope};
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{InstBuilder, MemFlagsData, Value, types};
@@ -32,7 +33,7 @@ impl Emitter<'_, '_> {
         (expr, self.tile.filter(|_| self.depends_on_tile(expr)).map_or(0, |tile| tile.dims))
     }
 
-    fn remembered(&self, expr: ExprId) -> Option<Val> {
+    pub(super) fn remembered(&self, expr: ExprId) -> Option<Val> {
         let key = self.key(expr);
         self.scopes.iter().rev().find_map(|scope| scope.values.get(&key)).copied()
     }
@@ -77,7 +78,7 @@ impl Emitter<'_, '_> {
             .all(|id| if let Expr::Var(var) = self.nest.kernel.get(*id) { self.variable(*var).is_some() } else { true })
     }
 
-    fn variable(&self, var: VarId) -> Option<Val> {
+    pub(super) fn variable(&self, var: VarId) -> Option<Val> {
         self.scopes.iter().rev().find_map(|scope| scope.vars.get(&var)).copied()
     }
 
@@ -169,20 +170,8 @@ impl Emitter<'_, '_> {
 
     fn binary(&mut self, expr: ExprId, op: BinaryOp, x: ExprId, y: ExprId) -> Val {
         let ty = self.typing.ty(expr);
-        if op == BinaryOp::Add && self.is_whole(expr) && matches!(ty, Ty::F32 | Ty::F64) {
-            for (product, addend) in [(x, y), (y, x)] {
-                if let Expr::Binary(BinaryOp::Mul, a, b) = *self.nest.kernel.get(product)
-                    && self.uses[product.0 as usize] == 1
-                    && self.is_whole(product)
-                    && !self.known(product)
-                {
-                    let values = [self.eval(a), self.eval(b), self.eval(addend)];
-                    let to = self.destination(expr, &[a, b, addend]);
-                    let primitive = arithmetic::mul_add(self.isa, ty, self.shapes(to, values));
-                    self.apply(primitive, to, &values);
-                    return to;
-                }
-            }
+        if let Some(to) = self.with_products(expr, op, x, y) {
+            return to;
         }
         let values = [self.eval(x), self.eval(y)];
         let to = self.destination(expr, &[x, y]);
@@ -192,6 +181,63 @@ impl Emitter<'_, '_> {
         let primitive = arithmetic::binary(self.isa, op, ty, self.shapes(to, values));
         self.apply(primitive, to, &values);
         self.wrap(expr, to)
+    }
+
+    /// A sum or difference of tiles one or both of which are products that nothing else reads: in one pass. None if it is no such value.
+    fn with_products(&mut self, expr: ExprId, op: BinaryOp, x: ExprId, y: ExprId) -> Option<Val> {
+        let (ty, subtracts) = (self.typing.ty(expr), op == BinaryOp::Sub);
+        if !matches!(op, BinaryOp::Add | BinaryOp::Sub) || !self.is_whole(expr) || !matches!(ty, Ty::F32 | Ty::F64) {
+            return None;
+        }
+        let products = [x, y].map(|factor| self.product(factor));
+        if let [Some(left), Some(right)] = products
+            && let [Some([a, s]), Some([b, t])] = [left, right].map(|factors| self.scaled(factors))
+        {
+            let [values @ .., s, t] = [a, b, s, t].map(|factor| self.eval(factor));
+            let scales = self.pair([s, t]);
+            let to = self.destination(expr, &[a, b]);
+            self.apply(arithmetic::scaled(self.isa, ty, subtracts), to, &[values[0], values[1], scales]);
+            return Some(to);
+        }
+        let (term, [a, b], other) = match products {
+            [Some(product), _] => (if subtracts { Term::Less } else { Term::Added }, product, y),
+            [None, Some(product)] => (if subtracts { Term::Subtracted } else { Term::Added }, product, x),
+            [None, None] => return None,
+        };
+        let values = [self.eval(a), self.eval(b), self.eval(other)];
+        let to = self.destination(expr, &[a, b, other]);
+        let primitive = arithmetic::with_product(self.isa, ty, term, self.shapes(to, values));
+        self.apply(primitive, to, &values);
+        Some(to)
+    }
+
+    /// The factors of a tile that is a product, was not computed, and has one reader.
+    fn product(&self, expr: ExprId) -> Option<[ExprId; 2]> {
+        match *self.nest.kernel.get(expr) {
+            Expr::Binary(BinaryOp::Mul, a, b) => {
+                (self.uses[expr.0 as usize] == 1 && self.is_whole(expr) && !self.known(expr)).then_some([a, b])
+            }
+            _ => None,
+        }
+    }
+
+    /// The factor that is a tile and the one that is the same for all of it.
+    fn scaled(&self, [a, b]: [ExprId; 2]) -> Option<[ExprId; 2]> {
+        [[a, b], [b, a]].into_iter().find(|&[tile, scale]| self.is_whole(tile) && !self.depends_on_tile(scale))
+    }
+
+    /// Two single values side by side.
+    fn pair(&mut self, values: [Val; 2]) -> Val {
+        let ty = values[0].ty;
+        let (pair, bytes) = (self.slot(Ty::F64, Shape::Single), ty.bytes() as i32);
+        let word = if ty == Ty::F32 { types::F32 } else { types::F64 };
+        let to = self.address(pair);
+        for (k, value) in (0..).zip(values) {
+            let from = self.address(value);
+            let value = self.builder.ins().load(word, MemFlagsData::trusted(), from, 0);
+            self.builder.ins().store(MemFlagsData::trusted(), value, to, k * bytes);
+        }
+        Val { ty, ..pair }
     }
 
     /// Adds a product over the tile to a single total without storing it, nor what it is cast from; false if that can't be.

@@ -378,6 +378,10 @@ functions! {
     LessEqual<T: PartialOrd>(x: T, y: T, _z: u8) -> u8 = u8::from(x <= y);
     Select<T>(condition: u8, yes: T, no: T) -> T = if condition != 0 { yes } else { no };
     MulAdd<T: Number>(x: T, y: T, z: T) -> T = x.mul(y).add(z);
+    MulSub<T: Number>(x: T, y: T, z: T) -> T = x.mul(y).sub(z);
+    SubMul<T: Number>(x: T, y: T, z: T) -> T = z.sub(x.mul(y));
+    AddScaled<T: Number>(x: T, y: T, z: [T; 2]) -> T = x.mul(z[0]).add(y.mul(z[1]));
+    SubScaled<T: Number>(x: T, y: T, z: [T; 2]) -> T = x.mul(z[0]).sub(y.mul(z[1]));
 }
 
 macro_rules! by_type {
@@ -494,9 +498,30 @@ pub fn select(isa: Isa, ty: Ty, shapes: [Shape; 3]) -> Primitive {
     }
 }
 
-/// dst = a * b + c, rounded twice; not all operands may be single.
-pub fn mul_add(isa: Isa, ty: Ty, shapes: [Shape; 3]) -> Primitive {
-    by_float!(ty, MulAdd, three(isa, shapes))
+/// What is done with a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Term {
+    /// a * b + c
+    Added,
+    /// a * b - c
+    Less,
+    /// c - a * b
+    Subtracted,
+}
+
+/// dst = a * b with c, rounded twice; not all operands may be single.
+pub fn with_product(isa: Isa, ty: Ty, term: Term, shapes: [Shape; 3]) -> Primitive {
+    match term {
+        Term::Added => by_float!(ty, MulAdd, three(isa, shapes)),
+        Term::Less => by_float!(ty, MulSub, three(isa, shapes)),
+        Term::Subtracted => by_float!(ty, SubMul, three(isa, shapes)),
+    }
+}
+
+/// dst = a * c[0] ± b * c[1], each product rounded; a and b are tiles.
+pub fn scaled(isa: Isa, ty: Ty, subtracts: bool) -> Primitive {
+    let shapes = [Shape::Tile, Shape::Tile, Shape::Single];
+    if subtracts { by_float!(ty, SubScaled, three(isa, shapes)) } else { by_float!(ty, AddScaled, three(isa, shapes)) }
 }
 
 /// xʸ, wrapping; 1 / xⁿ truncated where y is negative, 0 for x = 0.
