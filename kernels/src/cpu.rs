@@ -3,6 +3,8 @@
 mod emit;
 #[cfg(all(test, target_os = "linux"))]
 mod guarded;
+#[cfg(test)]
+mod in_place;
 pub mod isa;
 pub mod jit;
 pub mod pool;

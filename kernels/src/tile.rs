@@ -44,6 +44,8 @@ pub struct Nest {
     pub offset: Vec<usize>,
     pub inputs: Vec<Array>,
     pub outputs: Vec<Array>,
+    /// By output, the inputs that share memory with it; none where that is not known, so that any may.
+    pub shared: Option<Vec<Vec<u8>>>,
 }
 
 impl Nest {
@@ -74,6 +76,7 @@ impl Nest {
             offset: (0..kernel.dims.len()).collect(),
             inputs: inputs_bound,
             outputs: outputs_bound,
+            shared: None,
         })
     }
 

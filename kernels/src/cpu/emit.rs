@@ -6,6 +6,7 @@
 
 mod behind;
 mod columns;
+mod direct;
 mod kept;
 mod memory;
 mod value;
@@ -101,8 +102,10 @@ pub(super) struct Emitter<'a, 'b> {
     /// Values that several passes need.
     rows: BTreeMap<ExprId, kept::Row>,
     calls: usize,
-    /// The expression of a store that may be computed right where it is stored.
+    /// An expression that may be computed right where it is stored.
     target: Option<(ExprId, Val)>,
+    /// Variables that lie in outputs.
+    placed: BTreeMap<VarId, u8>,
 }
 
 /// What the emitted code needs and how much of it there is.
@@ -161,6 +164,7 @@ pub(super) fn emit(function: &mut Function, source: &Source<'_>) -> Emitted {
         rows: BTreeMap::new(),
         calls: 0,
         target: None,
+        placed: BTreeMap::new(),
     };
     emitter.passes = emitter.in_passes();
     emitter.take_rows();
@@ -306,14 +310,12 @@ impl Emitter<'_, '_> {
         let over = over_of(&body[pass[0]]);
         let in_tile = |d: &DimId| own.is_some_and(|t| t.dim == *d) || self.plan.behind == Some(*d);
         let loops: Vec<DimId> = over.iter().copied().filter(|d| !in_tile(d)).collect();
-        let roots: Vec<ExprId> = pass.iter().map(|&j| value_of(&body[j])).collect();
-        self.prepare_all(&roots);
-        let tiling = own.filter(|_| single.is_none());
         if let Stmt::Let { var, value } = &body[pass[0]] {
-            let value = self.eval(*value);
-            self.define(*var, value);
+            self.define_as(pass[0], *var, *value);
         } else {
-            self.together(pass, &roots, &loops, tiling);
+            let roots: Vec<ExprId> = pass.iter().map(|&j| value_of(&body[j])).collect();
+            self.prepare_all(&roots);
+            self.together(pass, &roots, &loops, own.filter(|_| single.is_none()));
         }
         if self.plan.column.is_none() {
             self.tile = None;
@@ -335,7 +337,8 @@ impl Emitter<'_, '_> {
             self.set_neutral(total, *op);
             totals.push(Total { var: *var, op: *op, value: *value, total });
         }
-        let stores: Vec<&Stmt> = pass.iter().map(|&j| &body[j]).filter(|stmt| matches!(stmt, Stmt::Store { .. })).collect();
+        let is_left = |stmt: &&Stmt| matches!(stmt, Stmt::Store { .. }) && !self.is_placed(stmt);
+        let stores: Vec<&Stmt> = pass.iter().map(|&j| &body[j]).filter(is_left).collect();
         match loops.split_last().filter(|_| stores.is_empty() && tiling.is_none()) {
             Some((last, rest)) => self.around(rest, None, roots, &mut |e| e.reduce_along(*last, roots, &totals)),
             None => self.around(loops, tiling, roots, &mut |e| {
@@ -444,12 +447,18 @@ impl Emitter<'_, '_> {
         }
     }
 
-    /// Evaluates all values before it writes any, so that outputs may share buffers with inputs.
+    /// Evaluates each value before an output is written that may share memory with what it reads.
     fn stores(&mut self, stmts: &[&Stmt]) {
-        let Some((last, first)) = stmts.split_last() else { return };
-        let values: Vec<Val> = first.iter().map(|stmt| self.kept(value_of(stmt))).collect();
-        self.store_last(last);
-        for (stmt, value) in first.iter().zip(values) {
+        let mut waiting = Vec::new();
+        for (i, stmt) in stmts.iter().enumerate() {
+            let Stmt::Store { output, value, .. } = stmt else { continue };
+            if self.reads_what_is_at(*output, stmts[i + 1..].iter().copied()) {
+                waiting.push((stmt, self.kept(*value)));
+            } else {
+                self.store_directly(stmt);
+            }
+        }
+        for (stmt, value) in waiting {
             self.store(stmt, value);
         }
     }

@@ -44,7 +44,8 @@ pub(super) struct Generated {
 impl super::Cpu {
     /// Compiles `kernel` for the operands of `instr` on this rank. Errors: operands that do not fit it.
     pub fn kernel(&mut self, site: &Site<'_>, kernel: &Kernel, instr: &Instr) -> Result<Call> {
-        let Bound { nest, operands, offsets } = Bound::new(site, kernel, instr)?;
+        let Bound { mut nest, operands, offsets } = Bound::new(site, kernel, instr)?;
+        nest.shared = Some(shared(&operands, nest.inputs.len()));
         let (operands, offsets): (Box<[Span]>, Box<[(i64, i64)]>) = (operands.into(), offsets.into());
         let code = self.jit.compile(nest).map_err(Error::device)?;
         let large_enough = operands.iter().zip(&code.operand_bytes).all(|(span, &bytes)| span.bytes >= bytes);
@@ -55,6 +56,13 @@ impl super::Cpu {
         self.arguments.reserve(words.saturating_sub(self.arguments.len()));
         Ok(Call(Work::Kernel(Generated { code, operands, offsets })))
     }
+}
+
+/// By output, which of the `inputs` first operands share memory with it.
+fn shared(operands: &[Span], inputs: usize) -> Vec<Vec<u8>> {
+    let (inputs, outputs) = operands.split_at(inputs);
+    let of = |output: &Span| (0..).zip(inputs).filter(|(_, input)| input.overlaps(output)).map(|(n, _)| n).collect();
+    outputs.iter().map(of).collect()
 }
 
 impl Call {

@@ -105,7 +105,7 @@ impl Emitter<'_, '_> {
     }
 
     /// Pointer of operand `number`, inputs first.
-    fn operand(&mut self, number: usize) -> Value {
+    pub(super) fn operand(&mut self, number: usize) -> Value {
         self.builder.ins().load(types::I64, MemFlagsData::trusted().with_readonly(), self.arguments, 8 * number as i32)
     }
 
@@ -114,7 +114,7 @@ impl Emitter<'_, '_> {
         self.builder.ins().iadd(base, offset)
     }
 
-    fn walk(&mut self, array: &Array, index: &[Index], outside: Outside, shape: Shape) -> Walk {
+    pub(super) fn walk(&mut self, array: &Array, index: &[Index], outside: Outside, shape: Shape) -> Walk {
         let strides = Access::dense(array);
         let mut walk = Walk { first: self.integer(0), stride: 0, inside: None, uneven: vec![] };
         for (k, index) in index.iter().enumerate() {
@@ -226,7 +226,7 @@ impl Emitter<'_, '_> {
     }
 
     /// Evaluates a store's value, right in its output where that is possible, and writes it.
-    pub(super) fn store_last(&mut self, stmt: &Stmt) {
+    pub(super) fn store_directly(&mut self, stmt: &Stmt) {
         let Stmt::Store { output, index, value, mode, .. } = stmt else { return };
         let nest = self.nest;
         let array = &nest.outputs[usize::from(*output)];
