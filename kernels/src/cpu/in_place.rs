@@ -75,7 +75,8 @@ fn random_kernel(state: &mut u64, inputs: usize, in_rows: bool) -> Kernel {
 
 /// The outputs of `kernel`, each in the place of an input or in one of its own; `shared` as the nest says it.
 fn outputs(kernel: &Kernel, places: &[Option<u8>], shared: Option<Vec<Vec<u8>>>, isa: Isa) -> Vec<Vec<f32>> {
-    let [inputs, outputs] = [&kernel.inputs, &kernel.outputs].map(|all| all.iter().map(|a| extents(a.rank)).collect::<Vec<_>>());
+    let [inputs, outputs] =
+        [&kernel.inputs, &kernel.outputs].map(|all| all.iter().map(|a| extents(a.rank)).collect::<Vec<_>>());
     let parameters = Nest::parameters(kernel, &inputs, &outputs).unwrap();
     let mut nest = Nest::bind(kernel, &inputs, &outputs).unwrap();
     nest.shared = shared;
