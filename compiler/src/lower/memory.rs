@@ -24,6 +24,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 /// Offsets are multiples of a cache line.
 const ALIGN: u64 = 64;
 
+/// Bytes behind a piece of memory of at least `LARGE`. Sizes are often multiples of a page, so that the same rows of all operands of a kernel
+/// would come to lie in the same few sets of the first-level cache, more of them than a set has lines; an odd number of lines spreads them.
+const APART: u64 = 17 * ALIGN;
+const LARGE: u64 = 64 << 10;
+
 /// Where the values of one piece of memory live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Class {
@@ -177,11 +182,12 @@ fn classify(
     lives.iter().map(|(id, life)| (*id, class(id, life))).collect()
 }
 
-/// Bytes of each piece of memory: those of its largest view, aligned.
+/// Bytes of each piece of memory: those of its largest view, aligned, and what keeps it apart from the next.
 fn sizes(selected: &Selected) -> BTreeMap<BufferId, u64> {
     let mut sizes = BTreeMap::new();
     for (i, buffer) in selected.program.buffers.iter().enumerate() {
         let bytes = buffer.ty.local_bytes(&selected.program.mesh).next_multiple_of(ALIGN).max(ALIGN);
+        let bytes = if bytes < LARGE { bytes } else { bytes + APART };
         let size: &mut u64 = sizes.entry(selected.storage[i]).or_default();
         *size = bytes.max(*size);
     }

@@ -98,6 +98,11 @@ impl OpDef for Binary {
                 g.give(0, |_| Ok(dy))?;
                 g.give(1, |g| g.unary(UnaryOp::Neg, dy))
             }
+            // In one term: its factor goes where `dy` is made, which is often smaller.
+            BinaryOp::Mul if a == b => g.give(0, |g| {
+                let twice = g.scale(dy, 2.0)?;
+                g.binary(BinaryOp::Mul, twice, a)
+            }),
             BinaryOp::Mul => {
                 g.give(0, |g| g.binary(BinaryOp::Mul, dy, b))?;
                 g.give(1, |g| g.binary(BinaryOp::Mul, dy, a))

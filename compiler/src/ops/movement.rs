@@ -1,12 +1,13 @@
 //! Ops that only move elements.
 
 use super::example::{Example, floats, ints};
-use super::{OpDef, Rule, exactly};
+use super::{Op, OpDef, Rule, Unary, exactly};
 use crate::autodiff::Grad;
 use crate::error::{Error, Result};
-use crate::graph::NodeId;
+use crate::graph::{Graph, NodeId};
 use crate::interp::Tensor;
 use dcc_program::factors::DimFactors;
+use dcc_program::kernel::UnaryOp;
 use dcc_program::{FactorId, Shape, TensorType};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -68,7 +69,12 @@ impl OpDef for BroadcastInDim {
 
     fn grad(&self, g: &mut Grad, _: NodeId, dy: NodeId) -> Result<()> {
         let repeated: Vec<usize> = (0..self.shape.len()).filter(|&d| !self.dims.contains(&(d as u8))).collect();
-        g.give(0, |g| g.sum(dy, &repeated))
+        g.give(0, |g| {
+            // What is taken off everywhere: one sum is negated in place of all its terms.
+            let Some(terms) = negated(g, dy) else { return g.sum(dy, &repeated) };
+            let sum = g.sum(terms, &repeated)?;
+            g.unary(UnaryOp::Neg, sum)
+        })
     }
 
     fn examples() -> Vec<Example> {
@@ -82,6 +88,15 @@ impl OpDef for BroadcastInDim {
             of(floats(1, &[2, 5]), &[2, 3, 5, 4], &[0, 2]),
             of(ints(0, 9, 1, &[4]), &[4, 7], &[0]),
         ]
+    }
+}
+
+/// What a gradient is the negative of, if it was made so.
+fn negated(graph: &Graph, gradient: NodeId) -> Option<NodeId> {
+    let (Op::GradSum(_), &[term]) = (&graph[gradient].op, &graph[gradient].operands[..]) else { return None };
+    match graph[term].op {
+        Op::Unary(Unary { op: UnaryOp::Neg }) => Some(graph[term].operands[0]),
+        _ => None,
     }
 }
 
