@@ -1,7 +1,7 @@
 //! Optimizers that know nothing but the element: a shard's update is a shard of the update.
 
 use super::AdamDecay;
-use super::block::{Block, host, learning_rate, mixed};
+use super::block::{Block, host, learning_rate, mixed, spread};
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
 use dcc_program::kernel::{BinaryOp, UnaryOp};
@@ -59,12 +59,12 @@ impl Block {
         let square = graph.binary(BinaryOp::Mul, gradient, gradient)?;
         let second = self.average(graph, "v", betas.1, square)?;
         let root = graph.unary(UnaryOp::Sqrt, second)?;
-        // Its inverse, worked out on the host: as accurate, and a tensor is multiplied faster than divided.
         let correction = host(graph, |graph| {
             let bias = self.bias_correction(graph, betas.1)?;
-            graph.unary(UnaryOp::Rsqrt, bias)
+            graph.unary(UnaryOp::Sqrt, bias)
         })?;
-        let root = self.times(graph, root, correction)?;
+        let correction = spread(graph, correction, root)?;
+        let root = graph.binary(BinaryOp::Div, root, correction)?;
         Ok((first, graph.binary_scalar(BinaryOp::Add, root, eps)?))
     }
 

@@ -164,9 +164,10 @@ fn without_masters_a_rank_holds_four_bytes_less() {
                 let beside = of(masters, zero, dp);
                 let master = 4.0 * psi / if zero == Zero::Nothing { 1.0 } else { n };
                 println!("{what}, {} bytes less are planned", beside.3 - planned);
-                // The seed is a number more.
+                // The seed is a number more; behind each of three masters were 17 cache lines, if it was large.
                 let less = (beside.2 - persistent) as f64;
-                assert!((master - 256.0..=master).contains(&less), "{what}: {less} bytes less of {master} between steps");
+                let range = master - 256.0..=master + 3.0 * 17.0 * 64.0;
+                assert!(range.contains(&less), "{what}: {less} bytes less of {master} between steps");
             }
         }
     }
