@@ -190,7 +190,13 @@ impl Emitter<'_, '_> {
             return None;
         }
         let products = [x, y].map(|factor| self.product(factor));
+        // Of half floats, which other passes round, only sums with a product.
+        let is_half = convert::narrow(self.isa, self.typing.dtype(expr)).is_some();
+        if is_half && subtracts {
+            return None;
+        }
         if let [Some(left), Some(right)] = products
+            && !is_half
             && let [Some([a, s]), Some([b, t])] = [left, right].map(|factors| self.scaled(factors))
         {
             let [values @ .., s, t] = [a, b, s, t].map(|factor| self.eval(factor));
