@@ -72,8 +72,8 @@ impl OpDef for BroadcastInDim {
         g.give(0, |g| {
             // What is taken off everywhere: one sum is negated in place of all its terms.
             let Some(terms) = negated(g, dy) else { return g.sum(dy, &repeated) };
-            let sum = g.sum(terms, &repeated)?;
-            g.unary(UnaryOp::Neg, sum)
+            let (x, sum) = (g.operand(0), g.sum(terms, &repeated)?);
+            g.of_value(x, |g| g.unary(UnaryOp::Neg, sum))
         })
     }
 

@@ -44,6 +44,21 @@ fn long_rows_in_few_passes() {
     check(&b.kernel, &dims, &results, 1e-5);
 }
 
+/// A function that one pass over a long row stores and a later one reads again.
+#[test]
+fn what_a_pass_stores_a_later_one_reads() {
+    let (rows, columns) = (whole(3), whole(9001));
+    let mut b = Build::new(&["i", "j"]).outer(&[0]);
+    let (x, y) = (b.input(F, &[0, 1]), b.input(F, &[0, 1]));
+    let e = b.un(UnaryOp::Exp, x);
+    let sum = b.reduce(Reduce::Sum, &[1], y);
+    b.store(F, &[1], &[0, 1], e);
+    let scaled = b.mul(e, sum);
+    b.store(F, &[1], &[0, 1], scaled);
+    let dims = vec![rows, columns];
+    check(&b.kernel, &[dims.clone(), dims.clone()], &[dims.clone(), dims], 1e-5);
+}
+
 #[test]
 fn layer_norm() {
     for columns in [20, 768, 4500] {

@@ -61,7 +61,7 @@ impl super::Cpu {
 /// By output, which of the `inputs` first operands share memory with it.
 fn shared(operands: &[Span], inputs: usize) -> Vec<Vec<u8>> {
     let (inputs, outputs) = operands.split_at(inputs);
-    let of = |output: &Span| (0..).zip(inputs).filter(|(_, input)| input.overlaps(output)).map(|(n, _)| n).collect();
+    let of = |output: &Span| inputs.iter().zip(0..).filter(|(input, _)| input.overlaps(output)).map(|(_, n)| n).collect();
     outputs.iter().map(of).collect()
 }
 

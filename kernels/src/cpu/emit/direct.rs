@@ -43,6 +43,10 @@ impl Emitter<'_, '_> {
             }
             _ => None,
         })?;
+        let is_of = |stmt: &&Stmt| matches!(stmt, Stmt::Store { output: other, .. } if *other == output);
+        if nest.kernel.body.iter().filter(is_of).count() != 1 {
+            return None;
+        }
         let array = &nest.outputs[usize::from(output)];
         let as_computed = convert::narrow(self.isa, array.dtype).is_none() && computed(array.dtype) == ty;
         if !as_computed || self.reads_what_is_at(output, later.iter()) {

@@ -239,7 +239,9 @@ impl Emitter<'_, '_> {
             _ => false,
         };
         let stored_as_computed = convert::narrow(self.isa, array.dtype).is_none();
-        if arithmetic && stored_as_computed && *mode == StoreMode::Assign && self.is_whole(*value) && !self.known(*value) {
+        // A value that has a row is computed there, for later passes.
+        let elsewhere = self.known(*value) || self.rows.contains_key(value);
+        if arithmetic && stored_as_computed && *mode == StoreMode::Assign && self.is_whole(*value) && !elsewhere {
             // The address is computed first: nothing that the value needs is.
             let walk = self.walk(array, index, Outside::Never, Shape::Tile);
             if walk.stride == 1 {
