@@ -177,7 +177,7 @@ impl Bench<'_> {
             let attention = Attention::<f32>::new(&shape);
             let x = vec![0.5f32; batch * length * width];
             let (mut o, mut lse) = (x.clone(), vec![0f32; batch * heads * length]);
-            let mut workspace = vec![0f32; attention.backward_workspace()];
+            let mut workspace = vec![0f32; attention.forward_workspace().max(attention.backward_workspace())];
             let inputs = Inputs { q: &x, k: &x, v: &x, mask: Mask::None };
             let flops = attention.flops() as f64;
             let name = format!("{batch}x{heads}x{length}x{channels}");
