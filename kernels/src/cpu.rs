@@ -7,4 +7,5 @@ mod guarded;
 mod in_place;
 pub mod isa;
 pub mod jit;
+mod lanes;
 pub mod pool;

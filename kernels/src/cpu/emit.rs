@@ -9,6 +9,7 @@ mod columns;
 mod direct;
 mod kept;
 mod memory;
+mod registers;
 mod value;
 mod window;
 
@@ -19,8 +20,9 @@ use crate::library::vector::{Primitive, Shape, Ty, arithmetic, memory as tiles, 
 use crate::tile::{Dims, Nest, Plan, Tiling, Typing, bit, over_of, pass_of, value_of};
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{AbiParam, Function, InstBuilder, MemFlagsData, SigRef, Signature, Value, types};
-use cranelift_codegen::isa::TargetFrontendConfig;
 use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
+use cranelift_jit::JITModule;
+use cranelift_module::Module;
 use dcc_program::kernel::{BinaryOp, DimId, Expr, ExprId, Stmt, StoreMode, VarId};
 use dcc_program::types::Reduce;
 use std::collections::BTreeMap;
@@ -77,6 +79,8 @@ struct Scope {
 /// The state of emission.
 pub(super) struct Emitter<'a, 'b> {
     builder: FunctionBuilder<'b>,
+    /// Where code that the generator does not make is defined.
+    module: &'b mut JITModule,
     nest: &'a Nest,
     typing: &'a Typing,
     plan: &'a Plan,
@@ -120,12 +124,12 @@ pub(super) struct Source<'a> {
     pub typing: &'a Typing,
     pub plan: &'a Plan,
     pub isa: Isa,
-    pub frontend: TargetFrontendConfig,
 }
 
 /// Emits the whole function: (arguments, scratch, first point, end).
-pub(super) fn emit(function: &mut Function, source: &Source<'_>) -> Emitted {
-    let Source { nest, typing, plan, isa, .. } = *source;
+pub(super) fn emit(module: &mut JITModule, function: &mut Function, source: &Source<'_>) -> Emitted {
+    let Source { nest, typing, plan, isa } = *source;
+    let frontend = module.isa().frontend_config();
     let mut context = FunctionBuilderContext::new();
     let mut primitive = Signature::new(function.signature.call_conv);
     primitive.params.extend([AbiParam::new(types::I64); 5]);
@@ -145,6 +149,7 @@ pub(super) fn emit(function: &mut Function, source: &Source<'_>) -> Emitted {
     let zeros = (longest * behind * 8).next_multiple_of(64);
     let mut emitter = Emitter {
         builder,
+        module,
         nest,
         typing,
         plan,
@@ -175,7 +180,7 @@ pub(super) fn emit(function: &mut Function, source: &Source<'_>) -> Emitted {
     );
     let emitted = Emitted { scratch_bytes: emitter.peak, calls: emitter.calls };
     emitter.builder.seal_all_blocks();
-    emitter.builder.finalize(source.frontend);
+    emitter.builder.finalize(frontend);
     emitted
 }
 
@@ -314,7 +319,10 @@ impl Emitter<'_, '_> {
             self.define_as(pass[0], *var, *value);
         } else {
             let roots: Vec<ExprId> = pass.iter().map(|&j| value_of(&body[j])).collect();
-            self.prepare_all(&roots);
+            // Of one step alone all would be computed: that waits for who can do it in registers.
+            if !loops.is_empty() || own.is_some() && single.is_none() {
+                self.prepare_all(&roots);
+            }
             self.together(pass, &roots, &loops, own.filter(|_| single.is_none()));
         }
         if self.plan.column.is_none() {
@@ -342,6 +350,12 @@ impl Emitter<'_, '_> {
         match loops.split_last().filter(|_| stores.is_empty() && tiling.is_none()) {
             Some((last, rest)) => self.around(rest, None, roots, &mut |e| e.reduce_along(*last, roots, &totals)),
             None => self.around(loops, tiling, roots, &mut |e| {
+                if e.in_registers(&totals, &stores) {
+                    return;
+                }
+                if loops.is_empty() && tiling.is_none() {
+                    e.prepare_all(roots);
+                }
                 totals.iter().for_each(|t| e.fold(t.op, t.value, t.total));
                 e.stores(&stores);
             }),

@@ -109,9 +109,8 @@ impl Jit {
             context.func.signature = signature.clone();
             context.func.name = UserFuncName::user(0, self.count as u32);
             let plan = Plan::new(&nest, &typing, longest, self.threads);
-            let frontend = module.isa().frontend_config();
-            let emitted =
-                emit(&mut context.func, &Source { nest: &nest, typing: &typing, plan: &plan, isa: self.isa, frontend });
+            let source = Source { nest: &nest, typing: &typing, plan: &plan, isa: self.isa };
+            let emitted = emit(module, &mut context.func, &source);
             if emitted.scratch_bytes <= WORKER_BYTES {
                 break (plan, emitted);
             }

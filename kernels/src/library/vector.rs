@@ -45,7 +45,7 @@ pub enum Shape {
 }
 
 /// Elements computed together; also the number of partial results of a reduction, whatever the vector width.
-pub(super) const LANES: usize = 32;
+pub(crate) const LANES: usize = 32;
 
 /// A body that is compiled once per instruction set.
 pub(super) trait Body {

@@ -72,7 +72,7 @@ impl Emitter<'_, '_> {
 
     /// Asks for the memory behind a tile of an operand that the loops walk through from end to end, since the next tile lies there: it
     /// arrives while this one is computed. Where there is little to compute, the memory is busy all the time by itself.
-    fn fetch_next(&mut self, array: &Array, index: &[Index], pointer: Value) {
+    pub(super) fn fetch_next(&mut self, array: &Array, index: &[Index], pointer: Value) {
         let (plan, dims, kernel) = (self.plan, self.nest.extents.len(), &self.nest.kernel);
         let computes = |expr: &&Expr| matches!(expr, Expr::Unary(..) | Expr::Binary(..) | Expr::Select(..));
         let operations = kernel.exprs.iter().filter(computes).count();

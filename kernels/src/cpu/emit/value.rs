@@ -29,7 +29,7 @@ impl Emitter<'_, '_> {
         value
     }
 
-    fn key(&self, expr: ExprId) -> (ExprId, Dims) {
+    pub(super) fn key(&self, expr: ExprId) -> (ExprId, Dims) {
         (expr, self.tile.filter(|_| self.depends_on_tile(expr)).map_or(0, |tile| tile.dims))
     }
 
@@ -164,7 +164,9 @@ impl Emitter<'_, '_> {
     fn unary(&mut self, expr: ExprId, op: UnaryOp, x: ExprId) -> Val {
         let value = self.eval(x);
         let to = self.destination(expr, &[x]);
-        self.apply(arithmetic::unary(self.isa, op, value.ty), to, &[value]);
+        if to.shape == Shape::Tile || !self.scalar_function(op, to, value) {
+            self.apply(arithmetic::unary(self.isa, op, value.ty), to, &[value]);
+        }
         self.wrap(expr, to)
     }
 
@@ -305,6 +307,31 @@ impl Emitter<'_, '_> {
         let is_point = |x: ExprId| matches!(*self.nest.kernel.get(x), Expr::Position(dim) if self.is_tile(dim));
         let found = [(x, y), (y, x)].into_iter().find(|(point, number)| is_point(*point) && !self.depends_on_tile(*number));
         found.map(|(_, number)| number)
+    }
+
+    /// A function of a single element without a call; false if it has none.
+    fn scalar_function(&mut self, op: UnaryOp, to: Val, value: Val) -> bool {
+        let ty = match value.ty {
+            Ty::F32 => types::F32,
+            Ty::F64 => types::F64,
+            Ty::I64 | Ty::Bool => return false,
+        };
+        if !matches!(op, UnaryOp::Neg | UnaryOp::Sqrt | UnaryOp::Rsqrt) {
+            return false;
+        }
+        let (from, to) = (self.address(value), self.address(to));
+        let x = self.builder.ins().load(ty, MemFlagsData::trusted(), from, 0);
+        let result = match op {
+            UnaryOp::Neg => self.builder.ins().fneg(x),
+            UnaryOp::Sqrt => self.builder.ins().sqrt(x),
+            _ => {
+                let one = if ty == types::F32 { self.builder.ins().f32const(1.0) } else { self.builder.ins().f64const(1.0) };
+                let root = self.builder.ins().sqrt(x);
+                self.builder.ins().fdiv(one, root)
+            }
+        };
+        self.builder.ins().store(MemFlagsData::trusted(), result, to, 0);
+        true
     }
 
     /// Arithmetic on single elements without a call; false if the operation has none.

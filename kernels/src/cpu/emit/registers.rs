@@ -1,0 +1,202 @@
+//! What a pass adds to its totals and stores, in one loop in vector registers, where all of it is arithmetic on f32.
+//!
+//! Outputs may lie where inputs do, of which each point reads just the element that it writes: what a vector stores no later one loads.
+
+use super::{Emitter, Total, Val};
+use crate::cpu::isa::Isa;
+use crate::cpu::lanes::{Arithmetic, Lane, Line, Pointer};
+use crate::library::vector::{Shape, Ty};
+use crate::tile::{Access, children};
+use cranelift_codegen::ir::{AbiParam, InstBuilder, MemFlagsData, Signature, Value, types};
+use cranelift_module::Module;
+use dcc_program::kernel::{BinaryOp, Expr, ExprId, Index, Outside, Stmt, StoreMode, UnaryOp};
+use dcc_program::types::{DType, Reduce};
+use std::collections::BTreeMap;
+
+/// The values of a pass: what is computed in registers, operands first, and what that reads.
+#[derive(Default)]
+struct Values {
+    computed: Vec<ExprId>,
+    read: Vec<ExprId>,
+}
+
+impl Emitter<'_, '_> {
+    /// Adds to `totals` and writes `stores` as `fold` and `stores` do; false, with nothing done, where that does not go in registers or
+    /// would save no pass.
+    pub(super) fn in_registers(&mut self, totals: &[Total], stores: &[&Stmt]) -> bool {
+        let fits = self.isa == Isa::Avx512 && cfg!(unix) && self.plan.behind.is_none() && self.tile.is_some();
+        if !fits || !totals.iter().all(|total| self.is_sum(total)) || !stores.iter().all(|stmt| self.is_plain(stmt)) {
+            return false;
+        }
+        let stored = stores.iter().map(|stmt| crate::tile::value_of(stmt));
+        let roots: Vec<ExprId> = totals.iter().map(|total| total.value).chain(stored).collect();
+        let mut values = self.values(&roots);
+        let is_ready = |root: &ExprId| {
+            let simple = matches!(self.nest.kernel.get(*root), Expr::Load { .. } | Expr::Var(_));
+            values.computed.contains(root) || simple || self.known(*root)
+        };
+        let passes = values.computed.len() + totals.len() + stores.len();
+        if values.computed.is_empty() || passes < 3 || !roots.iter().all(|root| self.depends_on_tile(*root) && is_ready(root)) {
+            return false;
+        }
+        // Functions first: what they need of this is then known, and may lie where its operands did.
+        let is_function = |e: &Self, read: &ExprId| {
+            let plain = matches!(e.nest.kernel.get(*read), Expr::Load { .. } | Expr::Var(_));
+            e.depends_on_tile(*read) && !plain && !e.known(*read)
+        };
+        while let Some(function) = values.read.iter().copied().find(|read| is_function(self, read)) {
+            self.eval(function);
+            values = self.values(&roots);
+        }
+        // What others need too, here or behind, stays in the scratch.
+        let users = |expr: ExprId| {
+            let inside = values.computed.iter().flat_map(|id| children(self.nest.kernel.get(*id)));
+            inside.chain(roots.iter().copied()).filter(|user| *user == expr).count()
+        };
+        let kept: Vec<ExprId> =
+            values.computed.iter().copied().filter(|expr| self.uses[expr.0 as usize] > users(*expr)).collect();
+        let (line, slots) = self.line(&values, &kept, totals, stores);
+        let Some(code) = line.code() else { return false };
+        let mut pointers: Vec<Value> = vec![];
+        for read in &values.read {
+            let value = self.eval(*read);
+            let value = if self.depends_on_tile(*read) { self.spread(value) } else { value };
+            pointers.push(self.address(value));
+        }
+        debug_assert!(pointers.len() == slots, "a pointer for each value that is read");
+        for expr in kept {
+            let slot = self.slot(Ty::F32, Shape::Tile);
+            self.remember(expr, slot);
+            pointers.push(self.address(slot));
+        }
+        totals.iter().for_each(|total| {
+            let at = self.address(total.total);
+            pointers.push(at);
+        });
+        for stmt in stores {
+            let at = self.output_at(stmt);
+            pointers.push(at);
+        }
+        self.call_code(&code, &pointers);
+        true
+    }
+
+    fn is_sum(&self, total: &Total) -> bool {
+        total.op == Reduce::Sum
+            && total.total.shape == Shape::Single
+            && self.plan.column.is_none()
+            && self.typing.dtype(total.value) == DType::F32
+    }
+
+    /// Whether a store assigns an output's neighbours, as they were computed.
+    fn is_plain(&self, stmt: &Stmt) -> bool {
+        let Stmt::Store { output, index, mode: StoreMode::Assign, .. } = stmt else { return false };
+        let array = &self.nest.outputs[usize::from(*output)];
+        let steps = index.iter().zip(Access::dense(array)).map(|(index, stride)| match index {
+            Index::Dim(dim) => Some(if self.is_tile(*dim) { stride } else { 0 }),
+            _ => None,
+        });
+        array.dtype == DType::F32 && steps.sum::<Option<i64>>() == Some(1)
+    }
+
+    /// What `roots` need that is not known: arithmetic, down to what it reads.
+    fn values(&self, roots: &[ExprId]) -> Values {
+        let mut values = Values::default();
+        // An expression, and whether what it is computed from was visited.
+        let mut open: Vec<(ExprId, bool)> = roots.iter().rev().map(|root| (*root, false)).collect();
+        while let Some((expr, visited)) = open.pop() {
+            if values.computed.contains(&expr) || values.read.contains(&expr) {
+                continue;
+            }
+            if !self.is_arithmetic(expr) {
+                values.read.push(expr);
+            } else if visited {
+                values.computed.push(expr);
+            } else {
+                open.push((expr, true));
+                open.extend(children(self.nest.kernel.get(expr)).into_iter().rev().map(|child| (child, false)));
+            }
+        }
+        values
+    }
+
+    fn is_arithmetic(&self, expr: ExprId) -> bool {
+        let kernel = &self.nest.kernel;
+        let is_of_lanes = match kernel.get(expr) {
+            Expr::Unary(UnaryOp::Neg, _) => true,
+            Expr::Binary(op, ..) => arithmetic(*op).is_some(),
+            _ => false,
+        };
+        let is_new = self.depends_on_tile(expr) && !self.known(expr) && !self.rows.contains_key(&expr);
+        is_of_lanes && is_new && self.typing.dtype(expr) == DType::F32
+    }
+
+    /// The pass over pointers to what is read, what is kept, the totals and the outputs, in this order, and how many are read.
+    fn line(&self, values: &Values, kept: &[ExprId], totals: &[Total], stores: &[&Stmt]) -> (Line, usize) {
+        let (mut line, mut lanes): (Line, BTreeMap<ExprId, Lane>) = Default::default();
+        for (n, read) in values.read.iter().enumerate() {
+            let from = Pointer(n);
+            lanes.insert(*read, if self.depends_on_tile(*read) { line.load(from) } else { line.splat(from) });
+        }
+        for expr in &values.computed {
+            let lane = match *self.nest.kernel.get(*expr) {
+                Expr::Unary(_, x) => line.negate(lanes[&x]),
+                Expr::Binary(op, x, y) => line.compute(arithmetic(op).expect("arithmetic"), lanes[&x], lanes[&y]),
+                _ => unreachable!("other values are read"),
+            };
+            lanes.insert(*expr, lane);
+        }
+        let slots = values.read.len();
+        let mut next = (slots..).map(Pointer);
+        kept.iter().zip(next.by_ref()).for_each(|(expr, to)| line.store(to, lanes[expr]));
+        totals.iter().zip(next.by_ref()).for_each(|(total, to)| line.sum(to, lanes[&total.value]));
+        stores.iter().zip(next).for_each(|(stmt, to)| line.store(to, lanes[&crate::tile::value_of(stmt)]));
+        (line, slots)
+    }
+
+    /// Where a store's part of its output begins.
+    fn output_at(&mut self, stmt: &Stmt) -> Value {
+        let Stmt::Store { output, index, .. } = stmt else { unreachable!("only stores have outputs") };
+        let (nest, output) = (self.nest, usize::from(*output));
+        let array = &nest.outputs[output];
+        let walk = self.walk(array, index, Outside::Never, Shape::Tile);
+        let base = self.operand(nest.inputs.len() + output);
+        let pointer = self.at(base, walk.first, array.dtype.bytes() as usize);
+        self.fetch_next(array, index, pointer);
+        pointer
+    }
+
+    /// Calls code of its own, which takes a table of pointers.
+    fn call_code(&mut self, code: &[u8], pointers: &[Value]) {
+        let table = self.used;
+        self.used += (8 * pointers.len()).next_multiple_of(64);
+        self.peak = self.peak.max(self.used);
+        let table = self.slot_address(table);
+        for (n, pointer) in (0..).zip(pointers) {
+            self.builder.ins().store(MemFlagsData::trusted(), *pointer, table, 8 * n);
+        }
+        let mut signature = Signature::new(self.module.isa().default_call_conv());
+        signature.params.extend([AbiParam::new(types::I64); 5]);
+        let function = self.module.declare_anonymous_function(&signature).expect("a function of its own");
+        self.module.define_function_bytes(function, 16, code, &[]).expect("code without relocations");
+        let function = self.module.declare_func_in_func(function, self.builder.func);
+        let (zero, count) = (self.integer(0), self.count(Shape::Tile));
+        self.builder.ins().call(function, &[table, zero, zero, zero, count]);
+        self.calls += 1;
+    }
+
+    fn remember(&mut self, expr: ExprId, value: Val) {
+        let key = self.key(expr);
+        self.scopes.last_mut().expect("a scope is open").values.insert(key, value);
+    }
+}
+
+fn arithmetic(op: BinaryOp) -> Option<Arithmetic> {
+    match op {
+        BinaryOp::Add => Some(Arithmetic::Add),
+        BinaryOp::Sub => Some(Arithmetic::Sub),
+        BinaryOp::Mul => Some(Arithmetic::Mul),
+        BinaryOp::Div => Some(Arithmetic::Div),
+        _ => None,
+    }
+}

@@ -1,0 +1,434 @@
+//! One pass over a tile in vector registers: machine code of straight-line arithmetic on f32, for processors with 512-bit vectors.
+//!
+//! Primitives do one operation a pass, through the first-level cache; this does many, and passes between them nothing but registers. The
+//! generator of the code around it has no vectors as wide. Elements are computed `LANES` at a time, as primitives do, with the same bits.
+//!
+//! The function takes what a primitive takes, of which two count: the address of a table of pointers, and the number of elements.
+//! (Encodings: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, sections 2.3 and 2.7; the calling convention is that
+//! of the System V ABI.)
+
+use crate::library::vector::LANES;
+
+/// Elements of a vector.
+const WIDTH: usize = 16;
+/// Vector registers.
+const VECTORS: usize = 32;
+// A loop's body is two vectors, with a mask each at the end.
+const _: () = assert!(LANES == 2 * WIDTH);
+
+// General registers: rcx is the count of a shift, r8 that of all elements.
+const RAX: u8 = 0;
+/// The offset in bytes of the elements at hand.
+const INDEX: u8 = 6;
+/// The table.
+const TABLE: u8 = 7;
+/// Those of tiles' pointers: what callers do not expect to find unchanged, then the others.
+const POINTERS: [u8; 10] = [2, 9, 10, 11, 3, 5, 12, 13, 14, 15];
+const VOLATILE: usize = 4;
+
+/// The value of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lane(usize);
+
+/// An entry of the table of pointers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pointer(pub usize);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arithmetic {
+    Add,
+    Sub,
+    Mul,
+    Div,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// The elements of a tile.
+    Load(Pointer),
+    /// One element, repeated.
+    Splat(Pointer),
+    Compute(Arithmetic, Lane, Lane),
+    Negate(Lane),
+    /// Elements become those of a tile.
+    Store(Pointer, Lane),
+    /// One element plus the sum of all, in the order of `reduce`.
+    Sum(Pointer, Lane),
+}
+
+/// What is done to each element of some tiles, in order. A store to a tile comes behind all loads from it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Line {
+    steps: Vec<Step>,
+}
+
+impl Line {
+    fn add(&mut self, step: Step) -> Lane {
+        self.steps.push(step);
+        Lane(self.steps.len() - 1)
+    }
+
+    pub fn load(&mut self, from: Pointer) -> Lane {
+        self.add(Step::Load(from))
+    }
+
+    pub fn splat(&mut self, from: Pointer) -> Lane {
+        self.add(Step::Splat(from))
+    }
+
+    pub fn compute(&mut self, op: Arithmetic, x: Lane, y: Lane) -> Lane {
+        self.add(Step::Compute(op, x, y))
+    }
+
+    pub fn negate(&mut self, x: Lane) -> Lane {
+        self.add(Step::Negate(x))
+    }
+
+    pub fn store(&mut self, to: Pointer, x: Lane) {
+        self.add(Step::Store(to, x));
+    }
+
+    pub fn sum(&mut self, to: Pointer, x: Lane) {
+        self.add(Step::Sum(to, x));
+    }
+
+    /// The function; none where the registers do not suffice.
+    pub fn code(&self) -> Option<Vec<u8>> {
+        let places = Places::of(self)?;
+        let mut code = Code::default();
+        let kept = &places.pointers[VOLATILE.min(places.pointers.len())..];
+        kept.iter().for_each(|(_, register)| code.push(*register));
+        places.pointers.iter().for_each(|(pointer, register)| code.read_table(*register, *pointer));
+        self.before(&places, &mut code);
+        code.bytes(&[0x31, 0xf6]); // xor esi, esi
+        code.bytes(&[0x4c, 0x89, 0xc0]); // mov rax, r8
+        code.bytes(&[0x48, 0x83, 0xe0, (LANES as i8).wrapping_neg() as u8]); // and rax, -LANES
+        code.bytes(&[0x48, 0xc1, 0xe0, 2]); // shl rax, 2
+        let none = code.jump(&[0x0f, 0x84]); // jz
+        let again = code.0.len();
+        (0..2).for_each(|half| self.body(&places, half, Mask::All, &mut code));
+        code.bytes(&[0x48, 0x81, 0xc6]); // add rsi, 4 LANES
+        code.bytes(&u32::to_le_bytes(4 * LANES as u32));
+        code.bytes(&[0x48, 0x39, 0xc6]); // cmp rsi, rax
+        let back = code.jump(&[0x0f, 0x82]); // jb
+        code.land(back, again);
+        code.land(none, code.0.len());
+        code.bytes(&[0x44, 0x89, 0xc1]); // mov ecx, r8d
+        code.bytes(&[0x83, 0xe1, LANES as u8 - 1]); // and ecx, LANES - 1
+        let done = code.jump(&[0x0f, 0x84]); // jz
+        code.masks();
+        (0..2).for_each(|half| self.body(&places, half, Mask::First(half + 1), &mut code));
+        code.land(done, code.0.len());
+        self.behind(&places, &mut code);
+        kept.iter().rev().for_each(|(_, register)| code.pop(*register));
+        code.bytes(&[0xc5, 0xf8, 0x77, 0xc3]); // vzeroupper, ret
+        Some(code.0)
+    }
+
+    /// What is the same for all elements.
+    fn before(&self, places: &Places, code: &mut Code) {
+        for (step, register) in self.steps.iter().zip(&places.values) {
+            match step {
+                Step::Splat(pointer) => {
+                    code.read_table(RAX, *pointer);
+                    code.evex(BROADCAST, Vector(*register), Vector(0), Place::At(RAX), Mask::All);
+                }
+                Step::Sum(..) => {
+                    let [low, high] = [*register, register + 1].map(Vector);
+                    code.evex(XOR, low, low, Place::Vector(low), Mask::All);
+                    code.evex(XOR, high, high, Place::Vector(high), Mask::All);
+                }
+                _ => {}
+            }
+        }
+        if let Some(signs) = places.signs {
+            code.bytes(&[0xb8]); // mov eax, the sign of an f32
+            code.bytes(&(1u32 << 31).to_le_bytes());
+            code.evex(BROADCAST_WORD, signs, Vector(0), Place::Vector(Vector(RAX)), Mask::All);
+        }
+    }
+
+    /// One vector of each `LANES` elements.
+    fn body(&self, places: &Places, half: u8, mask: Mask, code: &mut Code) {
+        let value = |lane: &Lane| Vector(places.values[lane.0]);
+        for (n, step) in self.steps.iter().enumerate() {
+            let to = value(&Lane(n));
+            match step {
+                Step::Load(pointer) => code.evex(LOAD, to, Vector(0), places.at(*pointer, half), mask.zeroing()),
+                Step::Store(pointer, x) => code.evex(STORE, value(x), Vector(0), places.at(*pointer, half), mask),
+                Step::Splat(_) => {}
+                Step::Compute(op, x, y) => code.evex(op.instruction(), to, value(x), Place::Vector(value(y)), Mask::All),
+                Step::Negate(x) => {
+                    let signs = Place::Vector(places.signs.expect("a line that negates has them"));
+                    code.evex(XOR, to, value(x), signs, Mask::All);
+                }
+                Step::Sum(_, x) => {
+                    let sum = Vector(to.0 + half);
+                    code.evex(ADD, sum, sum, Place::Vector(value(x)), mask);
+                }
+            }
+        }
+    }
+
+    /// Sums over the lanes, by halves, join their totals.
+    fn behind(&self, places: &Places, code: &mut Code) {
+        for (step, register) in self.steps.iter().zip(&places.values) {
+            let Step::Sum(pointer, _) = step else { continue };
+            let [sum, other] = [*register, register + 1].map(Vector);
+            let add = |code: &mut Code, length| code.evex(ADD.of(length), sum, sum, Place::Vector(other), Mask::All);
+            add(code, Length::Whole);
+            code.evex(UPPER_HALF, sum, Vector(0), Place::Vector(other), Mask::All);
+            code.bytes(&[1]);
+            add(code, Length::Half);
+            code.evex(UPPER_QUARTER, sum, Vector(0), Place::Vector(other), Mask::All);
+            code.bytes(&[1]);
+            add(code, Length::Quarter);
+            for order in [0b1110, 0b01] {
+                code.evex(PERMUTE, other, Vector(0), Place::Vector(sum), Mask::All);
+                code.bytes(&[order]);
+                add(code, Length::Quarter);
+            }
+            code.read_table(RAX, *pointer);
+            code.evex(ADD_ONE, sum, sum, Place::At(RAX), Mask::All);
+            code.evex(STORE_ONE, sum, Vector(0), Place::At(RAX), Mask::All);
+        }
+    }
+}
+
+/// Where all values of a line are.
+struct Places {
+    /// The register of each step's value; of a sum the first of two, of a store any.
+    values: Vec<u8>,
+    /// The signs of all lanes, if something is negated.
+    signs: Option<Vector>,
+    /// Registers of tiles' pointers.
+    pointers: Vec<(Pointer, u8)>,
+}
+
+impl Places {
+    fn of(line: &Line) -> Option<Places> {
+        let steps = &line.steps;
+        let mut last = vec![0; steps.len()];
+        for (n, step) in steps.iter().enumerate() {
+            match step {
+                Step::Compute(_, x, y) => [x, y].iter().for_each(|lane| last[lane.0] = n),
+                Step::Negate(x) | Step::Store(_, x) | Step::Sum(_, x) => last[x.0] = n,
+                Step::Load(_) | Step::Splat(_) => {}
+            }
+        }
+        let mut pinned = 0;
+        let mut pin = |count: usize| {
+            pinned += count;
+            (pinned - count) as u8
+        };
+        let mut values = vec![0; steps.len()];
+        for (step, value) in steps.iter().zip(&mut values) {
+            match step {
+                Step::Sum(..) => *value = pin(2),
+                Step::Splat(_) => *value = pin(1),
+                _ => {}
+            }
+        }
+        let negates = steps.iter().any(|step| matches!(step, Step::Negate(_)));
+        let signs = negates.then(|| Vector(pin(1)));
+        let mut free: Vec<u8> = (pinned..VECTORS).rev().map(|n| n as u8).collect();
+        let is_own = |lane: &Lane| matches!(steps[lane.0], Step::Load(_) | Step::Compute(..) | Step::Negate(_));
+        for (n, step) in steps.iter().enumerate() {
+            // What was read for the last time leaves its register to the result.
+            let read: &[Lane] = match step {
+                Step::Compute(_, x, y) if x == y => &[*x],
+                Step::Compute(_, x, y) => &[*x, *y],
+                Step::Negate(x) | Step::Store(_, x) | Step::Sum(_, x) => &[*x],
+                Step::Load(_) | Step::Splat(_) => &[],
+            };
+            free.extend(read.iter().filter(|lane| is_own(lane) && last[lane.0] == n).map(|lane| values[lane.0]));
+            if is_own(&Lane(n)) {
+                values[n] = free.pop()?;
+            }
+        }
+        let mut pointers: Vec<(Pointer, u8)> = vec![];
+        for step in steps {
+            if let Step::Load(pointer) | Step::Store(pointer, _) = step
+                && !pointers.iter().any(|known| known.0 == *pointer)
+            {
+                pointers.push((*pointer, *POINTERS.get(pointers.len())?));
+            }
+        }
+        (pinned <= VECTORS).then_some(Places { values, signs, pointers })
+    }
+
+    /// A vector of a tile.
+    fn at(&self, pointer: Pointer, half: u8) -> Place {
+        let known = self.pointers.iter().find(|known| known.0 == pointer);
+        Place::Along(known.expect("all tiles have registers").1, half)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Vector(u8);
+
+/// The last operand of an instruction.
+#[derive(Clone, Copy)]
+enum Place {
+    Vector(Vector),
+    /// Where a register points to.
+    At(u8),
+    /// So many vectors behind where it points to and the index.
+    Along(u8, u8),
+}
+
+/// Which lanes an instruction changes.
+#[derive(Clone, Copy)]
+enum Mask {
+    All,
+    /// Those of a mask register.
+    First(u8),
+    /// The same; others become zero.
+    OrZero(u8),
+}
+
+impl Mask {
+    fn zeroing(self) -> Mask {
+        match self {
+            Mask::First(register) => Mask::OrZero(register),
+            other => other,
+        }
+    }
+
+    fn bits(self) -> u8 {
+        match self {
+            Mask::All => 0,
+            Mask::First(register) => register,
+            Mask::OrZero(register) => 0x80 | register,
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Length {
+    Quarter = 0,
+    Half = 1,
+    Whole = 2,
+}
+
+/// An instruction's prefix and code: the map of codes, the obligatory prefix, the width of its elements.
+#[derive(Clone, Copy)]
+struct Instruction {
+    map: u8,
+    prefix: u8,
+    wide: u8,
+    length: Length,
+    code: u8,
+}
+
+impl Instruction {
+    const fn new(map: u8, prefix: u8, wide: u8, length: Length, code: u8) -> Self {
+        Instruction { map, prefix, wide, length, code }
+    }
+
+    const fn of(self, length: Length) -> Self {
+        Instruction { length, ..self }
+    }
+}
+
+const LOAD: Instruction = Instruction::new(1, 0, 0, Length::Whole, 0x10); // vmovups
+const STORE: Instruction = Instruction::new(1, 0, 0, Length::Whole, 0x11);
+const ADD: Instruction = Instruction::new(1, 0, 0, Length::Whole, 0x58); // vaddps
+const XOR: Instruction = Instruction::new(1, 1, 0, Length::Whole, 0xef); // vpxord
+const BROADCAST: Instruction = Instruction::new(2, 1, 0, Length::Whole, 0x18); // vbroadcastss
+const BROADCAST_WORD: Instruction = Instruction::new(2, 1, 0, Length::Whole, 0x7c); // vpbroadcastd of a general register
+const UPPER_HALF: Instruction = Instruction::new(3, 1, 1, Length::Whole, 0x1b); // vextractf64x4
+const UPPER_QUARTER: Instruction = Instruction::new(3, 1, 0, Length::Half, 0x19); // vextractf32x4
+const PERMUTE: Instruction = Instruction::new(3, 1, 0, Length::Quarter, 0x04); // vpermilps
+const ADD_ONE: Instruction = Instruction::new(1, 2, 0, Length::Quarter, 0x58); // vaddss
+const STORE_ONE: Instruction = Instruction::new(1, 2, 0, Length::Quarter, 0x11); // vmovss
+
+impl Arithmetic {
+    fn instruction(self) -> Instruction {
+        let code = match self {
+            Arithmetic::Add => 0x58,
+            Arithmetic::Mul => 0x59,
+            Arithmetic::Sub => 0x5c,
+            Arithmetic::Div => 0x5e,
+        };
+        Instruction { code, ..ADD }
+    }
+}
+
+/// A displacement of a jump that is not known yet: where it stands.
+struct Jump(usize);
+
+#[derive(Default)]
+struct Code(Vec<u8>);
+
+impl Code {
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.0.extend(bytes);
+    }
+
+    fn push(&mut self, register: u8) {
+        self.short(0x50, register);
+    }
+
+    fn pop(&mut self, register: u8) {
+        self.short(0x58, register);
+    }
+
+    fn short(&mut self, code: u8, register: u8) {
+        if register >= 8 {
+            self.bytes(&[0x41]);
+        }
+        self.bytes(&[code | register & 7]);
+    }
+
+    /// register = table[pointer]
+    fn read_table(&mut self, register: u8, pointer: Pointer) {
+        self.bytes(&[0x48 | register >> 3 << 2, 0x8b, 0x80 | (register & 7) << 3 | TABLE]);
+        self.bytes(&(8 * pointer.0 as u32).to_le_bytes());
+    }
+
+    /// Mask registers 1 and 2: of the lanes that the low bits of ecx count, the first vector's and the second's.
+    fn masks(&mut self) {
+        self.bytes(&[0xb8, 1, 0, 0, 0]); // mov eax, 1
+        self.bytes(&[0xd3, 0xe0]); // shl eax, cl
+        self.bytes(&[0xff, 0xc8]); // dec eax
+        self.bytes(&[0xc5, 0xf8, 0x92, 0xc8]); // kmovw k1, eax
+        self.bytes(&[0xc1, 0xe8, WIDTH as u8]); // shr eax, WIDTH
+        self.bytes(&[0xc5, 0xf8, 0x92, 0xd0]); // kmovw k2, eax
+    }
+
+    fn jump(&mut self, code: &[u8]) -> Jump {
+        self.bytes(code);
+        self.bytes(&[0; 4]);
+        Jump(self.0.len() - 4)
+    }
+
+    fn land(&mut self, jump: Jump, at: usize) {
+        let distance = (at as i64 - (jump.0 as i64 + 4)) as i32;
+        self.0[jump.0..jump.0 + 4].copy_from_slice(&distance.to_le_bytes());
+    }
+
+    /// An instruction of vectors: its first operand, the second (register 0 where it has none) and the last.
+    fn evex(&mut self, instruction: Instruction, to: Vector, from: Vector, last: Place, mask: Mask) {
+        let bit = |register: u8, n: u8| !(register >> n) & 1;
+        let (extended, base) = match last {
+            Place::Vector(Vector(n)) => (bit(n, 4), bit(n, 3)),
+            Place::At(register) | Place::Along(register, _) => (1, bit(register, 3)),
+        };
+        let Instruction { map, prefix, wide, length, code } = instruction;
+        self.bytes(&[
+            0x62,
+            bit(to.0, 3) << 7 | extended << 6 | base << 5 | bit(to.0, 4) << 4 | map,
+            wide << 7 | (!from.0 & 15) << 3 | 1 << 2 | prefix,
+            mask.bits() | (length as u8) << 5 | bit(from.0, 4) << 3,
+            code,
+        ]);
+        let first = (to.0 & 7) << 3;
+        match last {
+            Place::Vector(Vector(n)) => self.bytes(&[0xc0 | first | n & 7]),
+            // A displacement of one byte, which counts operands, and an index or none.
+            Place::At(register) => self.bytes(&[0x44 | first, 4 << 3 | register & 7, 0]),
+            Place::Along(register, vectors) => self.bytes(&[0x44 | first, INDEX << 3 | register & 7, vectors]),
+        }
+    }
+}

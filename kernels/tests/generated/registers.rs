@@ -1,0 +1,122 @@
+//! Passes of arithmetic, which processors with long vectors do in registers: the same bits on all, rows of any length, and what is no number.
+
+use super::*;
+
+const SPECIAL: [f32; 10] =
+    [0.0, -0.0, 1.0, -1.5, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MIN_POSITIVE, 1e-42, f32::MAX];
+
+/// Rows of arithmetic on some matrices, vectors and numbers of rows: sums of some values, stores of others; more of both than registers
+/// hold where there are many.
+fn random_rows(random: &mut Random, many: bool) -> (Kernel, usize) {
+    let mut b = Build::new(&["i", "j"]).outer(&[0]);
+    let inputs = if many { 12 } else { 1 + random.below(4) };
+    let mut values: Vec<ExprId> = (0..inputs).map(|_| b.input(F, &[0, 1])).collect();
+    values.extend([b.input(F, &[1]), b.input(F, &[0]), b.float(F, 0.75)]);
+    let operations = if many { 60 } else { 2 + random.below(10) };
+    for n in 0..operations {
+        let [x, y] = [(); 2].map(|()| values[random.below(values.len())]);
+        // Of the first matrix, so that all of it depends on columns.
+        let x = if n == 0 { values[0] } else { x };
+        let value = match random.below(9) {
+            0 => b.un(UnaryOp::Neg, x),
+            1 => b.bin(BinaryOp::Div, x, y),
+            2 | 3 => b.sub(x, y),
+            4 | 5 => b.mul(x, y),
+            6 => b.un(UnaryOp::Tanh, x),
+            _ => b.add(x, y),
+        };
+        values.push(value);
+        if random.below(4) == 0 {
+            let sum = b.reduce(Reduce::Sum, &[1], value);
+            values.push(sum);
+        }
+    }
+    let stores = if many { 8 } else { 1 + random.below(3) };
+    for value in values.iter().rev().take(stores) {
+        b.store(F, &[1], &[0, 1], *value);
+    }
+    (b.kernel, stores)
+}
+
+#[test]
+fn all_instruction_sets_agree_on_rows() {
+    let mut random = Random(11);
+    for case in 0..300 {
+        let (kernel, stores) = random_rows(&mut random, case % 10 == 0);
+        let columns = if case % 7 == 0 { 4097 + random.below(40) } else { 1 + random.below(100) };
+        let rows = 3;
+        let sizes = |rank: usize, first: &DimId| match (rank, first.0) {
+            (2, _) => vec![whole(rows), whole(columns as u64)],
+            (_, 0) => vec![whole(rows)],
+            _ => vec![whole(columns as u64)],
+        };
+        let first_dims = kernel.exprs.iter().filter_map(|expr| match expr {
+            Expr::Load { index, .. } => match &index[0] {
+                Index::Dim(dim) => Some(sizes(index.len(), dim)),
+                _ => None,
+            },
+            _ => None,
+        });
+        let inputs: Vec<Vec<Extent>> = first_dims.collect();
+        let outputs = vec![sizes(2, &DimId(0)); stores];
+        let mut nest = Nest::bind(&kernel, &inputs, &outputs).unwrap();
+        nest.shared = Some(vec![vec![]; stores]);
+        let parameters = Nest::parameters(&kernel, &inputs, &outputs).unwrap();
+        let special = case % 3 == 0;
+        let mut number = |_: usize| match special {
+            true => SPECIAL[random.below(SPECIAL.len())],
+            false => (random.below(257) as f32 - 128.0) / 63.0,
+        };
+        let given: Vec<Vec<u8>> = (inputs.iter())
+            .map(|dims| dims.iter().map(|e| e.block as usize).product::<usize>())
+            .map(|size| (0..size).flat_map(|at| number(at).to_le_bytes()).collect())
+            .collect();
+        let results = Isa::available().map(|isa| {
+            let compiled = Jit::with_isa(isa).unwrap().compile(nest.clone()).unwrap();
+            let mut made = vec![vec![0; rows as usize * columns * 4]; stores];
+            let mut slices: Vec<&mut [u8]> = made.iter_mut().map(|output| &mut output[..]).collect();
+            let given: Vec<&[u8]> = given.iter().map(|input| &input[..]).collect();
+            compiled.run_slices(&Pool::new(1), &parameters, &given, &mut slices);
+            made.concat()
+        });
+        // Of two that are no numbers, one may become the result or the other.
+        let numbers = |raw: Vec<u8>| -> Vec<u32> {
+            let bits = raw.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap()));
+            bits.map(|bits| if f32::from_bits(bits).is_nan() { f32::NAN.to_bits() } else { bits }).collect()
+        };
+        let results: Vec<Vec<u32>> = results.map(numbers).collect();
+        assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "{columns} columns of {kernel:#?}");
+    }
+}
+
+/// The control: that it is passes in registers that agree. A layer norm takes less than half the calls.
+#[test]
+fn few_calls_make_a_layer_norm() {
+    let mut b = Build::new(&["i", "j"]).outer(&[0]);
+    let (x, scale, shift) = (b.input(F, &[0, 1]), b.input(F, &[1]), b.input(F, &[1]));
+    let (residual, share) = (b.input(F, &[0, 1]), b.float(F, 1.0 / 192.0));
+    let x = b.add(x, residual);
+    let sum = b.reduce(Reduce::Sum, &[1], x);
+    let mean = b.mul(sum, share);
+    let centred = b.sub(x, mean);
+    let square = b.mul(centred, centred);
+    let squares = b.reduce(Reduce::Sum, &[1], square);
+    let factor = b.un(UnaryOp::Rsqrt, squares);
+    let normal = b.mul(centred, factor);
+    let scaled = b.mul(normal, scale);
+    let shifted = b.add(scaled, shift);
+    [x, centred, shifted].into_iter().for_each(|value| b.store(F, &[1], &[0, 1], value));
+    let (matrix, vector) = (vec![whole(5), whole(192)], vec![whole(192)]);
+    let (inputs, outputs) = ([matrix.clone(), vector.clone(), vector, matrix.clone()], vec![matrix; 3]);
+    let calls = |isa: Isa| {
+        let mut nest = Nest::bind(&b.kernel, &inputs, &outputs).unwrap();
+        nest.shared = Some(vec![vec![]; 3]);
+        Jit::with_isa(isa).unwrap().compile(nest).unwrap().calls
+    };
+    let by_passes = calls(Isa::Baseline);
+    for isa in Isa::available() {
+        let expected = if isa == Isa::Avx512 { 1..by_passes / 2 + 1 } else { by_passes..by_passes + 1 };
+        assert!(expected.contains(&calls(isa)), "{} of {by_passes} by {isa:?}", calls(isa));
+    }
+    check(&b.kernel, &inputs, &outputs, 1e-5);
+}
