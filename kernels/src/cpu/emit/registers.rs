@@ -180,6 +180,8 @@ impl Emitter<'_, '_> {
         let function = self.module.declare_anonymous_function(&signature).expect("a function of its own");
         self.module.define_function_bytes(function, 16, code, &[]).expect("code without relocations");
         let function = self.module.declare_func_in_func(function, self.builder.func);
+        // Memory for code comes in pieces, between which others may have mapped more than a near call reaches over.
+        self.builder.func.dfg.ext_funcs[function].colocated = false;
         let (zero, count) = (self.integer(0), self.count(Shape::Tile));
         self.builder.ins().call(function, &[table, zero, zero, zero, count]);
         self.calls += 1;
