@@ -236,6 +236,45 @@ mod tests {
         flags.iter().any(|flag| flag.name == feature && flag.as_bool() == Some(true))
     }
 
+    /// The rows of x, each divided by the sum of x² + x, less x: passes of arithmetic.
+    fn rows() -> Nest {
+        use dcc_program::kernel::*;
+        use dcc_program::mesh::Extent;
+        use dcc_program::types::{DType, Reduce};
+        let mut kernel = Kernel::default();
+        let (i, j) = (kernel.dim("i"), kernel.dim("j"));
+        let matrix = Argument { dtype: DType::F32, rank: 2 };
+        (kernel.outer, kernel.inputs, kernel.outputs) = (vec![i], vec![matrix.clone()], vec![matrix]);
+        let index = vec![Index::Dim(i), Index::Dim(j)];
+        let x = kernel.expr(Expr::Load { input: 0, index: index.clone(), outside: Outside::Never });
+        let square = kernel.expr(Expr::Binary(BinaryOp::Mul, x, x));
+        let both = kernel.expr(Expr::Binary(BinaryOp::Add, square, x));
+        kernel.body.push(Stmt::Reduce { var: VarId(0), op: Reduce::Sum, over: vec![j], value: both });
+        let sum = kernel.expr(Expr::Var(VarId(0)));
+        let share = kernel.expr(Expr::Binary(BinaryOp::Div, x, sum));
+        let value = kernel.expr(Expr::Binary(BinaryOp::Sub, share, x));
+        kernel.body.push(Stmt::Store { output: 0, over: vec![j], index, value, mode: StoreMode::Assign });
+        let dims = vec![[40, 1000].map(|size| Extent { offset: 0, valid: size, block: size }).to_vec()];
+        Nest::bind(&kernel, &dims, &dims).expect("a kernel of these sizes")
+    }
+
+    /// Memory for code comes in pieces that may lie further apart than a near call reaches.
+    #[test]
+    fn no_call_needs_to_be_near() {
+        for isa in Isa::available() {
+            let mut jit = Jit::with_isa(isa).expect("a generator");
+            let (nest, module) = (rows(), jit.module.as_mut().expect("a module"));
+            let typing = Typing::new(&nest.kernel);
+            let plan = Plan::new(&nest, &typing, SINGLE, 1);
+            let mut context = module.make_context();
+            context.func.signature.params.extend([AbiParam::new(types::I64); 4]);
+            emit(module, &mut context.func, &Source { nest: &nest, typing: &typing, plan: &plan, isa });
+            let called = &context.func.dfg.ext_funcs;
+            assert!(called.values().all(|function| !function.colocated), "{isa:?}");
+            assert!(isa != Isa::Avx512 || called.len() == 2, "two passes of their own, {} are", called.len());
+        }
+    }
+
     #[test]
     fn generated_code_keeps_to_its_instruction_set() {
         for isa in Isa::available() {
