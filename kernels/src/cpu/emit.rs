@@ -320,10 +320,11 @@ impl Emitter<'_, '_> {
         } else {
             let roots: Vec<ExprId> = pass.iter().map(|&j| value_of(&body[j])).collect();
             // Of one step alone all would be computed: that waits for who can do it in registers.
-            if !loops.is_empty() || own.is_some() && single.is_none() {
+            let steps = own.filter(|_| single.is_none());
+            if !loops.is_empty() || steps.is_some() {
                 self.prepare_all(&roots);
             }
-            self.together(pass, &roots, &loops, own.filter(|_| single.is_none()));
+            self.together(pass, &roots, &loops, steps);
         }
         if self.plan.column.is_none() {
             self.tile = None;
@@ -536,15 +537,21 @@ impl Emitter<'_, '_> {
         }
     }
 
+    /// Takes so many bytes of the scratch; where they begin.
+    fn reserve(&mut self, bytes: usize) -> usize {
+        let at = self.used;
+        self.used += bytes.next_multiple_of(64);
+        self.peak = self.peak.max(self.used);
+        at
+    }
+
     /// A fresh place in the scratch.
     fn slot(&mut self, ty: Ty, shape: Shape) -> Val {
         let elements = match (shape, self.tile) {
             (Shape::Tile, Some(tile)) => tile.capacity,
             _ => 1,
         };
-        let at = self.used;
-        self.used += (elements * ty.bytes()).next_multiple_of(64);
-        self.peak = self.peak.max(self.used);
+        let at = self.reserve(elements * ty.bytes());
         Val { place: Place::Slot(at), shape, ty, depth: self.scopes.len() }
     }
 

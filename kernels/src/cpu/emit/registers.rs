@@ -2,12 +2,12 @@
 //!
 //! Outputs may lie where inputs do, of which each point reads just the element that it writes: what a vector stores no later one loads.
 
-use super::{Emitter, Total, Val};
+use super::{Emitter, Total};
 use crate::cpu::isa::Isa;
 use crate::cpu::lanes::{Arithmetic, Lane, Line, Pointer};
 use crate::library::vector::{Shape, Ty};
 use crate::tile::{Access, children};
-use cranelift_codegen::ir::{AbiParam, InstBuilder, MemFlagsData, Signature, Value, types};
+use cranelift_codegen::ir::{InstBuilder, MemFlagsData, Value};
 use cranelift_module::Module;
 use dcc_program::kernel::{BinaryOp, Expr, ExprId, Index, Outside, Stmt, StoreMode, UnaryOp};
 use dcc_program::types::{DType, Reduce};
@@ -21,8 +21,8 @@ struct Values {
 }
 
 impl Emitter<'_, '_> {
-    /// Adds to `totals` and writes `stores` as `fold` and `stores` do; false, with nothing done, where that does not go in registers or
-    /// would save no pass.
+    /// Adds to `totals` and writes `stores` as `fold` and `stores` do; false, with none added or written, where that does not go in registers
+    /// or would save no pass.
     pub(super) fn in_registers(&mut self, totals: &[Total], stores: &[&Stmt]) -> bool {
         let fits = self.isa == Isa::Avx512 && cfg!(unix) && self.plan.behind.is_none() && self.tile.is_some();
         if !fits || !totals.iter().all(|total| self.is_sum(total)) || !stores.iter().all(|stmt| self.is_plain(stmt)) {
@@ -31,20 +31,13 @@ impl Emitter<'_, '_> {
         let stored = stores.iter().map(|stmt| crate::tile::value_of(stmt));
         let roots: Vec<ExprId> = totals.iter().map(|total| total.value).chain(stored).collect();
         let mut values = self.values(&roots);
-        let is_ready = |root: &ExprId| {
-            let simple = matches!(self.nest.kernel.get(*root), Expr::Load { .. } | Expr::Var(_));
-            values.computed.contains(root) || simple || self.known(*root)
-        };
+        let is_ready = |root: &ExprId| values.computed.contains(root) || !self.is_function(*root);
         let passes = values.computed.len() + totals.len() + stores.len();
         if values.computed.is_empty() || passes < 3 || !roots.iter().all(|root| self.depends_on_tile(*root) && is_ready(root)) {
             return false;
         }
         // Functions first: what they need of this is then known, and may lie where its operands did.
-        let is_function = |e: &Self, read: &ExprId| {
-            let plain = matches!(e.nest.kernel.get(*read), Expr::Load { .. } | Expr::Var(_));
-            e.depends_on_tile(*read) && !plain && !e.known(*read)
-        };
-        while let Some(function) = values.read.iter().copied().find(|read| is_function(self, read)) {
+        while let Some(function) = values.read.iter().copied().find(|read| self.is_function(*read)) {
             self.eval(function);
             values = self.values(&roots);
         }
@@ -55,7 +48,7 @@ impl Emitter<'_, '_> {
         };
         let kept: Vec<ExprId> =
             values.computed.iter().copied().filter(|expr| self.uses[expr.0 as usize] > users(*expr)).collect();
-        let (line, slots) = self.line(&values, &kept, totals, stores);
+        let line = self.line(&values, &kept, totals, stores);
         let Some(code) = line.code() else { return false };
         let mut pointers: Vec<Value> = vec![];
         for read in &values.read {
@@ -63,7 +56,6 @@ impl Emitter<'_, '_> {
             let value = if self.depends_on_tile(*read) { self.spread(value) } else { value };
             pointers.push(self.address(value));
         }
-        debug_assert!(pointers.len() == slots, "a pointer for each value that is read");
         for expr in kept {
             let slot = self.slot(Ty::F32, Shape::Tile);
             self.remember(expr, slot);
@@ -79,6 +71,12 @@ impl Emitter<'_, '_> {
         }
         self.call_code(&code, &pointers);
         true
+    }
+
+    /// Whether a value along the tile, of which not all is arithmetic, is yet to be computed.
+    fn is_function(&self, expr: ExprId) -> bool {
+        let lies_there = matches!(self.nest.kernel.get(expr), Expr::Load { .. } | Expr::Var(_));
+        self.depends_on_tile(expr) && !lies_there && !self.known(expr)
     }
 
     fn is_sum(&self, total: &Total) -> bool {
@@ -131,8 +129,8 @@ impl Emitter<'_, '_> {
         is_of_lanes && is_new && self.typing.dtype(expr) == DType::F32
     }
 
-    /// The pass over pointers to what is read, what is kept, the totals and the outputs, in this order, and how many are read.
-    fn line(&self, values: &Values, kept: &[ExprId], totals: &[Total], stores: &[&Stmt]) -> (Line, usize) {
+    /// The pass over pointers to what is read, what is kept, the totals and the outputs, in this order.
+    fn line(&self, values: &Values, kept: &[ExprId], totals: &[Total], stores: &[&Stmt]) -> Line {
         let (mut line, mut lanes): (Line, BTreeMap<ExprId, Lane>) = Default::default();
         for (n, read) in values.read.iter().enumerate() {
             let from = Pointer(n);
@@ -146,12 +144,11 @@ impl Emitter<'_, '_> {
             };
             lanes.insert(*expr, lane);
         }
-        let slots = values.read.len();
-        let mut next = (slots..).map(Pointer);
+        let mut next = (values.read.len()..).map(Pointer);
         kept.iter().zip(next.by_ref()).for_each(|(expr, to)| line.store(to, lanes[expr]));
         totals.iter().zip(next.by_ref()).for_each(|(total, to)| line.sum(to, lanes[&total.value]));
         stores.iter().zip(next).for_each(|(stmt, to)| line.store(to, lanes[&crate::tile::value_of(stmt)]));
-        (line, slots)
+        line
     }
 
     /// Where a store's part of its output begins.
@@ -168,15 +165,12 @@ impl Emitter<'_, '_> {
 
     /// Calls code of its own, which takes a table of pointers.
     fn call_code(&mut self, code: &[u8], pointers: &[Value]) {
-        let table = self.used;
-        self.used += (8 * pointers.len()).next_multiple_of(64);
-        self.peak = self.peak.max(self.used);
+        let table = self.reserve(8 * pointers.len());
         let table = self.slot_address(table);
         for (n, pointer) in (0..).zip(pointers) {
             self.builder.ins().store(MemFlagsData::trusted(), *pointer, table, 8 * n);
         }
-        let mut signature = Signature::new(self.module.isa().default_call_conv());
-        signature.params.extend([AbiParam::new(types::I64); 5]);
+        let signature = self.builder.func.dfg.signatures[self.signature].clone();
         let function = self.module.declare_anonymous_function(&signature).expect("a function of its own");
         self.module.define_function_bytes(function, 16, code, &[]).expect("code without relocations");
         let function = self.module.declare_func_in_func(function, self.builder.func);
@@ -185,11 +179,6 @@ impl Emitter<'_, '_> {
         let (zero, count) = (self.integer(0), self.count(Shape::Tile));
         self.builder.ins().call(function, &[table, zero, zero, zero, count]);
         self.calls += 1;
-    }
-
-    fn remember(&mut self, expr: ExprId, value: Val) {
-        let key = self.key(expr);
-        self.scopes.last_mut().expect("a scope is open").values.insert(key, value);
     }
 }
 

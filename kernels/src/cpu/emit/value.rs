@@ -24,12 +24,16 @@ impl Emitter<'_, '_> {
             }
             (None, None) => self.compute(expr),
         };
-        let key = self.key(expr);
-        self.scopes.last_mut().expect("a scope is open").values.insert(key, value);
+        self.remember(expr, value);
         value
     }
 
-    pub(super) fn key(&self, expr: ExprId) -> (ExprId, Dims) {
+    pub(super) fn remember(&mut self, expr: ExprId, value: Val) {
+        let key = self.key(expr);
+        self.scopes.last_mut().expect("a scope is open").values.insert(key, value);
+    }
+
+    fn key(&self, expr: ExprId) -> (ExprId, Dims) {
         (expr, self.tile.filter(|_| self.depends_on_tile(expr)).map_or(0, |tile| tile.dims))
     }
 
