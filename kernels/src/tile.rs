@@ -94,6 +94,12 @@ impl Nest {
         while simplify::merge_one(&mut self) {}
         self
     }
+
+    /// The same meaning without variables, for kernels without reductions all of whose statements are elementwise.
+    pub(crate) fn inlined(mut self) -> Nest {
+        simplify::inline(&mut self);
+        self
+    }
 }
 
 /// The extent of each loop dim: of every operand dim that it indexes directly.

@@ -14,6 +14,7 @@ mod value;
 mod window;
 
 use behind::{Behind, Tiles};
+pub(super) use registers::all_in_registers;
 
 use crate::cpu::isa::Isa;
 use crate::library::vector::{Primitive, Shape, Ty, arithmetic, memory as tiles, reduce};

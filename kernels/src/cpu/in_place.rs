@@ -22,7 +22,7 @@ fn extents(rank: u8) -> Vec<Extent> {
 }
 
 /// A kernel of `inputs` matrices and a vector: some of its values are variables, some of which are stored at the end, as are other values;
-/// where it works in rows, some are sums of rows.
+/// where it works in rows, some are sums of rows. One in three is nothing but arithmetic.
 fn random_kernel(state: &mut u64, inputs: usize, in_rows: bool) -> Kernel {
     let mut kernel = Kernel::default();
     let (i, j) = (kernel.dim("i"), kernel.dim("j"));
@@ -37,13 +37,17 @@ fn random_kernel(state: &mut u64, inputs: usize, in_rows: bool) -> Kernel {
     let mut values: Vec<ExprId> = (0..inputs).map(|_| load(&mut kernel, &[i, j])).collect();
     values.push(load(&mut kernel, &[j]));
     values.push(kernel.expr(Expr::Const { dtype: DType::F32, bits: 0.75f64.to_bits() }));
+    let arithmetic = below(state, 3) == 0;
+    let functions =
+        if arithmetic { [UnaryOp::Neg, UnaryOp::Neg, UnaryOp::Sqrt] } else { [UnaryOp::Tanh, UnaryOp::Neg, UnaryOp::Abs] };
+    let last = if arithmetic { BinaryOp::Div } else { BinaryOp::Max };
     let mut stored = vec![];
     for var in (0..2 + below(state, 5) as u32).map(VarId) {
         for _ in 0..1 + below(state, 4) {
             let [x, y] = [0, 1].map(|_| values[below(state, values.len())]);
-            let op = [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Mul, BinaryOp::Max][below(state, 5)];
+            let op = [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Mul, last][below(state, 5)];
             let value = kernel.expr(Expr::Binary(op, x, y));
-            values.push(kernel.expr(Expr::Unary([UnaryOp::Tanh, UnaryOp::Neg, UnaryOp::Abs][below(state, 3)], value)));
+            values.push(kernel.expr(Expr::Unary(functions[below(state, 3)], value)));
             values.push(value);
         }
         let mut value = values[values.len() - 1 - below(state, 3)];
@@ -74,7 +78,7 @@ fn random_kernel(state: &mut u64, inputs: usize, in_rows: bool) -> Kernel {
 }
 
 /// The outputs of `kernel`, each in the place of an input or in one of its own; `shared` as the nest says it.
-fn outputs(kernel: &Kernel, places: &[Option<u8>], shared: Option<Vec<Vec<u8>>>, isa: Isa) -> Vec<Vec<f32>> {
+fn outputs(kernel: &Kernel, places: &[Option<u8>], shared: Option<Vec<Vec<u8>>>, isa: Isa) -> Vec<Vec<u32>> {
     let [inputs, outputs] =
         [&kernel.inputs, &kernel.outputs].map(|all| all.iter().map(|a| extents(a.rank)).collect::<Vec<_>>());
     let parameters = Nest::parameters(kernel, &inputs, &outputs).unwrap();
@@ -92,7 +96,11 @@ fn outputs(kernel: &Kernel, places: &[Option<u8>], shared: Option<Vec<Vec<u8>>>,
     let compiled = Jit::with_isa(isa).unwrap().compile(nest).unwrap();
     // SAFETY: all buffers have as many elements as the kernel's largest operand; each point reads just the elements that it writes.
     unsafe { compiled.run(&Pool::new(1), &words) };
-    let result = |(place, own): (&Option<u8>, Vec<f32>)| place.map_or(own, |input| given[usize::from(input)].clone());
+    // Of two that are no numbers, one may become the result or the other.
+    let bits = |value: &f32| if value.is_nan() { f32::NAN.to_bits() } else { value.to_bits() };
+    let result = |(place, own): (&Option<u8>, Vec<f32>)| {
+        place.map_or(own, |input| given[usize::from(input)].clone()).iter().map(bits).collect()
+    };
     places.iter().zip(own).map(result).collect()
 }
 

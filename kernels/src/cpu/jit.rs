@@ -1,6 +1,6 @@
 //! Compilation of kernels to machine code by Cranelift, and running them on the pool.
 
-use super::emit::{Source, emit};
+use super::emit::{Source, all_in_registers, emit};
 use super::isa::Isa;
 use super::pool::{Pool, WORKER_BYTES};
 use crate::tile::{Nest, Plan, SINGLE, Typing};
@@ -97,7 +97,10 @@ impl Jit {
     }
 
     fn build(&mut self, original: &Nest) -> Result<Compiled, String> {
-        let nest = original.clone().simplified();
+        let mut nest = original.clone().simplified();
+        if all_in_registers(&nest, self.isa) {
+            nest = nest.inlined();
+        }
         let typing = Typing::new(&nest.kernel);
         let module = self.module.as_mut().expect("the module lives as long as the compiler");
         let mut signature = Signature::new(module.isa().default_call_conv());

@@ -8,6 +8,7 @@
 //! of the System V ABI.)
 
 use crate::library::vector::LANES;
+use dcc_program::kernel::{BinaryOp, Expr, ExprId, UnaryOp};
 
 /// Elements of a vector.
 const WIDTH: usize = 16;
@@ -35,7 +36,7 @@ pub(super) struct Lane(usize);
 pub(super) struct Pointer(pub usize);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Arithmetic {
+enum Arithmetic {
     Add,
     Sub,
     Mul,
@@ -50,10 +51,20 @@ enum Step {
     Splat(Pointer),
     Compute(Arithmetic, Lane, Lane),
     Negate(Lane),
+    Root(Lane),
     /// Elements become those of a tile.
     Store(Pointer, Lane),
     /// One element plus the sum of all, in the order of `reduce`.
     Sum(Pointer, Lane),
+}
+
+/// Whether lines compute it, if it is of f32.
+pub(super) fn is_arithmetic(expr: &Expr) -> bool {
+    match expr {
+        Expr::Unary(op, _) => matches!(op, UnaryOp::Neg | UnaryOp::Sqrt),
+        Expr::Binary(op, ..) => Arithmetic::of(*op).is_some(),
+        _ => false,
+    }
 }
 
 /// What is done to each element of some tiles, in order. A store to a tile comes behind all loads from it.
@@ -76,12 +87,15 @@ impl Line {
         self.add(Step::Splat(from))
     }
 
-    pub fn compute(&mut self, op: Arithmetic, x: Lane, y: Lane) -> Lane {
-        self.add(Step::Compute(op, x, y))
-    }
-
-    pub fn negate(&mut self, x: Lane) -> Lane {
-        self.add(Step::Negate(x))
+    /// The value of `expr` from those of what it reads; none where `is_arithmetic` says so.
+    pub fn compute(&mut self, expr: &Expr, lane: impl Fn(ExprId) -> Lane) -> Option<Lane> {
+        let step = match *expr {
+            Expr::Unary(UnaryOp::Neg, x) => Step::Negate(lane(x)),
+            Expr::Unary(UnaryOp::Sqrt, x) => Step::Root(lane(x)),
+            Expr::Binary(op, x, y) => Step::Compute(Arithmetic::of(op)?, lane(x), lane(y)),
+            _ => return None,
+        };
+        Some(self.add(step))
     }
 
     pub fn store(&mut self, to: Pointer, x: Lane) {
@@ -162,6 +176,7 @@ impl Line {
                     let signs = Place::Vector(places.signs.expect("a line that negates has them"));
                     code.evex(XOR, to, value(x), signs, Mask::All);
                 }
+                Step::Root(x) => code.evex(ROOT, to, Vector(0), Place::Vector(value(x)), Mask::All),
                 Step::Sum(_, x) => {
                     let sum = Vector(to.0 + half);
                     code.evex(ADD, sum, sum, Place::Vector(value(x)), mask);
@@ -212,7 +227,7 @@ impl Places {
         for (n, step) in steps.iter().enumerate() {
             match step {
                 Step::Compute(_, x, y) => [x, y].iter().for_each(|lane| last[lane.0] = n),
-                Step::Negate(x) | Step::Store(_, x) | Step::Sum(_, x) => last[x.0] = n,
+                Step::Negate(x) | Step::Root(x) | Step::Store(_, x) | Step::Sum(_, x) => last[x.0] = n,
                 Step::Load(_) | Step::Splat(_) => {}
             }
         }
@@ -232,13 +247,13 @@ impl Places {
         let negates = steps.iter().any(|step| matches!(step, Step::Negate(_)));
         let signs = negates.then(|| Vector(pin(1)));
         let mut free: Vec<u8> = (pinned..VECTORS).rev().map(|n| n as u8).collect();
-        let is_own = |lane: &Lane| matches!(steps[lane.0], Step::Load(_) | Step::Compute(..) | Step::Negate(_));
+        let is_own = |lane: &Lane| matches!(steps[lane.0], Step::Load(_) | Step::Compute(..) | Step::Negate(_) | Step::Root(_));
         for (n, step) in steps.iter().enumerate() {
             // What was read for the last time leaves its register to the result.
             let read: &[Lane] = match step {
                 Step::Compute(_, x, y) if x == y => &[*x],
                 Step::Compute(_, x, y) => &[*x, *y],
-                Step::Negate(x) | Step::Store(_, x) | Step::Sum(_, x) => &[*x],
+                Step::Negate(x) | Step::Root(x) | Step::Store(_, x) | Step::Sum(_, x) => &[*x],
                 Step::Load(_) | Step::Splat(_) => &[],
             };
             free.extend(read.iter().filter(|lane| is_own(lane) && last[lane.0] == n).map(|lane| values[lane.0]));
@@ -334,6 +349,7 @@ impl Instruction {
 const LOAD: Instruction = Instruction::new(1, 0, 0, Length::Whole, 0x10); // vmovups
 const STORE: Instruction = Instruction::new(1, 0, 0, Length::Whole, 0x11);
 const ADD: Instruction = Instruction::new(1, 0, 0, Length::Whole, 0x58); // vaddps
+const ROOT: Instruction = Instruction::new(1, 0, 0, Length::Whole, 0x51); // vsqrtps
 const XOR: Instruction = Instruction::new(1, 1, 0, Length::Whole, 0xef); // vpxord
 const BROADCAST: Instruction = Instruction::new(2, 1, 0, Length::Whole, 0x18); // vbroadcastss
 const BROADCAST_WORD: Instruction = Instruction::new(2, 1, 0, Length::Whole, 0x7c); // vpbroadcastd of a general register
@@ -344,6 +360,16 @@ const ADD_ONE: Instruction = Instruction::new(1, 2, 0, Length::Quarter, 0x58); /
 const STORE_ONE: Instruction = Instruction::new(1, 2, 0, Length::Quarter, 0x11); // vmovss
 
 impl Arithmetic {
+    fn of(op: BinaryOp) -> Option<Arithmetic> {
+        match op {
+            BinaryOp::Add => Some(Arithmetic::Add),
+            BinaryOp::Sub => Some(Arithmetic::Sub),
+            BinaryOp::Mul => Some(Arithmetic::Mul),
+            BinaryOp::Div => Some(Arithmetic::Div),
+            _ => None,
+        }
+    }
+
     fn instruction(self) -> Instruction {
         let code = match self {
             Arithmetic::Add => 0x58,

@@ -4,7 +4,8 @@ use super::access::{Typing, bit, bits, children, over_of, value_of};
 use super::{Array, Nest};
 use crate::library::vector::Ty;
 use dcc_program::DType;
-use dcc_program::kernel::{DimId, Expr, ExprId, Index, Stmt, StoreMode, VarId};
+use dcc_program::kernel::{DimId, Expr, ExprId, Index, Kernel, Stmt, StoreMode, VarId};
+use std::collections::BTreeMap;
 
 /// Stores over inner dims of their own, without reductions beside them, become elementwise statements over outer dims.
 pub fn promote(nest: &mut Nest) {
@@ -25,6 +26,60 @@ pub fn promote(nest: &mut Nest) {
         if let Stmt::Store { over, .. } = stmt {
             over.clear();
         }
+    }
+}
+
+/// Variables of elementwise statements become what they stand for, and are no statements any more; what several read stays one expression.
+pub fn inline(nest: &mut Nest) {
+    let (mut made, mut vars, mut body) = (Made::default(), BTreeMap::new(), Vec::new());
+    for mut stmt in std::mem::take(&mut nest.kernel.body) {
+        let value = made.copy(&nest.kernel, stmt.value(), &vars);
+        if let Stmt::Let { var, .. } = stmt {
+            vars.insert(var, value);
+            continue;
+        }
+        *stmt.value_mut() = value;
+        body.push(stmt);
+    }
+    nest.kernel.body = body;
+    nest.kernel.exprs = made.exprs;
+}
+
+/// Expressions without variables.
+#[derive(Default)]
+struct Made {
+    exprs: Vec<Expr>,
+    /// Those of a kernel with variables that are there already.
+    known: BTreeMap<ExprId, ExprId>,
+    ids: BTreeMap<Expr, ExprId>,
+}
+
+impl Made {
+    fn copy(&mut self, kernel: &Kernel, root: ExprId, vars: &BTreeMap<VarId, ExprId>) -> ExprId {
+        let mut open = vec![root];
+        while let Some(&id) = open.last() {
+            let expr = kernel.get(id);
+            let missing = children(expr).into_iter().filter(|child| !self.known.contains_key(child));
+            let before = open.len();
+            open.extend(missing);
+            if open.len() > before {
+                continue;
+            }
+            open.pop();
+            let copy = match expr {
+                Expr::Var(var) => vars[var],
+                expr => {
+                    let mut expr = expr.clone();
+                    expr.for_each_operand_mut(|child| *child = self.known[child]);
+                    *self.ids.entry(expr).or_insert_with_key(|expr| {
+                        self.exprs.push(expr.clone());
+                        ExprId(self.exprs.len() as u32 - 1)
+                    })
+                }
+            };
+            self.known.insert(id, copy);
+        }
+        self.known[&root]
     }
 }
 

@@ -4,12 +4,12 @@
 
 use super::{Emitter, Total};
 use crate::cpu::isa::Isa;
-use crate::cpu::lanes::{Arithmetic, Lane, Line, Pointer};
+use crate::cpu::lanes::{Lane, Line, Pointer, is_arithmetic};
 use crate::library::vector::{Shape, Ty};
-use crate::tile::{Access, children};
+use crate::tile::{Access, Nest, Typing, children, over_of, reachable, value_of};
 use cranelift_codegen::ir::{InstBuilder, MemFlagsData, Value};
 use cranelift_module::Module;
-use dcc_program::kernel::{BinaryOp, Expr, ExprId, Index, Outside, Stmt, StoreMode, UnaryOp};
+use dcc_program::kernel::{Expr, ExprId, Index, Outside, Stmt, StoreMode};
 use dcc_program::types::{DType, Reduce};
 use std::collections::BTreeMap;
 
@@ -20,20 +20,45 @@ struct Values {
     read: Vec<ExprId>,
 }
 
+/// Passes that one in registers must save.
+const LEAST: usize = 3;
+
+/// Whether all that a kernel does is arithmetic on f32, enough for a pass in registers.
+pub fn all_in_registers(nest: &Nest, isa: Isa) -> bool {
+    let kernel = &nest.kernel;
+    let is_elementwise = |stmt: &Stmt| !matches!(stmt, Stmt::Reduce { .. }) && over_of(stmt).is_empty();
+    let typing = Typing::new(kernel);
+    let values = reachable(kernel, &kernel.body.iter().map(value_of).collect::<Vec<_>>());
+    let lies_there = |expr: &Expr| matches!(expr, Expr::Load { .. } | Expr::Const { .. } | Expr::Var(_));
+    let computed = values.iter().filter(|value| !lies_there(kernel.get(**value)));
+    has_registers(isa)
+        && kernel.body.iter().all(is_elementwise)
+        && values.iter().all(|value| typing.dtype(*value) == DType::F32)
+        && computed.clone().all(|value| is_arithmetic(kernel.get(*value)))
+        && computed.count() >= LEAST
+}
+
+fn has_registers(isa: Isa) -> bool {
+    isa == Isa::Avx512 && cfg!(unix)
+}
+
 impl Emitter<'_, '_> {
     /// Adds to `totals` and writes `stores` as `fold` and `stores` do; false, with none added or written, where that does not go in registers
     /// or would save no pass.
     pub(super) fn in_registers(&mut self, totals: &[Total], stores: &[&Stmt]) -> bool {
-        let fits = self.isa == Isa::Avx512 && cfg!(unix) && self.plan.behind.is_none() && self.tile.is_some();
+        let fits = has_registers(self.isa) && self.plan.behind.is_none() && self.tile.is_some();
         if !fits || !totals.iter().all(|total| self.is_sum(total)) || !stores.iter().all(|stmt| self.is_plain(stmt)) {
             return false;
         }
-        let stored = stores.iter().map(|stmt| crate::tile::value_of(stmt));
+        let stored = stores.iter().map(|stmt| value_of(stmt));
         let roots: Vec<ExprId> = totals.iter().map(|total| total.value).chain(stored).collect();
         let mut values = self.values(&roots);
         let is_ready = |root: &ExprId| values.computed.contains(root) || !self.is_function(*root);
         let passes = values.computed.len() + totals.len() + stores.len();
-        if values.computed.is_empty() || passes < 3 || !roots.iter().all(|root| self.depends_on_tile(*root) && is_ready(root)) {
+        if values.computed.is_empty()
+            || passes < LEAST
+            || !roots.iter().all(|root| self.depends_on_tile(*root) && is_ready(root))
+        {
             return false;
         }
         // Functions first: what they need of this is then known, and may lie where its operands did.
@@ -119,14 +144,8 @@ impl Emitter<'_, '_> {
     }
 
     fn is_arithmetic(&self, expr: ExprId) -> bool {
-        let kernel = &self.nest.kernel;
-        let is_of_lanes = match kernel.get(expr) {
-            Expr::Unary(UnaryOp::Neg, _) => true,
-            Expr::Binary(op, ..) => arithmetic(*op).is_some(),
-            _ => false,
-        };
         let is_new = self.depends_on_tile(expr) && !self.known(expr) && !self.rows.contains_key(&expr);
-        is_of_lanes && is_new && self.typing.dtype(expr) == DType::F32
+        is_arithmetic(self.nest.kernel.get(expr)) && is_new && self.typing.dtype(expr) == DType::F32
     }
 
     /// The pass over pointers to what is read, what is kept, the totals and the outputs, in this order.
@@ -137,17 +156,13 @@ impl Emitter<'_, '_> {
             lanes.insert(*read, if self.depends_on_tile(*read) { line.load(from) } else { line.splat(from) });
         }
         for expr in &values.computed {
-            let lane = match *self.nest.kernel.get(*expr) {
-                Expr::Unary(_, x) => line.negate(lanes[&x]),
-                Expr::Binary(op, x, y) => line.compute(arithmetic(op).expect("arithmetic"), lanes[&x], lanes[&y]),
-                _ => unreachable!("other values are read"),
-            };
-            lanes.insert(*expr, lane);
+            let lane = line.compute(self.nest.kernel.get(*expr), |read| lanes[&read]);
+            lanes.insert(*expr, lane.expect("other values are read"));
         }
         let mut next = (values.read.len()..).map(Pointer);
         kept.iter().zip(next.by_ref()).for_each(|(expr, to)| line.store(to, lanes[expr]));
         totals.iter().zip(next.by_ref()).for_each(|(total, to)| line.sum(to, lanes[&total.value]));
-        stores.iter().zip(next).for_each(|(stmt, to)| line.store(to, lanes[&crate::tile::value_of(stmt)]));
+        stores.iter().zip(next).for_each(|(stmt, to)| line.store(to, lanes[&value_of(stmt)]));
         line
     }
 
@@ -179,15 +194,5 @@ impl Emitter<'_, '_> {
         let (zero, count) = (self.integer(0), self.count(Shape::Tile));
         self.builder.ins().call(function, &[table, zero, zero, zero, count]);
         self.calls += 1;
-    }
-}
-
-fn arithmetic(op: BinaryOp) -> Option<Arithmetic> {
-    match op {
-        BinaryOp::Add => Some(Arithmetic::Add),
-        BinaryOp::Sub => Some(Arithmetic::Sub),
-        BinaryOp::Mul => Some(Arithmetic::Mul),
-        BinaryOp::Div => Some(Arithmetic::Div),
-        _ => None,
     }
 }
