@@ -269,7 +269,7 @@ impl Emitter<'_, '_> {
             (Some(from), Some(other)) if x != y && single(self, x, 1) && single(self, y, 1) => (from, other),
             _ => (x, y),
         };
-        let Some(primitive) = reduce::sum_of_products(self.isa, self.typing.ty(x), total.ty) else { return false };
+        let Some(primitive) = reduce::sum_of_products(self.isa, self.typing.ty(x), total.ty, x == y) else { return false };
         let values = [self.eval(x), self.eval(y)].map(|value| self.spread(value));
         let (to, [x, y], zero) = (self.address(total), values.map(|value| self.address(value)), self.integer(0));
         let count = self.count(Shape::Tile);

@@ -54,14 +54,15 @@ trait Addend {
     fn addend(x: Self::A, y: Self::A) -> Self::T;
 }
 
-/// Sums of addends that are never stored, in the order of `Into`.
-struct Sum<P>(PhantomData<P>);
+/// Sums of addends that are never stored, in the order of `Into`; `SAME` where both operands are the first.
+struct Sum<P, const SAME: bool>(PhantomData<P>);
 
-impl<P: Addend> Body for Sum<P> {
+impl<P: Addend, const SAME: bool> Body for Sum<P, SAME> {
     #[inline(always)]
     unsafe fn run(dst: *mut u8, a: *const u8, b: *const u8, _c: *const u8, n: usize) {
         // SAFETY: the primitive's contract.
         unsafe {
+            let b = if SAME { a } else { b };
             let mut lanes = [P::T::default(); LANES];
             let whole = n / LANES * LANES;
             for i in (0..whole).step_by(LANES) {
@@ -111,12 +112,16 @@ addends! {
     WideProduct, true, f32 => f64, |x, y| f64::from(x) * f64::from(y);
 }
 
-/// dst[0] += Σ a[i] b[i], products and sums of `ty` from operands of `operands`: the bits of `reduce` over what stores the products.
-pub fn sum_of_products(isa: Isa, operands: Ty, ty: Ty) -> Option<Primitive> {
+/// dst[0] += Σ a[i] b[i], products and sums of `ty` from operands of `operands`: the bits of `reduce` over what stores the products. Of
+/// `squares`, b is a.
+pub fn sum_of_products(isa: Isa, operands: Ty, ty: Ty, squares: bool) -> Option<Primitive> {
+    fn of<P: Addend>(isa: Isa, squares: bool) -> Primitive {
+        if squares { compiled::<Sum<P, true>>(isa) } else { compiled::<Sum<P, false>>(isa) }
+    }
     match (operands, ty) {
-        (Ty::F32, Ty::F32) => Some(compiled::<Sum<ProductF32>>(isa)),
-        (Ty::F64, Ty::F64) => Some(compiled::<Sum<ProductF64>>(isa)),
-        (Ty::F32, Ty::F64) => Some(compiled::<Sum<WideProduct>>(isa)),
+        (Ty::F32, Ty::F32) => Some(of::<ProductF32>(isa, squares)),
+        (Ty::F64, Ty::F64) => Some(of::<ProductF64>(isa, squares)),
+        (Ty::F32, Ty::F64) => Some(of::<WideProduct>(isa, squares)),
         _ => None,
     }
 }
