@@ -87,7 +87,7 @@ impl Line {
         self.add(Step::Splat(from))
     }
 
-    /// The value of `expr` from those of what it reads; none where `is_arithmetic` says so.
+    /// The value of `expr` from those of what it reads; none where it is not arithmetic.
     pub fn compute(&mut self, expr: &Expr, lane: impl Fn(ExprId) -> Lane) -> Option<Lane> {
         let step = match *expr {
             Expr::Unary(UnaryOp::Neg, x) => Step::Negate(lane(x)),
