@@ -208,6 +208,10 @@ fn planes_are_swept() {
     case(2, 3, 1, 1, &[dim(11, 3, 2, 5, 1, 0), dim(12, 5, 3, 2, 1, -2)]);
     case(2, 3, 1, 1, &[dim(13, 5, 3, 2, 2, 1), dim(17, 4, 3, 4, 3, 0)]);
     case(3, 1, 1, 4, &[dim(9, 1, 2, 8, 8, 0), dim(3, 5, 1, 1, 1, 1)]);
+    // Many small planes, which go together, in several chunks.
+    case(19, 23, 1, 1, &[dim(3, 3, 3, 1, 1, 1), dim(5, 5, 3, 1, 1, 1)]);
+    case(33, 70, 1, 1, &[dim(6, 3, 3, 2, 1, 1), dim(5, 3, 5, 2, 1, 2)]);
+    case(37, 9, 1, 2, &[dim(4, 4, 3, 1, 1, 1), dim(2, 2, 1, 1, 1, 0), dim(3, 3, 3, 1, 1, 1)]);
     // Planes of more than one band, of either operand.
     case(2, 2, 1, 1, &[dim(260, 260, 3, 1, 1, 1), dim(300, 300, 3, 1, 1, 1)]);
     case(1, 2, 1, 1, &[dim(519, 260, 3, 2, 1, 1), dim(399, 200, 3, 2, 1, 1)]);

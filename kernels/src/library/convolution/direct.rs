@@ -12,12 +12,20 @@ use crate::cpu::isa::Isa;
 use crate::cpu::pool::{Pool, WORKER_BYTES};
 use crate::library::SharedPtr;
 use crate::library::simd::Element;
-use crate::library::sweep::{Dots, PARTS, Sweep};
+use crate::library::sweep::{self, Carry, Dots, PARTS, Rows, Sweep};
+use smallvec::SmallVec;
 
 /// Most pairs of an image's and an output's channel that share a kernel's plane: with more, products win.
 const PAIRS: usize = 4;
 /// Bytes of a band's copies: they stay in a core's own cache.
 const BAND_BYTES: usize = 256 << 10;
+/// Of planes that go together, copies and what is swept: they stay in the first-level cache.
+const TOGETHER_BYTES: usize = 16 << 10;
+const MOST_TOGETHER: usize = 16;
+/// Multiplications and additions of a chunk: at least, and where there are `CHUNKS` of them.
+const SMALL: usize = 1 << 15;
+const LARGE: usize = 1 << 19;
+const CHUNKS: usize = 64;
 /// What sweeps may read behind a copy's end.
 const BEYOND: usize = PARTS;
 
@@ -33,23 +41,23 @@ pub(super) struct Direct<E> {
     samples: Vec<Offsets>,
     /// Channels of image and output.
     channels: [Vec<Offsets>; 2],
-    dims: Vec<Dim>,
-    /// The planes of the copy.
-    phases: Vec<Phase>,
-    /// Elements of such a plane, and strides in it.
-    plane: usize,
-    pitches: Vec<usize>,
+    /// Elements of a channel's copy: a plane for each phase of the stride.
+    each: usize,
     passes: Vec<Pass>,
-    /// Places of the first dim at a time, and how often.
-    rows: usize,
-    bands: usize,
-    /// Elements of scratch that a task uses.
+    bands: Vec<Band>,
+    /// Planes that are copied, then swept, then written, so that none of it waits for what was written just before; elements of such a plane's
+    /// copies, and of what is swept.
+    together: usize,
+    copied: usize,
+    stretched: usize,
+    /// Elements of scratch that a chunk uses.
     scratch: usize,
     /// Elements that operands in their order, and the result, must have.
     reach: [usize; 3],
     flops: usize,
     sweep: Sweep<E>,
     dots: Dots<E>,
+    carry: Carry<E>,
 }
 
 /// A dim of what windows move through. Place q of a phase that begins at `b` is element `step · q + b`.
@@ -61,10 +69,18 @@ struct Dim {
     extent: usize,
 }
 
-/// A plane of the copy: where it begins along the first dim, and what there is of it along the others.
-struct Phase {
-    base: isize,
-    spans: Vec<Span>,
+/// A band: what is copied of a channel of the moved tensor, and, of each pass, how long the stretch of its places is, if it has any there, and
+/// where these are.
+struct Band {
+    copies: Vec<Move>,
+    stretches: Vec<(usize, Vec<Move>)>,
+}
+
+/// Rows, where they begin where they come from and where they go, and their last elements there.
+struct Move {
+    starts: [usize; 2],
+    ends: [usize; 2],
+    rows: Rows,
 }
 
 /// Places whose elements there are, and the element of the first of them.
@@ -89,8 +105,6 @@ struct Pass {
     counts: Vec<usize>,
     strides: Vec<usize>,
     first: usize,
-    /// From the first place of a row of the first dim to behind its last, in the copy.
-    span: usize,
     /// Where each tap is in the kernel, and, for each channel that is summed, where the elements are that place 0 meets there.
     taps: Vec<usize>,
     offsets: Vec<usize>,
@@ -136,44 +150,45 @@ impl<E: Element> Direct<E> {
         let wide: usize = (1..dims.len()).map(|d| counts[d] + reaches[d]).product();
         let planes = bases.iter().map(Vec::len).product::<usize>() * channels[usize::from(moved == OUTPUT)].len();
         let of_kernel: usize = spatial.iter().map(|s| s.sizes[KERNEL]).product::<usize>() * pairs;
-        let needs = |rows: usize| (rows + reaches[0]) * wide * planes + BEYOND + rows * wide + PARTS + 2 * of_kernel;
-        let fits = |rows: usize, bytes: usize| needs(rows) * size_of::<E>() <= bytes;
+        let (copied, stretched) =
+            (|rows: usize| (rows + reaches[0]) * wide * planes + BEYOND, |rows: usize| rows * wide + PARTS);
+        let needs = |rows: usize, together: usize| together * (copied(rows) + stretched(rows)) + of_kernel;
+        let fits = |rows: usize, bytes: usize| needs(rows, 1) * size_of::<E>() <= bytes;
         let rows = (1..=counts[0]).rev().find(|&rows| fits(rows, BAND_BYTES)).or((counts[0] > 0).then_some(1))?;
         if !fits(rows, WORKER_BYTES) {
             return None;
         }
+        let together = (1..=MOST_TOGETHER).rev().find(|&n| needs(rows, n) * size_of::<E>() <= TOGETHER_BYTES).unwrap_or(1);
         for (d, dim) in dims.iter_mut().enumerate() {
             dim.extent = reaches[d] + if d == 0 { rows } else { counts[d] };
         }
         let pitches: Vec<usize> = (0..dims.len()).map(|d| dims[d + 1..].iter().map(|dim| dim.extent).product()).collect();
-        let plane = dims.iter().map(|dim| dim.extent).product();
+        let plane = dims.iter().map(|dim| dim.extent).product::<usize>();
+        let each = bases.iter().map(Vec::len).product::<usize>() * plane;
+        // What a kernel's gradient sums are dots of its own.
+        let summed = if form.result == KERNEL { 1 } else { channels[usize::from(moved == OUTPUT)].len() };
+        let passes = passes(&views, &bases, spatial, (&pitches, plane), (swept, summed));
+        let met = |pass: &Pass| pass.counts.iter().product::<usize>() * pass.taps.len();
         let kernels = E::kernels(isa);
-        let mut direct = Direct {
+        Some(Direct {
             form,
             moved,
+            flops: 2 * count(&tasks) * samples.len() * pairs * passes.iter().map(met).sum::<usize>(),
+            bands: (0..counts[0]).step_by(rows).map(|first| band(first, rows, &dims, &bases, &pitches, &passes)).collect(),
             tasks,
             samples,
             channels,
-            phases: products(&bases).into_iter().map(|bases| phase(&bases, &dims)).collect(),
-            plane,
-            passes: Vec::new(),
-            pitches,
-            dims,
-            rows,
-            bands: counts[0].div_ceil(rows),
-            scratch: needs(rows),
-            reach: [0; 3],
-            flops: 0,
+            each,
+            passes,
+            together,
+            copied: copied(rows),
+            stretched: stretched(rows),
+            scratch: needs(rows, together),
+            reach: [form.operands[0], form.operands[1], form.result].map(|tensor| reached(tensor, plain, spatial)),
             sweep: kernels.sweep,
             dots: kernels.dots,
-        };
-        // What a kernel's gradient sums are dots of its own.
-        let summed = if form.result == KERNEL { 1 } else { direct.summed_and_made()[0].len() };
-        direct.passes = direct.passes(&views, &bases, spatial, (swept, summed));
-        direct.reach = [form.operands[0], form.operands[1], form.result].map(|tensor| reached(tensor, plain, spatial));
-        let met = |pass: &Pass| pass.counts.iter().product::<usize>() * pass.taps.len();
-        direct.flops = 2 * count(&direct.tasks) * direct.samples.len() * pairs * direct.passes.iter().map(met).sum::<usize>();
-        Some(direct)
+            carry: kernels.carry,
+        })
     }
 
     pub fn flops(&self) -> usize {
@@ -191,21 +206,29 @@ impl<E: Element> Direct<E> {
         let mut tensors: [&[E]; 3] = [&[]; 3];
         (tensors[self.form.operands[0]], tensors[self.form.operands[1]]) = (a, b);
         let result = SharedPtr::new(result.as_mut_ptr());
-        // Small planes go together, a function of shapes only.
+        // Planes go together, small ones above all: a function of shapes only.
         let tasks = count(&self.tasks);
-        let together = ((1 << 15) / (self.flops / tasks.max(1)).max(1)).max(1);
-        pool.run(tasks.div_ceil(together), self.flops / 32, &|worker, chunk| {
+        let worth = |flops: usize| (flops / (self.flops / tasks.max(1)).max(1)).max(1);
+        let each = worth(SMALL).max(worth(LARGE).min(tasks / CHUNKS));
+        pool.run(tasks.div_ceil(each), self.flops / 32, &|worker, chunk| {
             let scratch = worker.scratch().cast::<E>();
             // SAFETY: a worker's own, whose size was compared; zeros are elements.
             let scratch = unsafe {
                 scratch.write_bytes(0, self.scratch);
                 std::slice::from_raw_parts_mut(scratch, self.scratch)
             };
-            for task in (chunk * together..tasks.min((chunk + 1) * together)).map(|n| offsets(&self.tasks, n)) {
-                match self.form.result {
-                    KERNEL => self.kernel(task, tensors, result, accumulate, scratch),
-                    _ => self.planes(task, tensors, result, accumulate, scratch),
+            let mine = chunk * each..tasks.min((chunk + 1) * each);
+            let mut mine = Walk::new(&self.tasks, mine.start).take(mine.len());
+            if self.form.result == KERNEL {
+                mine.for_each(|task| self.kernel(task, tensors, result, accumulate, scratch));
+                return;
+            }
+            loop {
+                let tasks: SmallVec<[Offsets; MOST_TOGETHER]> = mine.by_ref().take(self.together).collect();
+                if tasks.is_empty() {
+                    break;
                 }
+                self.planes(&tasks, tensors, result, accumulate, scratch);
             }
         });
     }
@@ -216,36 +239,36 @@ impl<E: Element> Direct<E> {
         if self.moved == IMAGE { [images, outputs] } else { [outputs, images] }
     }
 
-    /// The planes of the result that a task has.
-    fn planes(&self, task: Offsets, tensors: [&[E]; 3], result: SharedPtr<E>, accumulate: bool, scratch: &mut [E]) {
+    /// The planes of the result that tasks have, as many as go together.
+    fn planes(&self, tasks: &[Offsets], tensors: [&[E]; 3], result: SharedPtr<E>, accumulate: bool, scratch: &mut [E]) {
         let [summed, made] = self.summed_and_made();
-        let (moved, each) = (self.moved, self.phases.len() * self.plane);
-        let (copies, rest) = scratch.split_at_mut(summed.len() * each + BEYOND);
-        let taps = self.passes.iter().map(|pass| pass.offsets.len()).max().unwrap_or(0);
-        let (weights, swept) = rest.split_at_mut(taps);
-        for first in (0..self.bands).map(|band| band * self.rows) {
-            for (channel, copy) in summed.iter().zip(copies.chunks_exact_mut(each)) {
-                self.copy(&tensors[moved][task[moved] + channel[moved]..], first, copy);
+        let (copies, rest) = scratch.split_at_mut(self.together * self.copied);
+        let (swept, weights) = rest.split_at_mut(self.together * self.stretched);
+        for band in &self.bands {
+            for (t, task) in tasks.iter().enumerate() {
+                self.copies(band, summed, task[self.moved], tensors[self.moved], &mut copies[t * self.copied..]);
             }
-            for (channel, pass) in made.iter().flat_map(|channel| self.passes.iter().map(move |pass| (channel, pass))) {
-                let Some((count, length)) = self.stretch(pass, first) else { continue };
-                for (summed, weights) in summed.iter().zip(weights.chunks_mut(pass.taps.len().max(1))) {
-                    let kernel = &tensors[KERNEL][task[KERNEL] + channel[KERNEL] + summed[KERNEL]..];
-                    std::iter::zip(weights, &pass.taps).for_each(|(weight, tap)| *weight = kernel[*tap]);
-                }
-                // SAFETY: what is swept is as long; the longest offset of the last place lies in the copies or in what is beyond.
-                unsafe { (self.sweep)(swept.as_mut_ptr(), copies.as_ptr(), &pass.offsets, weights.as_ptr(), length) };
-                let at = task[self.form.result] + channel[self.form.result] + pass.first + first * pass.strides[0];
-                self.rows(pass, count, &mut |from, to, count, stride| {
-                    // SAFETY: inside of the result, whose reach was compared; planes of tasks are disjoint, passes of a plane too.
-                    unsafe {
-                        let place = result.get().add(at + to);
-                        match stride {
-                            1 if !accumulate => std::ptr::copy_nonoverlapping(swept.as_ptr().add(from), place, count),
-                            _ => (0..count).for_each(|i| put(place.add(i * stride), swept[from + i], accumulate)),
-                        }
+            let passes = || std::iter::zip(&self.passes, &band.stretches).filter(|(_, (length, _))| *length > 0);
+            for (channel, (pass, (length, places))) in made.iter().flat_map(|channel| passes().map(move |pass| (channel, pass)))
+            {
+                for (t, task) in tasks.iter().enumerate() {
+                    for (n, summed) in summed.iter().enumerate() {
+                        let kernel = &tensors[KERNEL][task[KERNEL] + channel[KERNEL] + summed[KERNEL]..];
+                        let weights = &mut weights[n * pass.taps.len()..];
+                        std::iter::zip(weights, &pass.taps).for_each(|(weight, tap)| *weight = kernel[*tap]);
                     }
-                });
+                    let (swept, copies) = (&mut swept[t * self.stretched..][..*length], &copies[t * self.copied..]);
+                    // SAFETY: what is swept is as long; the longest offset of the last place lies in the copies or in what is beyond.
+                    unsafe { (self.sweep)(swept.as_mut_ptr(), copies.as_ptr(), &pass.offsets, weights.as_ptr(), *length) };
+                }
+                for (t, task) in tasks.iter().enumerate() {
+                    let (swept, at) = (&swept[t * self.stretched..], task[self.form.result] + channel[self.form.result]);
+                    for Move { starts: [from, to], ends, rows } in places {
+                        assert!(ends[0] < swept.len());
+                        // SAFETY: inside of the result, whose reach was compared; planes of tasks are disjoint, passes of a plane too.
+                        unsafe { (self.carry)(result.get().add(at + to), swept.as_ptr().add(*from), rows, accumulate) };
+                    }
+                }
             }
         }
     }
@@ -254,141 +277,136 @@ impl<E: Element> Direct<E> {
     fn kernel(&self, task: Offsets, tensors: [&[E]; 3], result: SharedPtr<E>, accumulate: bool, scratch: &mut [E]) {
         let [images, outputs] = &self.channels;
         let [pass] = &self.passes[..] else { unreachable!("a kernel's gradient has one") };
-        let (each, taps) = (self.phases.len() * self.plane, pass.taps.len());
-        let (copies, rest) = scratch.split_at_mut(images.len() * each + BEYOND);
-        let (totals, rest) = rest.split_at_mut(images.len() * outputs.len() * taps);
-        let (sums, with) = rest.split_at_mut(taps);
-        totals.fill(E::ZERO);
-        for (sample, band) in self.samples.iter().flat_map(|sample| (0..self.bands).map(move |band| (sample, band))) {
-            let first = band * self.rows;
-            let Some((count, length)) = self.stretch(pass, first) else { continue };
-            for (channel, copy) in images.iter().zip(copies.chunks_exact_mut(each)) {
-                self.copy(&tensors[IMAGE][task[IMAGE] + sample[IMAGE] + channel[IMAGE]..], first, copy);
+        let (copies, with) = scratch.split_at_mut(self.together * self.copied);
+        let taps = pass.taps.len();
+        let mut chains: SmallVec<[[E; PARTS]; 16]> = SmallVec::from_elem([E::ZERO; PARTS], images.len() * outputs.len() * taps);
+        let turns = self.samples.chunks(self.together).flat_map(|samples| self.bands.iter().map(move |band| (samples, band)));
+        for (samples, band) in turns {
+            let [(length, places)] = &band.stretches[..] else { unreachable!("one of each pass") };
+            let at = |sample: &Offsets, tensor: usize| task[tensor] + sample[tensor];
+            for (n, sample) in samples.iter().enumerate() {
+                self.copies(band, images, at(sample, IMAGE), tensors[IMAGE], &mut copies[n * self.copied..]);
             }
-            if self.bands > 1 {
-                with[..length].fill(E::ZERO);
-            }
-            for (output, totals) in outputs.iter().zip(totals.chunks_exact_mut(images.len() * taps)) {
-                let from = &tensors[OUTPUT][task[OUTPUT] + sample[OUTPUT] + output[OUTPUT] + first * pass.strides[0]..];
-                self.rows(pass, count, &mut |to, at, count, stride| match stride {
-                    1 => with[to..to + count].copy_from_slice(&from[at..at + count]),
-                    _ => (0..count).for_each(|i| with[to + i] = from[at + i * stride]),
-                });
-                for (n, totals) in totals.chunks_exact_mut(taps).enumerate() {
-                    // SAFETY: both are as long; the longest offset of the last place lies in the copies or in what is beyond.
-                    unsafe {
-                        let copy = copies.as_ptr().add(n * each);
-                        (self.dots)(sums.as_mut_ptr(), with.as_ptr(), copy, &pass.offsets, length);
+            for (output, chains) in outputs.iter().zip(chains.chunks_exact_mut(images.len() * taps)) {
+                for (n, sample) in samples.iter().enumerate() {
+                    let from = &tensors[OUTPUT][at(sample, OUTPUT) + output[OUTPUT]..];
+                    let with = &mut with[n * self.stretched..][..*length];
+                    if self.bands.len() > 1 {
+                        with.fill(E::ZERO);
                     }
-                    std::iter::zip(totals, &*sums).for_each(|(total, sum)| *total = total.plus(*sum));
+                    for Move { starts: [to, at], ends, rows } in places {
+                        assert!(ends[0] < with.len() && ends[1] < from.len());
+                        let rows = Rows { from: rows.to, to: rows.from, ..*rows };
+                        // SAFETY: the last elements of both were compared.
+                        unsafe { (self.carry)(with.as_mut_ptr().add(*to), from.as_ptr().add(*at), &rows, false) };
+                    }
+                }
+                for (n, image) in (0..samples.len()).flat_map(|n| (0..images.len()).map(move |image| (n, image))) {
+                    let (with, copy) = (&with[n * self.stretched..][..*length], &copies[n * self.copied + image * self.each..]);
+                    let chains = &mut chains[image * taps..(image + 1) * taps];
+                    // SAFETY: both are as long; the longest offset of the last place lies in the copies or in what is beyond.
+                    unsafe { (self.dots)(chains.as_mut_ptr(), with.as_ptr(), copy.as_ptr(), &pass.offsets, *length) };
                 }
             }
         }
         let pairs = outputs.iter().flat_map(|output| images.iter().map(move |image| output[KERNEL] + image[KERNEL]));
-        for (pair, totals) in pairs.zip(totals.chunks_exact(taps)) {
-            for (tap, total) in pass.taps.iter().zip(totals) {
+        for (pair, chains) in pairs.zip(chains.chunks_exact(taps)) {
+            for (tap, chains) in pass.taps.iter().zip(chains) {
                 // SAFETY: inside of the result, whose reach was compared; no two tasks share a kernel's plane.
-                unsafe { put(result.get().add(task[KERNEL] + pair + tap), *total, accumulate) };
+                unsafe { put(result.get().add(task[KERNEL] + pair + tap), sweep::total(*chains), accumulate) };
             }
         }
     }
 
-    /// What a pass has of the band that begins at `first`: rows of the first dim, and the stretch that all its places are in.
-    fn stretch(&self, pass: &Pass, first: usize) -> Option<(usize, usize)> {
-        let count = pass.counts[0].saturating_sub(first).min(self.rows);
-        let last = count.checked_sub(1)? * self.pitches[0];
-        Some((count, (last + pass.span).next_multiple_of(PARTS)))
-    }
-
-    /// Calls `row` with where each row of a pass's places begins in a stretch and in the tensor, how many they are and how far apart there.
-    fn rows(&self, pass: &Pass, count: usize, row: &mut dyn FnMut(usize, usize, usize, usize)) {
-        self.rows_from(pass, 0, count, (0, 0), row);
-    }
-
-    fn rows_from(
-        &self,
-        pass: &Pass,
-        dim: usize,
-        count: usize,
-        (from, to): (usize, usize),
-        row: &mut dyn FnMut(usize, usize, usize, usize),
-    ) {
-        let Some(&next) = pass.counts.get(dim + 1) else { return row(from, to, count, pass.strides[dim]) };
-        for i in 0..count {
-            self.rows_from(pass, dim + 1, next, (from + i * self.pitches[dim], to + i * pass.strides[dim]), row);
-        }
-    }
-
-    /// Copies what the band that begins at `first` meets of a plane, which lies in `from`.
-    fn copy(&self, from: &[E], first: usize, to: &mut [E]) {
+    /// Copies what a band meets of the moved tensor's channels, one behind the other.
+    fn copies(&self, band: &Band, channels: &[Offsets], at: usize, from: &[E], to: &mut [E]) {
+        let to = &mut to[..channels.len() * self.each];
         // What is around stays zero, unless it is elsewhere in each band.
-        if self.bands > 1 {
+        if self.bands.len() > 1 {
             to.fill(E::ZERO);
         }
-        for (phase, to) in self.phases.iter().zip(to.chunks_exact_mut(self.plane)) {
-            let outer = self.dims[0].span(phase.base + (first * self.dims[0].step) as isize);
-            self.copy_dim(0, outer, &phase.spans, from, to);
+        for (c, channel) in channels.iter().enumerate() {
+            let (from, to) = (&from[at + channel[self.moved]..], &mut to[c * self.each..]);
+            for Move { starts, ends, rows } in &band.copies {
+                assert!(ends[0] < from.len() && ends[1] < to.len());
+                // SAFETY: the last elements of both were compared.
+                unsafe { (self.carry)(to.as_mut_ptr().add(starts[1]), from.as_ptr().add(starts[0]), rows, false) };
+            }
         }
     }
+}
 
-    fn copy_dim(&self, d: usize, Span { begin, end, element }: Span, inner: &[Span], from: &[E], to: &mut [E]) {
-        let Dim { stride, step, .. } = self.dims[d];
-        if begin == end {
-            return;
+/// All passes: one of each view of each dim. `copy`: how far apart places of a copy are along each dim, and elements of a phase's plane.
+fn passes(
+    views: &[Vec<View>],
+    bases: &[Vec<isize>],
+    spatial: &[Spatial],
+    (pitches, plane): (&[usize], usize),
+    (swept, summed): (usize, usize),
+) -> Vec<Pass> {
+    let each = bases.iter().map(Vec::len).product::<usize>() * plane;
+    let numbers: Vec<Vec<usize>> = views.iter().map(|views| (0..views.len()).collect()).collect();
+    let pass = |chosen: Vec<usize>| {
+        let views: Vec<&View> = std::iter::zip(views, chosen).map(|(views, n)| &views[n]).collect();
+        let along = |d: usize| (views[d], spatial[d].strides[swept]);
+        let mut taps = vec![(0, 0, 0)];
+        for (d, view) in views.iter().enumerate() {
+            let (stride, phases, pitch) = (spatial[d].strides[KERNEL], bases[d].len(), pitches[d]);
+            let next = |at: (usize, usize, usize), tap: (usize, usize, usize)| {
+                (at.0 + tap.0 * stride, at.1 * phases + tap.1, at.2 + tap.2 * pitch)
+            };
+            taps = taps.into_iter().flat_map(|at| view.taps.iter().map(move |tap| next(at, *tap))).collect();
         }
-        if let Some((&next, rest)) = inner.split_first() {
-            for i in 0..end - begin {
-                let (from, to) = (&from[(element + i * step) * stride..], &mut to[(begin + i) * self.pitches[d]..]);
-                self.copy_dim(d + 1, next, rest, from, to);
-            }
-            return;
+        let offset = |channel: usize, (_, phase, at): &(usize, usize, usize)| channel * each + phase * plane + at;
+        Pass {
+            counts: views.iter().map(|view| view.count).collect(),
+            strides: (0..views.len()).map(along).map(|(view, stride)| view.step * stride).collect(),
+            first: (0..views.len()).map(along).map(|(view, stride)| view.first * stride).sum(),
+            offsets: (0..summed).flat_map(|channel| taps.iter().map(move |tap| offset(channel, tap))).collect(),
+            taps: taps.iter().map(|tap| tap.0).collect(),
         }
-        let (from, to) = (&from[element * stride..], &mut to[begin..end]);
-        match step * stride {
-            1 => to.copy_from_slice(&from[..to.len()]),
-            2 => {
-                // The last one need not have a neighbour.
-                let (pairs, last) = (from.as_chunks::<2>().0, to.len() - 1);
-                std::iter::zip(&mut to[..last], &pairs[..last]).for_each(|(to, [x, _])| *to = *x);
-                to[last] = from[2 * last];
-            }
-            apart => std::iter::zip(to, from.iter().step_by(apart)).for_each(|(to, from)| *to = *from),
-        }
-    }
+    };
+    products(&numbers).into_iter().map(pass).collect()
+}
 
-    /// All passes: one of each view of each dim.
-    fn passes(
-        &self,
-        views: &[Vec<View>],
-        bases: &[Vec<isize>],
-        spatial: &[Spatial],
-        (swept, summed): (usize, usize),
-    ) -> Vec<Pass> {
-        let numbers: Vec<Vec<usize>> = views.iter().map(|views| (0..views.len()).collect()).collect();
-        let pass = |chosen: Vec<usize>| {
-            let views: Vec<&View> = std::iter::zip(views, chosen).map(|(views, n)| &views[n]).collect();
-            let along = |d: usize| (views[d], spatial[d].strides[swept]);
-            let mut taps = vec![(0, 0, 0)];
-            for (d, view) in views.iter().enumerate() {
-                let (stride, phases, pitch) = (spatial[d].strides[KERNEL], bases[d].len(), self.pitches[d]);
-                let next = |at: (usize, usize, usize), tap: (usize, usize, usize)| {
-                    (at.0 + tap.0 * stride, at.1 * phases + tap.1, at.2 + tap.2 * pitch)
-                };
-                taps = taps.into_iter().flat_map(|at| view.taps.iter().map(move |tap| next(at, *tap))).collect();
-            }
-            let each = self.phases.len() * self.plane;
-            let offset = |channel: usize, (_, phase, at): &(usize, usize, usize)| channel * each + phase * self.plane + at;
-            Pass {
-                counts: views.iter().map(|view| view.count).collect(),
-                strides: (0..views.len()).map(along).map(|(view, stride)| view.step * stride).collect(),
-                first: (0..views.len()).map(along).map(|(view, stride)| view.first * stride).sum(),
-                span: 1 + views.iter().zip(&self.pitches).skip(1).map(|(view, pitch)| (view.count - 1) * pitch).sum::<usize>(),
-                offsets: (0..summed).flat_map(|channel| taps.iter().map(move |tap| offset(channel, tap))).collect(),
-                taps: taps.iter().map(|tap| tap.0).collect(),
-            }
+/// The band of `rows` places of the first dim from `first` on.
+fn band(first: usize, rows: usize, dims: &[Dim], bases: &[Vec<isize>], pitches: &[usize], passes: &[Pass]) -> Band {
+    let plane = dims.iter().map(|dim| dim.extent).product::<usize>();
+    let copies = products(bases).into_iter().enumerate().flat_map(|(phase, bases)| {
+        let along = |d: usize| {
+            let dim = &dims[d];
+            let span = dim.span(bases[d] + if d == 0 { (first * dim.step) as isize } else { 0 });
+            let starts = [span.element * dim.stride, span.begin * pitches[d] + if d == 0 { phase * plane } else { 0 }];
+            (span.end - span.begin, starts, [dim.step * dim.stride, pitches[d]])
         };
-        products(&numbers).into_iter().map(pass).collect()
+        moves(&(0..dims.len()).map(along).collect::<Vec<_>>())
+    });
+    let stretch = |pass: &Pass| {
+        let count = |d: usize| if d == 0 { pass.counts[0].saturating_sub(first).min(rows) } else { pass.counts[d] };
+        let start = |d: usize| if d == 0 { pass.first + first * pass.strides[0] } else { 0 };
+        let along = |d: usize| (count(d), [0, start(d)], [pitches[d], pass.strides[d]]);
+        let places = moves(&(0..dims.len()).map(along).collect::<Vec<_>>());
+        let length = places.iter().map(|place| place.ends[0] + 1).max().unwrap_or(0);
+        (length.next_multiple_of(PARTS), places)
+    };
+    Band { copies: copies.collect(), stretches: passes.iter().map(stretch).collect() }
+}
+
+/// Of dims, outermost first: how many elements, where they begin, and how far apart they are where they come from and where they go.
+fn moves(dims: &[(usize, [usize; 2], [usize; 2])]) -> Vec<Move> {
+    let start = |side: usize| dims.iter().map(|dim| dim.1[side]).sum::<usize>();
+    let [outer @ .., row, element] = &[&[(1, [0; 2], [0; 2])], dims].concat()[..] else { return Vec::new() };
+    if row.0 == 0 || element.0 == 0 {
+        return Vec::new();
     }
+    let rows = Rows { count: row.0, length: element.0, from: [row.2[0], element.2[0]], to: [row.2[1], element.2[1]] };
+    let last = |[row, element]: [usize; 2]| (rows.count - 1) * row + (rows.length - 1) * element;
+    let outer: Vec<(usize, Offsets)> = outer.iter().map(|dim| (dim.0, [dim.2[0], dim.2[1], 0])).collect();
+    let of = |[from, to, _]: Offsets| {
+        let starts = [start(0) + from, start(1) + to];
+        Move { starts, ends: [starts[0] + last(rows.from), starts[1] + last(rows.to)], rows }
+    };
+    (0..count(&outer)).map(|n| of(offsets(&outer, n))).collect()
 }
 
 /// # Safety
@@ -397,10 +415,6 @@ impl<E: Element> Direct<E> {
 unsafe fn put<E: Element>(place: *mut E, value: E, accumulate: bool) {
     // SAFETY: the caller's.
     unsafe { *place = if accumulate { (*place).plus(value) } else { value } }
-}
-
-fn phase(bases: &[isize], dims: &[Dim]) -> Phase {
-    Phase { base: bases[0], spans: std::iter::zip(&dims[1..], &bases[1..]).map(|(dim, base)| dim.span(*base)).collect() }
 }
 
 /// What is copied along each dim, but for its extent; where each phase of it begins; and what the result has along it.
@@ -454,6 +468,42 @@ fn of_output(s: &Spatial) -> (Vec<isize>, Vec<View>) {
 
 fn count(digits: &[(usize, Offsets)]) -> usize {
     digits.iter().map(|(size, _)| size).product()
+}
+
+/// Offsets of the numbers from some on, one after the other.
+struct Walk<'a> {
+    digits: &'a [(usize, Offsets)],
+    now: SmallVec<[usize; 6]>,
+    at: Offsets,
+}
+
+impl<'a> Walk<'a> {
+    fn new(digits: &'a [(usize, Offsets)], first: usize) -> Walk<'a> {
+        let (mut rest, mut now) = (first, SmallVec::from_elem(0, digits.len()));
+        for (now, (size, _)) in std::iter::zip(&mut now, digits).rev() {
+            (rest, *now) = (rest / size, rest % size);
+        }
+        Walk { digits, now, at: offsets(digits, first) }
+    }
+}
+
+/// Without end: behind the last number comes the first.
+impl Iterator for Walk<'_> {
+    type Item = Offsets;
+
+    fn next(&mut self) -> Option<Offsets> {
+        let here = self.at;
+        for (now, (size, strides)) in std::iter::zip(&mut self.now, self.digits).rev() {
+            *now += 1;
+            if *now < *size {
+                std::iter::zip(&mut self.at, strides).for_each(|(at, stride)| *at += stride);
+                break;
+            }
+            std::iter::zip(&mut self.at, strides).for_each(|(at, stride)| *at -= (*size - 1) * stride);
+            *now = 0;
+        }
+        Some(here)
+    }
 }
 
 /// Of number `n`, the last digit changing fastest.
