@@ -8,7 +8,7 @@
 use super::few;
 use super::pack::{self, Pack, PackSide, Spread};
 use super::simd::{Element, Square, Vector, prefetch};
-use super::sweep::{self, Carry, Dots, PARTS, Rows, Sweep};
+use super::sweep::{self, Planes};
 use std::mem::MaybeUninit;
 
 /// One block: C[rows, columns] = alpha * A[rows, depth] B[depth, columns] + beta * C. Strides in elements; beta 0 never reads C.
@@ -69,10 +69,8 @@ pub struct Kernels<E> {
     pub pack_side: PackSide<E>,
     pub spread: Spread<E>,
     pub place: Place<E>,
-    pub sweep: Sweep<E>,
-    pub dots: Dots<E>,
-    pub carry: Carry<E>,
     pub few: few::Sums<E>,
+    pub planes: Planes<E>,
 }
 
 /// Rows of a block that follow one another in C: how far behind the block's first, which and how many.
@@ -385,27 +383,6 @@ macro_rules! kernels {
                 unsafe { write_stretches::<V>(sums, width, rows, t, all) }
             }
             /// # Safety
-            /// As `Sweep`.
-            $(#[$feature])?
-            unsafe fn sweep<V: Vector>(out: *mut V::E, from: *const V::E, offsets: &[usize], weights: *const V::E, length: usize) {
-                // SAFETY: the caller's.
-                unsafe { sweep::sweep::<V>(out, from, offsets, weights, length) }
-            }
-            /// # Safety
-            /// As `Dots`.
-            $(#[$feature])?
-            unsafe fn dots<V: Vector>(sums: *mut [V::E; PARTS], with: *const V::E, from: *const V::E, offsets: &[usize], length: usize) {
-                // SAFETY: the caller's.
-                unsafe { sweep::dots::<V>(sums, with, from, offsets, length) }
-            }
-            /// # Safety
-            /// As `Carry`.
-            $(#[$feature])?
-            unsafe fn carry<V: Vector>(to: *mut V::E, from: *const V::E, rows: &Rows, accumulate: bool) {
-                // SAFETY: the caller's.
-                unsafe { sweep::carry::<V>(to, from, rows, accumulate) }
-            }
-            /// # Safety
             /// As `Sums`.
             $(#[$feature])?
             unsafe fn few<V: Vector>(sums: *mut V::E, tile: &few::Tile<V::E>) {
@@ -420,7 +397,8 @@ macro_rules! kernels {
                 wide: [$(enabled::<V, $n, 2, NO_COPY>),*],
                 copying: [enabled::<V, $rows, 2, COPY_A>, enabled::<V, $rows, 2, COPY_B>, enabled::<V, $rows, 2, { COPY_A | COPY_B }>],
                 pack: pack::<V>, pack_side: pack_side::<V>, spread: spread::<V>, place: place::<V>,
-                sweep: sweep::<V>, dots: dots::<V>, carry: carry::<V>, few: few::<V>,
+                few: few::<V>,
+                planes: sweep::planes!(V, $(#[$feature])?),
             }
         }
     };

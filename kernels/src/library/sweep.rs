@@ -38,6 +38,44 @@ pub struct Rows {
 /// All of these can be read, and written; the machine has the instruction set.
 pub type Carry<E> = unsafe fn(*mut E, *const E, &Rows, bool);
 
+/// The loops of one instruction set.
+#[derive(Clone, Copy)]
+pub struct Planes<E> {
+    pub sweep: Sweep<E>,
+    pub dots: Dots<E>,
+    pub carry: Carry<E>,
+}
+
+/// `Planes` of a vector, with a feature enabled.
+macro_rules! planes {
+    ($vector:ident, $(#[$feature:meta])?) => {{
+        use $crate::library::sweep::{self, PARTS, Planes, Rows};
+        /// # Safety
+        /// As `Sweep`.
+        $(#[$feature])?
+        unsafe fn sweep<V: Vector>(out: *mut V::E, from: *const V::E, offsets: &[usize], weights: *const V::E, length: usize) {
+            // SAFETY: the caller's.
+            unsafe { sweep::sweep::<V>(out, from, offsets, weights, length) }
+        }
+        /// # Safety
+        /// As `Dots`.
+        $(#[$feature])?
+        unsafe fn dots<V: Vector>(sums: *mut [V::E; PARTS], with: *const V::E, from: *const V::E, offsets: &[usize], length: usize) {
+            // SAFETY: the caller's.
+            unsafe { sweep::dots::<V>(sums, with, from, offsets, length) }
+        }
+        /// # Safety
+        /// As `Carry`.
+        $(#[$feature])?
+        unsafe fn carry<V: Vector>(to: *mut V::E, from: *const V::E, rows: &Rows, accumulate: bool) {
+            // SAFETY: the caller's.
+            unsafe { sweep::carry::<V>(to, from, rows, accumulate) }
+        }
+        Planes { sweep: sweep::<$vector>, dots: dots::<$vector>, carry: carry::<$vector> }
+    }};
+}
+pub(super) use planes;
+
 /// What the chains of a dot sum up to.
 pub fn total<E: Element>(mut chains: [E; PARTS]) -> E {
     let mut half = PARTS / 2;

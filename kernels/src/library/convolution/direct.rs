@@ -12,7 +12,7 @@ use crate::cpu::isa::Isa;
 use crate::cpu::pool::{Pool, WORKER_BYTES};
 use crate::library::SharedPtr;
 use crate::library::simd::Element;
-use crate::library::sweep::{self, Carry, Dots, PARTS, Rows, Sweep};
+use crate::library::sweep::{self, PARTS, Planes, Rows};
 use smallvec::SmallVec;
 
 /// Most pairs of an image's and an output's channel that share a kernel's plane: with more, products win.
@@ -55,9 +55,7 @@ pub(super) struct Direct<E> {
     /// Elements that operands in their order, and the result, must have.
     reach: [usize; 3],
     flops: usize,
-    sweep: Sweep<E>,
-    dots: Dots<E>,
-    carry: Carry<E>,
+    loops: Planes<E>,
 }
 
 /// A dim of what windows move through. Place q of a phase that begins at `b` is element `step · q + b`.
@@ -169,7 +167,6 @@ impl<E: Element> Direct<E> {
         let summed = if form.result == KERNEL { 1 } else { channels[usize::from(moved == OUTPUT)].len() };
         let passes = passes(&views, &bases, spatial, (&pitches, plane), (swept, summed));
         let met = |pass: &Pass| pass.counts.iter().product::<usize>() * pass.taps.len();
-        let kernels = E::kernels(isa);
         Some(Direct {
             form,
             moved,
@@ -185,9 +182,7 @@ impl<E: Element> Direct<E> {
             stretched: stretched(rows),
             scratch: needs(rows, together),
             reach: [form.operands[0], form.operands[1], form.result].map(|tensor| reached(tensor, plain, spatial)),
-            sweep: kernels.sweep,
-            dots: kernels.dots,
-            carry: kernels.carry,
+            loops: E::kernels(isa).planes,
         })
     }
 
@@ -259,14 +254,16 @@ impl<E: Element> Direct<E> {
                     }
                     let (swept, copies) = (&mut swept[t * self.stretched..][..*length], &copies[t * self.copied..]);
                     // SAFETY: what is swept is as long; the longest offset of the last place lies in the copies or in what is beyond.
-                    unsafe { (self.sweep)(swept.as_mut_ptr(), copies.as_ptr(), &pass.offsets, weights.as_ptr(), *length) };
+                    unsafe {
+                        (self.loops.sweep)(swept.as_mut_ptr(), copies.as_ptr(), &pass.offsets, weights.as_ptr(), *length)
+                    };
                 }
                 for (t, task) in tasks.iter().enumerate() {
                     let (swept, at) = (&swept[t * self.stretched..], task[self.form.result] + channel[self.form.result]);
                     for Move { starts: [from, to], ends, rows } in places {
                         assert!(ends[0] < swept.len());
                         // SAFETY: inside of the result, whose reach was compared; planes of tasks are disjoint, passes of a plane too.
-                        unsafe { (self.carry)(result.get().add(at + to), swept.as_ptr().add(*from), rows, accumulate) };
+                        unsafe { (self.loops.carry)(result.get().add(at + to), swept.as_ptr().add(*from), rows, accumulate) };
                     }
                 }
             }
@@ -298,14 +295,14 @@ impl<E: Element> Direct<E> {
                         assert!(ends[0] < with.len() && ends[1] < from.len());
                         let rows = Rows { from: rows.to, to: rows.from, ..*rows };
                         // SAFETY: the last elements of both were compared.
-                        unsafe { (self.carry)(with.as_mut_ptr().add(*to), from.as_ptr().add(*at), &rows, false) };
+                        unsafe { (self.loops.carry)(with.as_mut_ptr().add(*to), from.as_ptr().add(*at), &rows, false) };
                     }
                 }
                 for (n, image) in (0..samples.len()).flat_map(|n| (0..images.len()).map(move |image| (n, image))) {
                     let (with, copy) = (&with[n * self.stretched..][..*length], &copies[n * self.copied + image * self.each..]);
                     let chains = &mut chains[image * taps..(image + 1) * taps];
                     // SAFETY: both are as long; the longest offset of the last place lies in the copies or in what is beyond.
-                    unsafe { (self.dots)(chains.as_mut_ptr(), with.as_ptr(), copy.as_ptr(), &pass.offsets, *length) };
+                    unsafe { (self.loops.dots)(chains.as_mut_ptr(), with.as_ptr(), copy.as_ptr(), &pass.offsets, *length) };
                 }
             }
         }
@@ -330,7 +327,7 @@ impl<E: Element> Direct<E> {
             for Move { starts, ends, rows } in &band.copies {
                 assert!(ends[0] < from.len() && ends[1] < to.len());
                 // SAFETY: the last elements of both were compared.
-                unsafe { (self.carry)(to.as_mut_ptr().add(starts[1]), from.as_ptr().add(starts[0]), rows, false) };
+                unsafe { (self.loops.carry)(to.as_mut_ptr().add(starts[1]), from.as_ptr().add(starts[0]), rows, false) };
             }
         }
     }
