@@ -204,15 +204,15 @@ impl<E: Element> Direct<E> {
         // Planes go together, small ones above all: a function of shapes only.
         let tasks = count(&self.tasks);
         let worth = |flops: usize| (flops / (self.flops / tasks.max(1)).max(1)).max(1);
-        let each = worth(SMALL).max(worth(LARGE).min(tasks / CHUNKS));
-        pool.run(tasks.div_ceil(each), self.flops / 32, &|worker, chunk| {
+        let per_chunk = worth(SMALL).max(worth(LARGE).min(tasks / CHUNKS));
+        pool.run(tasks.div_ceil(per_chunk), self.flops / 32, &|worker, chunk| {
             let scratch = worker.scratch().cast::<E>();
             // SAFETY: a worker's own, whose size was compared; zeros are elements.
             let scratch = unsafe {
                 scratch.write_bytes(0, self.scratch);
                 std::slice::from_raw_parts_mut(scratch, self.scratch)
             };
-            let mine = chunk * each..tasks.min((chunk + 1) * each);
+            let mine = chunk * per_chunk..tasks.min((chunk + 1) * per_chunk);
             let mut mine = Walk::new(&self.tasks, mine.start).take(mine.len());
             if self.form.result == KERNEL {
                 mine.for_each(|task| self.kernel(task, tensors, result, accumulate, scratch));
@@ -476,11 +476,12 @@ struct Walk<'a> {
 
 impl<'a> Walk<'a> {
     fn new(digits: &'a [(usize, Offsets)], first: usize) -> Walk<'a> {
-        let (mut rest, mut now) = (first, SmallVec::from_elem(0, digits.len()));
-        for (now, (size, _)) in std::iter::zip(&mut now, digits).rev() {
+        let (mut rest, mut now, mut at) = (first, SmallVec::from_elem(0, digits.len()), [0; 3]);
+        for (now, (size, strides)) in std::iter::zip(&mut now, digits).rev() {
             (rest, *now) = (rest / size, rest % size);
+            std::iter::zip(&mut at, strides).for_each(|(at, stride)| *at += *now * stride);
         }
-        Walk { digits, now, at: offsets(digits, first) }
+        Walk { digits, now, at }
     }
 }
 
@@ -504,13 +505,8 @@ impl Iterator for Walk<'_> {
 }
 
 /// Of number `n`, the last digit changing fastest.
-fn offsets(digits: &[(usize, Offsets)], mut n: usize) -> Offsets {
-    let mut at = [0; 3];
-    for (size, strides) in digits.iter().rev() {
-        std::iter::zip(&mut at, strides).for_each(|(at, stride)| *at += n % size * stride);
-        n /= size;
-    }
-    at
+fn offsets(digits: &[(usize, Offsets)], n: usize) -> Offsets {
+    Walk::new(digits, n).at
 }
 
 /// One of each, in all ways, the last changing fastest.
