@@ -101,8 +101,11 @@ pub(super) fn flights(selected: &Selected, scratch: &BTreeSet<BufferId>, body: &
         flight.trail = section.trail(flight, next.map(|(_, start)| *start).min().unwrap_or(body.len()));
         claimed.extend(flight.trail.iter().copied());
     }
+    let readers: Vec<(BufferId, usize)> = flights.iter().map(|flight| (flight.operand, flight.start)).collect();
     for flight in &mut flights {
-        flight.lead = section.lead(flight, &claimed);
+        // Another transfer has the memory by the name that it had before.
+        let others = readers.iter().filter(|(memory, start)| *memory == flight.operand && *start < flight.start);
+        flight.lead = section.lead(flight, others.map(|(_, start)| *start).min(), &claimed);
         claimed.extend(flight.lead.iter().copied());
         section.window(flight, first);
     }
@@ -156,10 +159,12 @@ impl Instrs<'_> {
         trail
     }
 
-    /// Names that the operand was given just before, for this transfer alone: what others read stays where it is.
-    fn lead(&self, flight: &Flight, claimed: &BTreeSet<usize>) -> Vec<usize> {
+    /// Names that the operand was given just before, for this transfer alone: what others read, of other transfers from the `first` start
+    /// on, stays where it is.
+    fn lead(&self, flight: &Flight, first: Option<usize>, claimed: &BTreeSet<usize>) -> Vec<usize> {
         let before = self.of(flight.operand).iter().rev().map(|touch| touch.0).filter(|&at| at < flight.start);
-        let leads = |at: &usize| self.is_view(*at) && !claimed.contains(at) && self.readers(self.body[*at].results[0]) == 1;
+        let alone = |at: usize| first.is_none_or(|first| first > at) && self.readers(self.body[at].results[0]) == 1;
+        let leads = |at: &usize| self.is_view(*at) && !claimed.contains(at) && alone(*at);
         let mut lead: Vec<usize> = before.take_while(leads).collect();
         lead.reverse();
         lead.dedup();
