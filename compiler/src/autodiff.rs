@@ -13,17 +13,29 @@
 //!
 //! No gradient passes through integers, bool, `StopGradient` or functions that are constant between their jumps (floor, sign).
 
+mod sums;
+
 use crate::error::{Error, Result};
 use crate::graph::{GradOf, Graph, NodeId, Phase};
+use crate::ops::movement::Dims;
 use crate::ops::{Const, GradSum, Op};
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
+use sums::Factors;
+
+/// Whether the gradients of several values may share a sum over samples, which is then read on another stage than that of its value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sums {
+    Shared,
+    #[default]
+    Own,
+}
 
 /// The gradients of `loss` (a float scalar) with respect to the nodes `wrt`; those that `loss` does not depend on are absent.
 ///
 /// Errors: a loss that is no float scalar, an op on the way without a gradient.
 pub fn gradients(graph: &mut Graph, loss: NodeId, wrt: &[NodeId]) -> Result<BTreeMap<NodeId, NodeId>> {
-    gradients_times(graph, loss, None, wrt)
+    gradients_times(graph, loss, None, wrt, Sums::Shared)
 }
 
 /// The same times `scale`, a scalar of the loss's dtype.
@@ -32,6 +44,7 @@ pub fn gradients_times(
     loss: NodeId,
     scale: Option<NodeId>,
     wrt: &[NodeId],
+    sums: Sums,
 ) -> Result<BTreeMap<NodeId, NodeId>> {
     let ty = graph.ty(loss).clone();
     if !ty.dtype.is_float() || ty.rank() != 0 {
@@ -39,7 +52,7 @@ pub fn gradients_times(
         return Err(Error::shape(what).at(graph.origin(loss)));
     }
     let before = graph.cursor();
-    let mut grad = Grad::new(graph, loss, wrt);
+    let mut grad = Grad::new(graph, loss, wrt, sums);
     let seed = match scale {
         Some(scale) => scale,
         None => grad.graph.add(Const::float(ty.dtype, 1.0), &[])?,
@@ -55,10 +68,15 @@ pub struct Grad<'a> {
     graph: &'a mut Graph,
     /// By forward node: whether it depends on what is differentiated for.
     needs: Vec<bool>,
+    /// By forward node: whether it depends on an input.
+    batched: Vec<bool>,
     /// By forward node.
     contributions: Vec<Vec<NodeId>>,
     /// The forward node whose op is being differentiated.
     node: NodeId,
+    sums: Sums,
+    /// Sums over dims that several gradients are multiples of, by the factors of what is summed.
+    shared: BTreeMap<(Factors, Dims), NodeId>,
 }
 
 impl Deref for Grad<'_> {
@@ -75,18 +93,20 @@ impl DerefMut for Grad<'_> {
 }
 
 impl<'a> Grad<'a> {
-    fn new(graph: &'a mut Graph, loss: NodeId, wrt: &[NodeId]) -> Grad<'a> {
+    fn new(graph: &'a mut Graph, loss: NodeId, wrt: &[NodeId], sums: Sums) -> Grad<'a> {
         let mut needs = vec![false; graph.nodes.len()];
         for &id in wrt {
             needs[id.0 as usize] = graph.ty(id).dtype.is_float();
         }
+        let mut batched = vec![false; graph.nodes.len()];
         for id in graph.ids() {
             let node = &graph[id];
+            batched[id.0 as usize] = matches!(node.op, Op::Input(_)) || node.operands.iter().any(|o| batched[o.0 as usize]);
             let passes = node.ty.dtype.is_float() && !matches!(node.op, Op::StopGradient(_));
             needs[id.0 as usize] |= passes && node.operands.iter().any(|o| needs[o.0 as usize]);
         }
         let contributions = vec![Vec::new(); graph.nodes.len()];
-        let mut grad = Grad { graph, needs, contributions, node: loss };
+        let mut grad = Grad { graph, needs, batched, contributions, node: loss, sums, shared: BTreeMap::new() };
         grad.enter(loss);
         grad
     }
@@ -128,6 +148,12 @@ impl<'a> Grad<'a> {
 
     pub fn needs(&self, i: usize) -> bool {
         self.needs[self.operand(i).0 as usize]
+    }
+
+    /// Whether the gradient of a value of the forward pass varies with the batch and is asked for.
+    fn varies(&self, value: NodeId) -> bool {
+        let at = value.0 as usize;
+        self.batched.get(at).is_some_and(|batched| *batched && self.needs[at])
     }
 
     /// Adds what `build` makes to the gradient of operand `i`, if that is asked for.

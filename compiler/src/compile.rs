@@ -6,6 +6,7 @@ mod memory;
 mod search;
 
 use crate::annotations;
+use crate::autodiff::Sums;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::import::{self, Imported, Model, TensorData, listed};
@@ -136,6 +137,9 @@ pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
     let mut training_options = options.training.clone();
     training_options.loss.loss_outputs = imported.outputs.iter().filter(|o| o.is_loss).map(|o| o.name.clone()).collect();
     let trainable: Vec<Trainable> = imported.parameters.iter().map(trainable).collect();
+    if options.parallel.pp == 1 {
+        training_options.sums = Sums::Shared;
+    }
     let mut training = train_step(&forward, &trainable, &training_options).map_err(|error| {
         // Why nothing trains may be what the exporter did.
         let told = imported.warnings.iter().filter(|_| !trainable.iter().any(|t| t.by_default));

@@ -9,7 +9,7 @@ mod statistics;
 #[cfg(test)]
 mod tests;
 
-use crate::autodiff;
+use crate::autodiff::{self, Sums};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};
 use crate::loss::{self, Loss, LossOptions};
@@ -33,6 +33,8 @@ pub struct TrainingOptions {
     pub selection: Selection,
     /// `--dtype bf16` and `f16`: contractions in a half type, the rest and, unless it says otherwise, all that persists in f32.
     pub mixed: Option<Mixed>,
+    /// What is to be on one stage may share them.
+    pub sums: Sums,
 }
 
 /// `--train` and `--freeze`.
@@ -184,7 +186,7 @@ pub fn train_step(forward: &Graph, trainable: &[Trainable], options: &TrainingOp
     let (mut graph, statistics) = statistics::settle(forward, Use::Training)?;
     let loss = loss::attach(&mut graph, &options.loss)?;
     let scaler = options.mixed.and_then(|mixed| mixed.scale).map(|scale| Scaler::new(&mut graph, scale)).transpose()?;
-    let (params, gradients) = gradients(&mut graph, (loss.value, scaler), &wanted, options.mixed)?;
+    let (params, gradients) = gradients(&mut graph, (loss.value, scaler), &wanted, options)?;
     let step = optimizer::update(&mut graph, &optimizer, &params, &gradients, scaler)?;
     graph.outputs = vec![(Output::Loss.text(), loss.value), (Output::GradNorm.text(), step.grad_norm)];
     graph.outputs.extend(scaler.map(|scaler| (Output::LossScale.text(), scaler.scale)));
@@ -221,7 +223,7 @@ pub fn gradient_step(
     let forward = options.forward(forward)?;
     let mut graph = for_evaluation(&forward)?;
     let loss = loss::attach(&mut graph, &options.loss)?;
-    let (params, gradients) = gradients(&mut graph, (loss.value, None), &wanted, options.mixed)?;
+    let (params, gradients) = gradients(&mut graph, (loss.value, None), &wanted, options)?;
     graph.outputs = vec![(Output::Loss.text(), loss.value)];
     for (&leaf, &gradient) in params.iter().zip(&gradients) {
         let Param { name, piece, .. } = param(&graph, leaf).clone();
@@ -295,19 +297,19 @@ fn gradients(
     graph: &mut Graph,
     (loss, scaler): (NodeId, Option<Scaler>),
     names: &BTreeSet<String>,
-    mixed: Option<Mixed>,
+    options: &TrainingOptions,
 ) -> Result<(Vec<NodeId>, Vec<NodeId>)> {
     let trains = |id: &NodeId| match &graph[*id].op {
         Op::Param(p) => p.kind == ParamKind::Weight && p.dtype.is_float() && names.contains(&p.name),
         _ => false,
     };
     let wanted: Vec<NodeId> = graph.ids().filter(trains).collect();
-    let found = autodiff::gradients_times(graph, loss, scaler.map(|scaler| scaler.scale), &wanted)?;
+    let found = autodiff::gradients_times(graph, loss, scaler.map(|scaler| scaler.scale), &wanted, options.sums)?;
     if found.is_empty() {
         return Err(nothing_trains(names));
     }
     let (params, gradients): (Vec<NodeId>, Vec<NodeId>) = found.into_iter().unzip();
-    let gradients = match mixed {
+    let gradients = match options.mixed {
         Some(mixed) => precision::sums(graph, &params, &gradients, mixed)?,
         None => gradients,
     };

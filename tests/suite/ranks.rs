@@ -119,6 +119,7 @@ impl Case {
                     ..Selection::default()
                 },
                 mixed: self.mixed,
+                ..TrainingOptions::default()
             },
             ..Options::default()
         }

@@ -91,6 +91,7 @@ impl Subject {
                         ..OptimizerOptions::default()
                     },
                     selection: Selection { freeze, ..Selection::default() },
+                    ..TrainingOptions::default()
                 },
                 ..Options::default()
             };

@@ -208,6 +208,7 @@ impl CompileFlags {
                 optimizer: self.optimizer()?,
                 selection: self.selection()?,
                 mixed: self.mixed()?,
+                ..TrainingOptions::default()
             },
             parallel: self.parallel()?,
             memory_limit: self.memory_limit.as_deref().map(|text| size("--memory-limit", text)).transpose()?,

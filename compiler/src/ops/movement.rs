@@ -1,13 +1,12 @@
 //! Ops that only move elements.
 
 use super::example::{Example, floats, ints};
-use super::{Op, OpDef, Rule, Unary, exactly};
+use super::{OpDef, Rule, exactly};
 use crate::autodiff::Grad;
 use crate::error::{Error, Result};
-use crate::graph::{Graph, NodeId};
+use crate::graph::NodeId;
 use crate::interp::Tensor;
 use dcc_program::factors::DimFactors;
-use dcc_program::kernel::UnaryOp;
 use dcc_program::{FactorId, Shape, TensorType};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -70,10 +69,8 @@ impl OpDef for BroadcastInDim {
     fn grad(&self, g: &mut Grad, _: NodeId, dy: NodeId) -> Result<()> {
         let repeated: Vec<usize> = (0..self.shape.len()).filter(|&d| !self.dims.contains(&(d as u8))).collect();
         g.give(0, |g| {
-            // What is taken off everywhere: one sum is negated in place of all its terms.
-            let Some(terms) = negated(g, dy) else { return g.sum(dy, &repeated) };
-            let (x, sum) = (g.operand(0), g.sum(terms, &repeated)?);
-            g.of_value(x, |g| g.unary(UnaryOp::Neg, sum))
+            let x = g.operand(0);
+            g.sum_repeated(x, dy, &repeated)
         })
     }
 
@@ -88,15 +85,6 @@ impl OpDef for BroadcastInDim {
             of(floats(1, &[2, 5]), &[2, 3, 5, 4], &[0, 2]),
             of(ints(0, 9, 1, &[4]), &[4, 7], &[0]),
         ]
-    }
-}
-
-/// What a gradient is the negative of, if it was made so.
-fn negated(graph: &Graph, gradient: NodeId) -> Option<NodeId> {
-    let (Op::GradSum(_), &[term]) = (&graph[gradient].op, &graph[gradient].operands[..]) else { return None };
-    match graph[term].op {
-        Op::Unary(Unary { op: UnaryOp::Neg }) => Some(graph[term].operands[0]),
-        _ => None,
     }
 }
 

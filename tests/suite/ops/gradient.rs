@@ -140,6 +140,60 @@ fn a_value_has_one_gradient_sum() {
     dcc::graph::verify(&graph).unwrap();
 }
 
+/// (x − m) · γ / √(mean (x − m)² + 1) + β for each column of x, with m so many times the column's mean.
+fn normalization(times: f64) -> Differentiated {
+    let values = [within(-1.0, 1.0, 1, &[4, 3, 5]), within(0.5, 1.5, 2, &[3]), within(-1.0, 1.0, 3, &[3])];
+    let mut graph = Graph::new();
+    let operands: Vec<NodeId> = values.iter().enumerate().map(|(i, x)| input(&mut graph, &format!("x{i}"), x)).collect();
+    let wide = |graph: &mut Graph, x: NodeId| graph.broadcast(x, &[4, 3, 5], &[1]).unwrap();
+    let sum = graph.sum(operands[0], &[0, 2]).unwrap();
+    let mean = graph.scale(sum, times / 20.0).unwrap();
+    let mean = wide(&mut graph, mean);
+    let deviation = graph.binary(BinaryOp::Sub, operands[0], mean).unwrap();
+    let square = graph.binary(BinaryOp::Mul, deviation, deviation).unwrap();
+    let variance = graph.sum(square, &[0, 2]).unwrap();
+    let variance = graph.scale(variance, 1.0 / 20.0).unwrap();
+    let moved = graph.binary_scalar(BinaryOp::Add, variance, 1.0).unwrap();
+    let inverse = graph.unary(UnaryOp::Rsqrt, moved).unwrap();
+    let mut y = deviation;
+    for (op, factor) in [(BinaryOp::Mul, inverse), (BinaryOp::Mul, operands[1]), (BinaryOp::Add, operands[2])] {
+        let factor = wide(&mut graph, factor);
+        y = graph.binary(op, y, factor).unwrap();
+    }
+    let weights = within(0.5, 1.5, 77, &[4, 3, 5]);
+    let w = input(&mut graph, "weights", &weights);
+    let product = graph.binary(BinaryOp::Mul, y, w).unwrap();
+    let loss = graph.sum(product, &[0, 1, 2]).unwrap();
+    let gradients = gradients(&mut graph, loss, &operands).unwrap();
+    let bindings = (0..).zip(values).fold(Bindings::default(), |all, (i, x)| all.input(&format!("x{i}"), x));
+    Differentiated { graph, bindings: bindings.input("weights", weights), operands, loss, gradients }
+}
+
+impl Differentiated {
+    /// Sums of the backward pass over what has all dims, that a gradient needs.
+    fn whole_sums(&self) -> usize {
+        let mut graph = self.graph.clone();
+        graph.outputs = self.gradients.values().enumerate().map(|(i, id)| (i.to_string(), *id)).collect();
+        let live = graph.live();
+        let sums = |id: &NodeId| matches!(graph[*id].op, Op::Reduce(_)) && graph[*id].phase == Phase::Backward;
+        graph.ids().filter(|id| live[id.0 as usize] && sums(id)).count()
+    }
+}
+
+/// Those of γ and β: the sums that the deviation's and the mean's gradients need are multiples of them. The control, a column's mean and a
+/// half: what it takes off does not cancel.
+#[test]
+fn a_normalization_sums_its_gradient_twice() {
+    for (times, sums) in [(1.0, 2), (1.5, 3)] {
+        let d = normalization(times);
+        dcc::graph::verify(&d.graph).unwrap();
+        for i in 0..3 {
+            close(&d.analytic(i), &d.numeric(i), FINITE_DIFFERENCE).unwrap_or_else(|e| panic!("{times}, operand {i}: {e}"));
+        }
+        assert_eq!(d.whole_sums(), sums, "{times}");
+    }
+}
+
 /// An infinite slope in the branch that is not taken: √x at 0.
 #[test]
 fn the_unselected_branch_gets_zero() {
