@@ -222,6 +222,24 @@ impl Fuser<'_> {
 mod tests {
     use super::*;
 
+    /// Clusters of sums of x and of x · y over these dims.
+    fn kernels_of_sums(of_x: &str, of_product: &str) -> usize {
+        let inputs = "%0 f32[4, 3, 5] = input{batch_dim:0, name:x}\n%1 f32[4, 3, 5] = input{batch_dim:0, name:y}\n";
+        let product = "%3 f32[4, 3, 5] = binary{op:mul} %0, %1\n";
+        let text = format!("graph\nforward\n{inputs}%2 {of_x} %0\n{product}%4 {of_product} %3\noutput a = %2\noutput b = %4\n");
+        let graph = Graph::parse(&text).expect("a graph");
+        let nodes: Vec<NodeId> = graph.ids().collect();
+        let fusion = fuse(&graph, &nodes, &[NodeId(2), NodeId(4)], &BTreeSet::new());
+        fusion.clusters.iter().filter(|cluster| !cluster.members.is_empty()).count()
+    }
+
+    #[test]
+    fn sums_that_read_one_value_are_one_kernel() {
+        let over_samples = "f32[3] = reduce{dims:[0, 2], op:sum}";
+        assert_eq!(kernels_of_sums(over_samples, over_samples), 1);
+        assert_eq!(kernels_of_sums(over_samples, "f32[3, 5] = reduce{dims:[0], op:sum}"), 2);
+    }
+
     #[test]
     fn unit_reshapes_keep_the_other_dims() {
         assert!(is_unit_reshape(&[1, 4, 3], &[4, 3, 1]));

@@ -32,6 +32,26 @@ impl Fuser<'_> {
         let dim = |&d: &usize| Index::Dim(DimId(d as u8));
         self.fusion.clusters[cluster.0 as usize].inner = reduced.iter().map(|&d| DimId(d as u8)).collect();
         self.join(cluster, id, kept.iter().map(dim).collect());
+        self.join_sibling(cluster)
+    }
+
+    /// The cluster of a reduction, merged into that of an earlier one over the same loops which loads one of the values that it does: both
+    /// are one pass over it.
+    fn join_sibling(&mut self, cluster: ClusterId) -> ClusterId {
+        let loads = self.fusion.clusters[cluster.0 as usize].loads.clone();
+        let reduces = |of: &ClusterId| *of != cluster && !self.fusion.clusters[of.0 as usize].inner.is_empty();
+        let of = |reader: NodeId| match self.fusion.roles[reader.0 as usize] {
+            Role::Member(of) => Some(of),
+            _ => None,
+        };
+        let siblings: BTreeSet<ClusterId> =
+            loads.iter().flat_map(|&load| self.readers(load)).filter_map(of).filter(reduces).collect();
+        for sibling in siblings.into_iter().rev() {
+            self.merge(sibling, cluster);
+            if self.fusion.clusters[cluster.0 as usize].members.is_empty() {
+                return sibling;
+            }
+        }
         cluster
     }
 
