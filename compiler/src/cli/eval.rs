@@ -69,7 +69,7 @@ pub struct Args {
     /// The model output that the loss is of (default: the first)
     #[arg(long, value_name = "NAME", help_heading = "Loss", requires = "gradients")]
     output: Option<String>,
-    /// The dim of that output that counts classes
+    /// The dim of that output that counts classes (default: by the labels' shape; without data 1 of images, else the last)
     #[arg(long, value_name = "D", help_heading = "Loss", requires = "gradients")]
     class_dim: Option<usize>,
     /// Labels of this value do not count

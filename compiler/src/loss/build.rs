@@ -20,13 +20,11 @@ pub fn cross_entropy(graph: &mut Graph, logits: NodeId, options: &LossOptions) -
     let valid = graph.compare(CompareOp::Ne, labels, ignored)?;
     let entropy = Entropy::build(graph, logits, labels, class_dim, options.label_smoothing)?;
     let classes = graph.ty(logits).shape[class_dim];
-    // Both would do: the last is taken.
     let or = match (&options.labels, options.class_dim) {
-        (Labels::Given(given), None) if class_dim > 1 && *given == without(&graph.ty(logits).shape, 1) => {
-            " (or 1: --class-dim 1)"
-        }
-        _ => "",
+        (Labels::Given(given), None) => other_dim(&graph.ty(logits).shape, given, class_dim),
+        _ => None,
     };
+    let or = or.map_or_else(String::new, |other| format!(" (or {other}: --class-dim {other})"));
     let report = format!(", classes on dim {class_dim}{or}, labels i64{dims:?}, ignoring {}", options.ignore_index);
     let loss = entropy.mean_of(graph, valid, None, LossKind::CrossEntropy, report)?;
     Ok(Loss { classes: Some((LABELS.to_owned(), classes)), ..loss })
@@ -196,7 +194,18 @@ fn without(shape: &Shape, dim: usize) -> Shape {
     rest
 }
 
-/// The last dim if the labels have the output's shape without it, else dim 1. Errors: labels that fit neither.
+/// Dims that may count classes, the usual one first: dim 1 of images, as ONNX and PyTorch have them, else the last.
+fn usual_dims(shape: &Shape) -> [usize; 2] {
+    let last = shape.len() - 1;
+    if shape.len() > 3 { [1, last] } else { [last, 1] }
+}
+
+/// Another dim than `taken` without which `shape` is that of the labels.
+fn other_dim(shape: &Shape, labels: &Shape, taken: usize) -> Option<usize> {
+    usual_dims(shape).into_iter().find(|&dim| dim != taken && dim < shape.len() && *labels == without(shape, dim))
+}
+
+/// The usual dim if the labels have the output's shape without it or are not known, else the other. Errors: labels that fit neither.
 fn class_dim(graph: &Graph, logits: NodeId, options: &LossOptions) -> Result<usize> {
     let shape = graph.ty(logits).shape.clone();
     if shape.len() < 2 && options.class_dim.is_none() {
@@ -208,16 +217,13 @@ fn class_dim(graph: &Graph, logits: NodeId, options: &LossOptions) -> Result<usi
         }
         return Ok(dim);
     }
-    match &options.labels {
-        Labels::Given(given) if *given == without(&shape, shape.len() - 1) => Ok(shape.len() - 1),
-        Labels::Given(given) if *given == without(&shape, 1) => Ok(1),
-        Labels::Given(given) => {
-            let (given, shape) = (given.as_slice(), shape.as_slice());
-            let what = format!("labels of shape {given:?} fit no dim of classes of an output of shape {shape:?}");
-            Err(Error::shape(what).help("labels have the output's shape without one dim; --class-dim D names it"))
-        }
-        Labels::Unknown | Labels::Absent => Ok(shape.len() - 1),
-    }
+    let dims = usual_dims(&shape);
+    let Labels::Given(given) = &options.labels else { return Ok(dims[0]) };
+    dims.into_iter().find(|&dim| *given == without(&shape, dim)).ok_or_else(|| {
+        let (given, shape) = (given.as_slice(), shape.as_slice());
+        let what = format!("labels of shape {given:?} fit no dim of classes of an output of shape {shape:?}");
+        Error::shape(what).help("labels have the output's shape without one dim; --class-dim D names it")
+    })
 }
 
 /// The dim of `output`, not that of the classes, that counts samples: of several the first. Where the trace breaks off, the inputs'
