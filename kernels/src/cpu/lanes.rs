@@ -1,4 +1,5 @@
-//! One pass over a tile in vector registers: machine code of straight-line arithmetic on f32, for processors with 512-bit vectors.
+//! One pass over a tile in vector registers: machine code of straight-line arithmetic, comparisons and choices on f32, for processors with
+//! 512-bit vectors.
 //!
 //! Primitives do one operation a pass, through the first-level cache; this does many, and passes between them nothing but registers. The
 //! generator of the code around it has no vectors as wide. Elements are computed `LANES` at a time, as primitives do, with the same bits.
@@ -8,7 +9,8 @@
 //! of the System V ABI.)
 
 use crate::library::vector::LANES;
-use dcc_program::kernel::{BinaryOp, Expr, ExprId, UnaryOp};
+use dcc_program::kernel::{BinaryOp, CompareOp, Expr, ExprId, UnaryOp};
+use smallvec::SmallVec;
 
 /// Elements of a vector.
 const WIDTH: usize = 16;
@@ -17,9 +19,14 @@ const VECTORS: usize = 32;
 // A loop's body is two vectors, with a mask each at the end.
 const _: () = assert!(LANES == 2 * WIDTH);
 
-// General registers: rcx is the count of a shift, r8 that of all elements.
+/// Registers of masks: what is compared. The two before are those of the tail's vectors.
+const MASKS: std::ops::Range<u8> = 3..8;
+
+// General registers: r8 is the number of all elements.
 const RAX: u8 = 0;
-/// The offset in bytes of the elements at hand.
+/// The count of a shift; in the loop, the pointer of a tile that has no register.
+const RCX: u8 = 1;
+/// The number of the elements at hand.
 const INDEX: u8 = 6;
 /// The table.
 const TABLE: u8 = 7;
@@ -47,22 +54,61 @@ enum Arithmetic {
 enum Step {
     /// The elements of a tile.
     Load(Pointer),
+    /// Which of a tile of bool are not zero.
+    LoadMask(Pointer),
     /// One element, repeated.
     Splat(Pointer),
     Compute(Arithmetic, Lane, Lane),
     Negate(Lane),
     Root(Lane),
+    Compare(CompareOp, Lane, Lane),
+    /// Where the first holds the second, else the third.
+    Select(Lane, Lane, Lane),
     /// Elements become those of a tile.
     Store(Pointer, Lane),
+    /// The same of a tile of bool.
+    StoreMask(Pointer, Lane),
     /// One element plus the sum of all, in the order of `reduce`.
     Sum(Pointer, Lane),
 }
 
-/// Whether lines compute it, if it is of f32.
+impl Step {
+    /// The values that it reads, each once.
+    fn reads(&self) -> SmallVec<[Lane; 3]> {
+        let mut read: SmallVec<[Lane; 3]> = match *self {
+            Step::Load(_) | Step::LoadMask(_) | Step::Splat(_) => SmallVec::new(),
+            Step::Negate(x) | Step::Root(x) | Step::Store(_, x) | Step::StoreMask(_, x) | Step::Sum(_, x) => [x][..].into(),
+            Step::Compute(_, x, y) | Step::Compare(_, x, y) => [x, y][..].into(),
+            Step::Select(c, x, y) => [c, x, y][..].into(),
+        };
+        read.dedup();
+        read
+    }
+
+    /// Whether it makes a vector that is free again behind its last reader.
+    fn makes_vector(&self) -> bool {
+        matches!(self, Step::Load(_) | Step::Compute(..) | Step::Negate(_) | Step::Root(_) | Step::Select(..))
+    }
+
+    fn makes_mask(&self) -> bool {
+        matches!(self, Step::LoadMask(_) | Step::Compare(..))
+    }
+
+    /// The tile that it reads or writes.
+    fn tile(&self) -> Option<Pointer> {
+        match *self {
+            Step::Load(at) | Step::LoadMask(at) | Step::Store(at, _) | Step::StoreMask(at, _) => Some(at),
+            _ => None,
+        }
+    }
+}
+
+/// Whether lines compute it, if what it consists of is of f32, and what it compares or chooses by of bool.
 pub(super) fn is_arithmetic(expr: &Expr) -> bool {
     match expr {
         Expr::Unary(op, _) => matches!(op, UnaryOp::Neg | UnaryOp::Sqrt),
         Expr::Binary(op, ..) => Arithmetic::of(*op).is_some(),
+        Expr::Compare(..) | Expr::Select(..) => true,
         _ => false,
     }
 }
@@ -83,6 +129,10 @@ impl Line {
         self.add(Step::Load(from))
     }
 
+    pub fn load_mask(&mut self, from: Pointer) -> Lane {
+        self.add(Step::LoadMask(from))
+    }
+
     pub fn splat(&mut self, from: Pointer) -> Lane {
         self.add(Step::Splat(from))
     }
@@ -93,6 +143,8 @@ impl Line {
             Expr::Unary(UnaryOp::Neg, x) => Step::Negate(lane(x)),
             Expr::Unary(UnaryOp::Sqrt, x) => Step::Root(lane(x)),
             Expr::Binary(op, x, y) => Step::Compute(Arithmetic::of(op)?, lane(x), lane(y)),
+            Expr::Compare(op, x, y) => Step::Compare(op, lane(x), lane(y)),
+            Expr::Select(c, x, y) => Step::Select(lane(c), lane(x), lane(y)),
             _ => return None,
         };
         Some(self.add(step))
@@ -100,6 +152,10 @@ impl Line {
 
     pub fn store(&mut self, to: Pointer, x: Lane) {
         self.add(Step::Store(to, x));
+    }
+
+    pub fn store_mask(&mut self, to: Pointer, x: Lane) {
+        self.add(Step::StoreMask(to, x));
     }
 
     pub fn sum(&mut self, to: Pointer, x: Lane) {
@@ -117,12 +173,10 @@ impl Line {
         code.bytes(&[0x31, 0xf6]); // xor esi, esi
         code.bytes(&[0x4c, 0x89, 0xc0]); // mov rax, r8
         code.bytes(&[0x48, 0x83, 0xe0, (LANES as i8).wrapping_neg() as u8]); // and rax, -LANES
-        code.bytes(&[0x48, 0xc1, 0xe0, 2]); // shl rax, 2
         let none = code.jump(&[0x0f, 0x84]); // jz
         let again = code.0.len();
         (0..2).for_each(|half| self.body(&places, half, Mask::All, &mut code));
-        code.bytes(&[0x48, 0x81, 0xc6]); // add rsi, 4 LANES
-        code.bytes(&u32::to_le_bytes(4 * LANES as u32));
+        code.bytes(&[0x48, 0x83, 0xc6, LANES as u8]); // add rsi, LANES
         code.bytes(&[0x48, 0x39, 0xc6]); // cmp rsi, rax
         let back = code.jump(&[0x0f, 0x82]); // jb
         code.land(back, again);
@@ -155,21 +209,35 @@ impl Line {
                 _ => {}
             }
         }
-        if let Some(signs) = places.signs {
-            code.bytes(&[0xb8]); // mov eax, the sign of an f32
-            code.bytes(&(1u32 << 31).to_le_bytes());
-            code.evex(BROADCAST_WORD, signs, Vector(0), Place::Vector(Vector(RAX)), Mask::All);
+        for (constant, instruction, vector) in [(1 << 31, BROADCAST_WORD, places.signs), (1, BROADCAST_BYTE, places.ones)] {
+            let Some(vector) = vector else { continue };
+            code.bytes(&[0xb8]); // mov eax, the sign of an f32, or true
+            code.bytes(&u32::to_le_bytes(constant));
+            code.evex(instruction, vector, Vector(0), Place::Vector(Vector(RAX)), Mask::All);
         }
     }
 
     /// One vector of each `LANES` elements.
     fn body(&self, places: &Places, half: u8, mask: Mask, code: &mut Code) {
         let value = |lane: &Lane| Vector(places.values[lane.0]);
+        let chosen = |lane: &Lane| Mask::First(places.values[lane.0]);
+        let bytes = || places.bytes.expect("a line with a tile of bool has it");
         for (n, step) in self.steps.iter().enumerate() {
             let to = value(&Lane(n));
+            let tile = step.tile().map(|pointer| places.register(pointer, code));
+            let [words, bools] = [2, 0].map(|scale| Place::Along(tile.unwrap_or(RCX), half, scale));
             match step {
-                Step::Load(pointer) => code.evex(LOAD, to, Vector(0), places.at(*pointer, half), mask.zeroing()),
-                Step::Store(pointer, x) => code.evex(STORE, value(x), Vector(0), places.at(*pointer, half), mask),
+                Step::Load(_) => code.evex(LOAD, to, Vector(0), words, mask.zeroing()),
+                Step::Store(_, x) => code.evex(STORE, value(x), Vector(0), words, mask),
+                Step::LoadMask(_) => {
+                    code.evex(LOAD_BYTES, bytes(), Vector(0), bools, mask.zeroing());
+                    code.evex(TEST_BYTES, to, bytes(), Place::Vector(bytes()), Mask::All);
+                }
+                Step::StoreMask(_, x) => {
+                    let ones = Place::Vector(places.ones.expect("a line that stores bool has them"));
+                    code.evex(LOAD_BYTES, bytes(), Vector(0), ones, chosen(x).zeroing());
+                    code.evex(STORE_BYTES, bytes(), Vector(0), bools, mask);
+                }
                 Step::Splat(_) => {}
                 Step::Compute(op, x, y) => code.evex(op.instruction(), to, value(x), Place::Vector(value(y)), Mask::All),
                 Step::Negate(x) => {
@@ -177,6 +245,11 @@ impl Line {
                     code.evex(XOR, to, value(x), signs, Mask::All);
                 }
                 Step::Root(x) => code.evex(ROOT, to, Vector(0), Place::Vector(value(x)), Mask::All),
+                Step::Compare(op, x, y) => {
+                    code.evex(COMPARE, to, value(x), Place::Vector(value(y)), Mask::All);
+                    code.bytes(&[predicate(*op)]);
+                }
+                Step::Select(c, x, y) => code.evex(BLEND, to, value(y), Place::Vector(value(x)), chosen(c)),
                 Step::Sum(_, x) => {
                     let sum = Vector(to.0 + half);
                     code.evex(ADD, sum, sum, Place::Vector(value(x)), mask);
@@ -212,11 +285,14 @@ impl Line {
 
 /// Where all values of a line are.
 struct Places {
-    /// The register of each step's value; of a sum the first of two, of a store any.
+    /// The register of each step's value; of a sum the first of two, of a store any, of a comparison that of a mask.
     values: Vec<u8>,
     /// The signs of all lanes, if something is negated.
     signs: Option<Vector>,
-    /// Registers of tiles' pointers.
+    /// Bytes that are true, if bool is stored, and what bool goes through.
+    ones: Option<Vector>,
+    bytes: Option<Vector>,
+    /// Registers of tiles' pointers, as far as they go.
     pointers: Vec<(Pointer, u8)>,
 }
 
@@ -225,11 +301,7 @@ impl Places {
         let steps = &line.steps;
         let mut last = vec![0; steps.len()];
         for (n, step) in steps.iter().enumerate() {
-            match step {
-                Step::Compute(_, x, y) => [x, y].iter().for_each(|lane| last[lane.0] = n),
-                Step::Negate(x) | Step::Root(x) | Step::Store(_, x) | Step::Sum(_, x) => last[x.0] = n,
-                Step::Load(_) | Step::Splat(_) => {}
-            }
+            step.reads().iter().for_each(|lane| last[lane.0] = n);
         }
         let mut pinned = 0;
         let mut pin = |count: usize| {
@@ -244,38 +316,45 @@ impl Places {
                 _ => {}
             }
         }
-        let negates = steps.iter().any(|step| matches!(step, Step::Negate(_)));
-        let signs = negates.then(|| Vector(pin(1)));
+        let mut pin_for = |needs: &dyn Fn(&Step) -> bool| steps.iter().any(needs).then(|| Vector(pin(1)));
+        let signs = pin_for(&|step| matches!(step, Step::Negate(_)));
+        let ones = pin_for(&|step| matches!(step, Step::StoreMask(..)));
+        let bytes = pin_for(&|step| matches!(step, Step::LoadMask(_) | Step::StoreMask(..)));
         let mut free: Vec<u8> = (pinned..VECTORS).rev().map(|n| n as u8).collect();
-        let is_own = |lane: &Lane| matches!(steps[lane.0], Step::Load(_) | Step::Compute(..) | Step::Negate(_) | Step::Root(_));
+        let mut masks: Vec<u8> = MASKS.rev().collect();
         for (n, step) in steps.iter().enumerate() {
             // What was read for the last time leaves its register to the result.
-            let read: &[Lane] = match step {
-                Step::Compute(_, x, y) if x == y => &[*x],
-                Step::Compute(_, x, y) => &[*x, *y],
-                Step::Negate(x) | Step::Root(x) | Step::Store(_, x) | Step::Sum(_, x) => &[*x],
-                Step::Load(_) | Step::Splat(_) => &[],
-            };
-            free.extend(read.iter().filter(|lane| is_own(lane) && last[lane.0] == n).map(|lane| values[lane.0]));
-            if is_own(&Lane(n)) {
-                values[n] = free.pop()?;
+            for lane in step.reads().iter().filter(|lane| last[lane.0] == n) {
+                match &steps[lane.0] {
+                    made if made.makes_vector() => free.push(values[lane.0]),
+                    made if made.makes_mask() => masks.push(values[lane.0]),
+                    _ => {}
+                }
+            }
+            match step {
+                made if made.makes_vector() => values[n] = free.pop()?,
+                made if made.makes_mask() => values[n] = masks.pop()?,
+                _ => {}
             }
         }
         let mut pointers: Vec<(Pointer, u8)> = vec![];
-        for step in steps {
-            if let Step::Load(pointer) | Step::Store(pointer, _) = step
-                && !pointers.iter().any(|known| known.0 == *pointer)
-            {
-                pointers.push((*pointer, *POINTERS.get(pointers.len())?));
+        for pointer in steps.iter().filter_map(Step::tile) {
+            if let (Some(register), false) = (POINTERS.get(pointers.len()), pointers.iter().any(|known| known.0 == pointer)) {
+                pointers.push((pointer, *register));
             }
         }
-        (pinned <= VECTORS).then_some(Places { values, signs, pointers })
+        (pinned <= VECTORS).then_some(Places { values, signs, ones, bytes, pointers })
     }
 
-    /// A vector of a tile.
-    fn at(&self, pointer: Pointer, half: u8) -> Place {
-        let known = self.pointers.iter().find(|known| known.0 == pointer);
-        Place::Along(known.expect("all tiles have registers").1, half)
+    /// The register that points to a tile, now.
+    fn register(&self, pointer: Pointer, code: &mut Code) -> u8 {
+        match self.pointers.iter().find(|known| known.0 == pointer) {
+            Some(known) => known.1,
+            None => {
+                code.read_table(RCX, pointer);
+                RCX
+            }
+        }
     }
 }
 
@@ -288,8 +367,8 @@ enum Place {
     Vector(Vector),
     /// Where a register points to.
     At(u8),
-    /// So many vectors behind where it points to and the index.
-    Along(u8, u8),
+    /// So many vectors behind where it points to and the index, of elements of two to this power bytes.
+    Along(u8, u8, u8),
 }
 
 /// Which lanes an instruction changes.
@@ -353,6 +432,12 @@ const ROOT: Instruction = Instruction::new(1, 0, 0, Length::Whole, 0x51); // vsq
 const XOR: Instruction = Instruction::new(1, 1, 0, Length::Whole, 0xef); // vpxord
 const BROADCAST: Instruction = Instruction::new(2, 1, 0, Length::Whole, 0x18); // vbroadcastss
 const BROADCAST_WORD: Instruction = Instruction::new(2, 1, 0, Length::Whole, 0x7c); // vpbroadcastd of a general register
+const BROADCAST_BYTE: Instruction = Instruction::new(2, 1, 0, Length::Quarter, 0x7a); // vpbroadcastb of a general register
+const LOAD_BYTES: Instruction = Instruction::new(1, 3, 0, Length::Quarter, 0x6f); // vmovdqu8
+const STORE_BYTES: Instruction = Instruction::new(1, 3, 0, Length::Quarter, 0x7f);
+const TEST_BYTES: Instruction = Instruction::new(2, 1, 0, Length::Quarter, 0x26); // vptestmb
+const COMPARE: Instruction = Instruction::new(1, 0, 0, Length::Whole, 0xc2); // vcmpps
+const BLEND: Instruction = Instruction::new(2, 1, 0, Length::Whole, 0x65); // vblendmps
 const UPPER_HALF: Instruction = Instruction::new(3, 1, 1, Length::Whole, 0x1b); // vextractf64x4
 const UPPER_QUARTER: Instruction = Instruction::new(3, 1, 0, Length::Half, 0x19); // vextractf32x4
 const PERMUTE: Instruction = Instruction::new(3, 1, 0, Length::Quarter, 0x04); // vpermilps
@@ -378,6 +463,18 @@ impl Arithmetic {
             Arithmetic::Div => 0x5e,
         };
         Instruction { code, ..ADD }
+    }
+}
+
+/// Of a comparison that raises nothing; what is no number is unequal to all, and neither less nor more.
+fn predicate(op: CompareOp) -> u8 {
+    match op {
+        CompareOp::Eq => 0x00,
+        CompareOp::Ne => 0x04,
+        CompareOp::Lt => 0x11,
+        CompareOp::Le => 0x12,
+        CompareOp::Ge => 0x1d,
+        CompareOp::Gt => 0x1e,
     }
 }
 
@@ -439,7 +536,7 @@ impl Code {
         let bit = |register: u8, n: u8| !(register >> n) & 1;
         let (extended, base) = match last {
             Place::Vector(Vector(n)) => (bit(n, 4), bit(n, 3)),
-            Place::At(register) | Place::Along(register, _) => (1, bit(register, 3)),
+            Place::At(register) | Place::Along(register, ..) => (1, bit(register, 3)),
         };
         let Instruction { map, prefix, wide, length, code } = instruction;
         self.bytes(&[
@@ -454,7 +551,9 @@ impl Code {
             Place::Vector(Vector(n)) => self.bytes(&[0xc0 | first | n & 7]),
             // A displacement of one byte, which counts operands, and an index or none.
             Place::At(register) => self.bytes(&[0x44 | first, 4 << 3 | register & 7, 0]),
-            Place::Along(register, vectors) => self.bytes(&[0x44 | first, INDEX << 3 | register & 7, vectors]),
+            Place::Along(register, vectors, scale) => {
+                self.bytes(&[0x44 | first, scale << 6 | INDEX << 3 | register & 7, vectors]);
+            }
         }
     }
 }

@@ -1,15 +1,16 @@
-//! What a pass adds to its totals and stores, in one loop in vector registers, where all of it is arithmetic on f32.
+//! What a pass adds to its totals and stores, in one loop in vector registers, where all of it is arithmetic on f32, and choices by what of
+//! that is less or equal.
 //!
 //! Outputs may lie where inputs do, of which each point reads just the element that it writes: what a vector stores no later one loads.
 
 use super::{Emitter, Total};
 use crate::cpu::isa::Isa;
 use crate::cpu::lanes::{Lane, Line, Pointer, is_arithmetic};
-use crate::library::vector::{Shape, Ty};
+use crate::library::vector::Shape;
 use crate::tile::{Access, Nest, Typing, children, over_of, reachable, value_of};
 use cranelift_codegen::ir::{InstBuilder, MemFlagsData, Value};
 use cranelift_module::Module;
-use dcc_program::kernel::{Expr, ExprId, Index, Outside, Stmt, StoreMode};
+use dcc_program::kernel::{Expr, ExprId, Index, Kernel, Outside, Stmt, StoreMode};
 use dcc_program::types::{DType, Reduce};
 use std::collections::BTreeMap;
 
@@ -23,7 +24,17 @@ struct Values {
 /// Passes that one in registers must save.
 const LEAST: usize = 3;
 
-/// Whether all that a kernel does is arithmetic on f32, enough for a pass in registers.
+/// Whether lines compute a value from those that it reads.
+fn is_computed(kernel: &Kernel, typing: &Typing, expr: ExprId) -> bool {
+    let is_f32 = |of: &ExprId| typing.dtype(*of) == DType::F32;
+    is_arithmetic(kernel.get(expr))
+        && match kernel.get(expr) {
+            Expr::Compare(_, x, y) => is_f32(x) && is_f32(y),
+            _ => is_f32(&expr),
+        }
+}
+
+/// Whether all that a kernel does is arithmetic and choices on f32, enough for a pass in registers.
 pub fn all_in_registers(nest: &Nest, isa: Isa) -> bool {
     let kernel = &nest.kernel;
     let is_elementwise = |stmt: &Stmt| !matches!(stmt, Stmt::Reduce { .. }) && over_of(stmt).is_empty();
@@ -33,8 +44,8 @@ pub fn all_in_registers(nest: &Nest, isa: Isa) -> bool {
     let computed = values.iter().filter(|value| !lies_there(kernel.get(**value)));
     has_registers(isa)
         && kernel.body.iter().all(is_elementwise)
-        && values.iter().all(|value| typing.dtype(*value) == DType::F32)
-        && computed.clone().all(|value| is_arithmetic(kernel.get(*value)))
+        && values.iter().all(|value| matches!(typing.dtype(*value), DType::F32 | DType::Bool))
+        && computed.clone().all(|value| is_computed(kernel, &typing, *value))
         && computed.count() >= LEAST
 }
 
@@ -46,7 +57,8 @@ impl Emitter<'_, '_> {
     /// Adds to `totals` and writes `stores` as `fold` and `stores` do; false, with none added or written, where that does not go in registers
     /// or would save no pass.
     pub(super) fn in_registers(&mut self, totals: &[Total], stores: &[&Stmt]) -> bool {
-        let fits = has_registers(self.isa) && self.plan.behind.is_none() && self.tile.is_some();
+        let in_one = self.plan.behind.is_none() || self.whole_tiles().is_some();
+        let fits = has_registers(self.isa) && in_one && self.tile.is_some();
         if !fits || !totals.iter().all(|total| self.is_sum(total)) || !stores.iter().all(|stmt| self.is_plain(stmt)) {
             return false;
         }
@@ -73,6 +85,10 @@ impl Emitter<'_, '_> {
         };
         let kept: Vec<ExprId> =
             values.computed.iter().copied().filter(|expr| self.uses[expr.0 as usize] > users(*expr)).collect();
+        let single_bool = |read: &ExprId| self.typing.dtype(*read) == DType::Bool && !self.depends_on_tile(*read);
+        if values.read.iter().any(single_bool) {
+            return false;
+        }
         let line = self.line(&values, &kept, totals, stores);
         let Some(code) = line.code() else { return false };
         let mut pointers: Vec<Value> = vec![];
@@ -82,7 +98,7 @@ impl Emitter<'_, '_> {
             pointers.push(self.address(value));
         }
         for expr in kept {
-            let slot = self.slot(Ty::F32, Shape::Tile);
+            let slot = self.slot(self.typing.ty(expr), Shape::Tile);
             self.remember(expr, slot);
             pointers.push(self.address(slot));
         }
@@ -119,7 +135,7 @@ impl Emitter<'_, '_> {
             Index::Dim(dim) => Some(if self.is_tile(*dim) { stride } else { 0 }),
             _ => None,
         });
-        array.dtype == DType::F32 && steps.sum::<Option<i64>>() == Some(1)
+        matches!(array.dtype, DType::F32 | DType::Bool) && steps.sum::<Option<i64>>() == Some(1)
     }
 
     /// What `roots` need that is not known: arithmetic, down to what it reads.
@@ -144,8 +160,10 @@ impl Emitter<'_, '_> {
     }
 
     fn is_arithmetic(&self, expr: ExprId) -> bool {
-        let is_new = self.depends_on_tile(expr) && !self.known(expr) && !self.rows.contains_key(&expr);
-        is_arithmetic(self.nest.kernel.get(expr)) && is_new && self.typing.dtype(expr) == DType::F32
+        // In a tile of two dims what depends on one of them is repeated.
+        let along = if self.whole_tiles().is_some() { self.is_whole(expr) } else { self.depends_on_tile(expr) };
+        let is_new = along && !self.known(expr) && !self.rows.contains_key(&expr);
+        is_new && is_computed(&self.nest.kernel, self.typing, expr)
     }
 
     /// The pass over pointers to what is read, what is kept, the totals and the outputs, in this order.
@@ -153,16 +171,25 @@ impl Emitter<'_, '_> {
         let (mut line, mut lanes): (Line, BTreeMap<ExprId, Lane>) = Default::default();
         for (n, read) in values.read.iter().enumerate() {
             let from = Pointer(n);
-            lanes.insert(*read, if self.depends_on_tile(*read) { line.load(from) } else { line.splat(from) });
+            let lane = match (self.depends_on_tile(*read), self.typing.dtype(*read)) {
+                (true, DType::Bool) => line.load_mask(from),
+                (true, _) => line.load(from),
+                (false, _) => line.splat(from),
+            };
+            lanes.insert(*read, lane);
         }
         for expr in &values.computed {
             let lane = line.compute(self.nest.kernel.get(*expr), |read| lanes[&read]);
             lanes.insert(*expr, lane.expect("other values are read"));
         }
         let mut next = (values.read.len()..).map(Pointer);
-        kept.iter().zip(next.by_ref()).for_each(|(expr, to)| line.store(to, lanes[expr]));
+        let store = |line: &mut Line, expr: &ExprId, to| match self.typing.dtype(*expr) {
+            DType::Bool => line.store_mask(to, lanes[expr]),
+            _ => line.store(to, lanes[expr]),
+        };
+        kept.iter().zip(next.by_ref()).for_each(|(expr, to)| store(&mut line, expr, to));
         totals.iter().zip(next.by_ref()).for_each(|(total, to)| line.sum(to, lanes[&total.value]));
-        stores.iter().zip(next).for_each(|(stmt, to)| line.store(to, lanes[&value_of(stmt)]));
+        stores.iter().zip(next).for_each(|(stmt, to)| store(&mut line, &value_of(stmt), to));
         line
     }
 
