@@ -137,7 +137,7 @@ pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
     let mut training_options = options.training.clone();
     training_options.loss.loss_outputs = imported.outputs.iter().filter(|o| o.is_loss).map(|o| o.name.clone()).collect();
     let trainable: Vec<Trainable> = imported.parameters.iter().map(trainable).collect();
-    if options.parallel.pp == 1 {
+    if options.parallel.parts() == 1 {
         training_options.sums = Sums::Shared;
     }
     let mut training = train_step(&forward, &trainable, &training_options).map_err(|error| {

@@ -146,6 +146,13 @@ impl Default for Parallel {
     }
 }
 
+impl Parallel {
+    /// Parts that the model is cut into: chunks of ranks.
+    pub fn parts(&self) -> u32 {
+        schedule::rule(self.schedule, self.virtual_stages).layout(self.pp).parts()
+    }
+}
+
 impl Plan {
     pub fn microbatches(&self) -> u32 {
         self.mesh.size_of("mb")

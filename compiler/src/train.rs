@@ -33,7 +33,7 @@ pub struct TrainingOptions {
     pub selection: Selection,
     /// `--dtype bf16` and `f16`: contractions in a half type, the rest and, unless it says otherwise, all that persists in f32.
     pub mixed: Option<Mixed>,
-    /// What is to be on one stage may share them.
+    /// Whether gradients share their sums over samples: not where the model is cut into parts.
     pub sums: Sums,
 }
 
