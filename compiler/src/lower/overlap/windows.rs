@@ -181,7 +181,11 @@ impl Instrs<'_> {
         let along = |at: &usize| flight.lead.contains(at) || flight.trail.contains(at);
         let writes = self.of(operand).iter().filter(|(_, writes)| *writes);
         let conflicts: Vec<usize> = writes.chain(self.of(result)).map(|touch| touch.0).filter(|at| !along(at)).collect();
-        let ready = conflicts.iter().filter(|&&at| at < start).map(|at| at + 1).max().unwrap_or(0);
+        // Whoever reads the operand by a name that it loses does so before.
+        let loses = |at: &usize| matches!(self.body[*at].action, Action::Library(Library::ResolveMicrobatches));
+        let renamed = flight.lead.iter().any(loses);
+        let readers = self.of(operand).iter().map(|touch| touch.0).filter(|at| renamed && !along(at));
+        let ready = conflicts.iter().copied().chain(readers).filter(|&at| at < start).map(|at| at + 1).max().unwrap_or(0);
         let due = conflicts.iter().copied().filter(|&at| at > start).min();
         flight.ready = ready.max(first).min(start);
         flight.is_upfront = flight.ready == first;
