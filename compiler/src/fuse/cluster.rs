@@ -38,8 +38,10 @@ impl Fuser<'_> {
     /// The cluster of a reduction, merged into that of an earlier one over the same loops which loads one of the values that it does: both
     /// are one pass over it.
     fn join_sibling(&mut self, cluster: ClusterId) -> ClusterId {
-        let loads = self.fusion.clusters[cluster.0 as usize].loads.clone();
-        let reduces = |of: &ClusterId| *of != cluster && !self.fusion.clusters[of.0 as usize].inner.is_empty();
+        let own = &self.fusion.clusters[cluster.0 as usize];
+        let loads: Vec<NodeId> =
+            own.loads.iter().copied().filter(|load| self.graph.ty(*load).rank() == own.dims.len()).collect();
+        let reduces = |of: &ClusterId| *of != cluster && self.fusion.clusters[of.0 as usize].inner == own.inner;
         let of = |reader: NodeId| match self.fusion.roles[reader.0 as usize] {
             Role::Member(of) => Some(of),
             _ => None,
@@ -132,10 +134,10 @@ impl Fuser<'_> {
         if a.section != b.section || a.members.is_empty() || b.members.is_empty() || !row_only(a) || !row_only(b) {
             return;
         }
+        let Some(moved) = moved_loops(a, b) else { return };
         if a.reads.union(&b.reads).count() > self.limits.units || !self.have_room(into, from) {
             return;
         }
-        let Some(moved) = moved_loops(a, b) else { return };
         let through = |reads: &BTreeSet<Unit>, target: ClusterId| {
             reads.iter().any(|&u| u != Unit::Cluster(target) && self.depends(u, target))
         };
