@@ -21,7 +21,9 @@ pub fn cross_entropy(graph: &mut Graph, logits: NodeId, options: &LossOptions) -
     let entropy = Entropy::build(graph, logits, labels, class_dim, options.label_smoothing)?;
     let classes = graph.ty(logits).shape[class_dim];
     let or = match (&options.labels, options.class_dim) {
-        (Labels::Given(given), None) => other_dim(&graph.ty(logits).shape, given, class_dim),
+        (Labels::Given(given), None) => other_dim(&graph.ty(logits).shape, Some(given), class_dim),
+        // Of images that are not as ONNX has them.
+        (Labels::Unknown, None) if class_dim == 1 => other_dim(&graph.ty(logits).shape, None, class_dim),
         _ => None,
     };
     let or = or.map_or_else(String::new, |other| format!(" (or {other}: --class-dim {other})"));
@@ -200,9 +202,10 @@ fn usual_dims(shape: &Shape) -> [usize; 2] {
     if shape.len() > 3 { [1, last] } else { [last, 1] }
 }
 
-/// Another dim than `taken` without which `shape` is that of the labels.
-fn other_dim(shape: &Shape, labels: &Shape, taken: usize) -> Option<usize> {
-    usual_dims(shape).into_iter().find(|&dim| dim != taken && dim < shape.len() && *labels == without(shape, dim))
+/// Another dim than `taken` without which `shape` is that of the labels, if they are known.
+fn other_dim(shape: &Shape, labels: Option<&Shape>, taken: usize) -> Option<usize> {
+    let fits = |dim: usize| labels.is_none_or(|labels| *labels == without(shape, dim));
+    usual_dims(shape).into_iter().find(|&dim| dim > 0 && dim != taken && fits(dim))
 }
 
 /// The usual dim if the labels have the output's shape without it or are not known, else the other. Errors: labels that fit neither.
