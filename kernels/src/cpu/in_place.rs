@@ -45,6 +45,10 @@ fn random_kernel(state: &mut u64, inputs: usize, in_rows: bool) -> Kernel {
     for var in (0..2 + below(state, 5) as u32).map(VarId) {
         for _ in 0..1 + below(state, 4) {
             let [x, y] = [0, 1].map(|_| values[below(state, values.len())]);
+            if below(state, 4) == 0 {
+                let less = kernel.expr(Expr::Compare(CompareOp::Le, x, y));
+                values.push(kernel.expr(Expr::Select(less, values[0], x)));
+            }
             let op = [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Mul, last][below(state, 5)];
             let value = kernel.expr(Expr::Binary(op, x, y));
             values.push(kernel.expr(Expr::Unary(functions[below(state, 3)], value)));

@@ -1,5 +1,5 @@
-//! What a pass adds to its totals and stores, in one loop in vector registers, where all of it is arithmetic on f32, and choices by what of
-//! that is less or equal.
+//! What a pass adds to its totals and stores, in one loop in vector registers, where all of it is arithmetic on f32, and choices by how
+//! values of that compare.
 //!
 //! Outputs may lie where inputs do, of which each point reads just the element that it writes: what a vector stores no later one loads.
 
