@@ -231,7 +231,7 @@ fn splat(graph: &Graph, mut id: NodeId) -> Option<f64> {
         id = graph[id].operands[0];
     }
     match &graph[id].op {
-        Op::Const(value) if value.dtype.is_float() => Some(f64::from_bits(value.bits)),
+        Op::Const(value) if value.dtype.is_float() => Some(value.value()),
         _ => None,
     }
 }

@@ -22,13 +22,13 @@ fn random_rows(random: &mut Random, many: bool) -> Kernel {
         let [x, y] = [(); 2].map(|()| values[random.below(values.len())]);
         // Of the first matrix, so that all of it depends on columns.
         let x = if n == 0 { values[0] } else { x };
-        let chosen = [(); 2].map(|()| flags[random.below(flags.len())]);
+        let flag = flags[random.below(flags.len())];
         let value = match random.below(14) {
             10 | 11 => {
                 flags.push(b.kernel.expr(Expr::Compare(RELATIONS[random.below(6)], x, y)));
                 b.kernel.expr(Expr::Select(flags[flags.len() - 1], y, values[0]))
             }
-            12 | 13 => b.kernel.expr(Expr::Select(chosen[0], x, y)),
+            12 | 13 => b.kernel.expr(Expr::Select(flag, x, y)),
             9 => b.un(UnaryOp::Sqrt, x),
             0 => b.un(UnaryOp::Neg, x),
             1 => b.bin(BinaryOp::Div, x, y),
