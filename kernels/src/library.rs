@@ -17,6 +17,7 @@ pub mod scatter;
 mod simd;
 mod sweep;
 pub mod top_k;
+mod transform;
 pub mod vector;
 
 /// A pointer that chunks of one parallel-for share; they write disjoint parts of what it points to.

@@ -81,6 +81,22 @@ impl Case {
         out
     }
 
+    /// Whether it is one of tiles.
+    fn is_transformed(&self) -> bool {
+        let (plain, spatial) = self.factors();
+        let form = Form { result: OUTPUT, operands: [IMAGE, KERNEL] };
+        Convolution::<f32>::new(form, &plain, &spatial).is_transformed()
+    }
+
+    /// Terms of an element of the result, at most.
+    fn summed(&self, result: usize) -> usize {
+        match result {
+            IMAGE => self.o * self.size(|d| d.taps),
+            OUTPUT => self.c * self.size(|d| d.taps),
+            _ => self.n * self.size(|d| d.output),
+        }
+    }
+
     fn factors(&self) -> (Vec<Plain>, Vec<Spatial>) {
         let Case { n, g, c, o, .. } = *self;
         let (xs, ys, ks) = (self.size(|d| d.image), self.size(|d| d.output), self.size(|d| d.taps));
@@ -239,6 +255,62 @@ fn swept_planes_are_the_same_everywhere() {
         assert!(!expected.iter().all(whole), "the control");
         for (isa, threads) in Isa::available().flat_map(|isa| [(isa, 1), (isa, 3)]) {
             assert_eq!(run(isa, threads), expected, "{isa:?}, {threads} threads");
+        }
+    }
+}
+
+/// Windows of 3 × 3 over tiles: planes of odd sizes, cut by chunks of lines, channels that are no whole vectors, in parts, all borders.
+#[test]
+fn tiles_are_transformed() {
+    let case = |n, c, o, dims: &[Dim]| {
+        let case = Case { n, g: 1, c, o, dims: dims.to_vec() };
+        assert!(case.is_transformed(), "the control: {n} {c} {o}");
+        case.check();
+    };
+    case(3, 33, 50, &[dim(14, 14, 3, 1, 1, 1), dim(15, 15, 3, 1, 1, 1)]);
+    case(9, 64, 40, &[dim(7, 5, 3, 1, 1, 0), dim(9, 7, 3, 1, 1, 0)]);
+    case(2, 48, 64, &[dim(30, 32, 3, 1, 1, 2), dim(21, 23, 3, 1, 1, 2)]);
+    case(1, 64, 48, &[dim(10, 14, 3, 1, 1, 3), dim(160, 154, 3, 1, 1, -2)]);
+    case(40, 96, 80, &[dim(4, 4, 3, 1, 1, 1), dim(4, 4, 3, 1, 1, 1)]);
+    // More channels than are transformed at once.
+    case(3, 200, 136, &[dim(6, 6, 3, 1, 1, 1), dim(6, 6, 3, 1, 1, 1)]);
+}
+
+/// What tiles round is relative to their largest element, and of the size of what a chain of multiply-adds rounds.
+#[test]
+fn tiles_round_as_little_as_products() {
+    let case = Case { n: 4, g: 1, c: 64, o: 64, dims: vec![dim(14, 14, 3, 1, 1, 1), dim(14, 14, 3, 1, 1, 1)] };
+    assert!(case.is_transformed(), "the control");
+    let (shapes, (plain, spatial)) = (case.shapes(), case.factors());
+    let mut state = 1u64;
+    let mut normal = |_| {
+        let mut uniform = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 40) as f64 / (1u64 << 24) as f64
+        };
+        f64::from(((0..12).map(|_| uniform()).sum::<f64>() - 6.0) as f32)
+    };
+    let tensors = [0, 1, 2].map(|i: usize| (0..shapes[i]).map(&mut normal).collect::<Vec<f64>>());
+    for (result, operands) in [(OUTPUT, [IMAGE, KERNEL]), (IMAGE, [OUTPUT, KERNEL]), (KERNEL, [IMAGE, OUTPUT])] {
+        let exact = case.naive(result, [&tensors[0], &tensors[1], &tensors[2]]);
+        let summed = case.summed(result);
+        let run = |isa: Isa, threads: usize| {
+            let plan = Convolution::<f32>::with_isa(Form { result, operands }, &plain, &spatial, isa);
+            let (mut out, mut workspace) = (vec![f32::NAN; shapes[result]], vec![f32::NAN; plan.workspace()]);
+            let [a, b] = operands.map(|i| tensors[i].iter().map(|x| *x as f32).collect::<Vec<f32>>());
+            plan.run(&Pool::new(threads), false, &a, &b, &mut out, &mut workspace);
+            out
+        };
+        let out = run(Isa::detect(), 1);
+        let size = |of: &dyn Fn(usize) -> f64| (0..exact.len()).map(|i| of(i).powi(2)).sum::<f64>().sqrt();
+        let error = size(&|i| f64::from(out[i]) - exact[i]) / size(&|i| exact[i]);
+        // A chain of as many random terms rounds about this much, by the root of their number.
+        let chain = f64::from(f32::EPSILON) / 4.0 * (summed as f64).sqrt();
+        assert!(error < chain, "{result}: {error:e} of {chain:e}");
+        assert!(error > 1e-9, "the control: {error:e}");
+        for (isa, threads) in Isa::available().flat_map(|isa| [(isa, 1), (isa, 3)]) {
+            let same = run(isa, threads).iter().zip(&out).all(|(x, y)| x.to_bits() == y.to_bits());
+            assert!(same, "{isa:?}, {threads} threads");
         }
     }
 }

@@ -1,17 +1,19 @@
-//! Convolution, the gradient of its image and the gradient of its kernel: products of matrices (`products`), or, of few channels, sweeps over
-//! planes (`direct`).
+//! Convolution, the gradient of its image and the gradient of its kernel: products of matrices (`products`), of windows of 3 × 3 mostly
+//! those of transformed tiles (`winograd`), or, of few channels, sweeps over planes (`direct`).
 
 mod direct;
 mod kernel;
 mod products;
 mod samples;
 mod view;
+mod winograd;
 
 use super::simd::Element;
 use crate::cpu::isa::Isa;
 use crate::cpu::pool::Pool;
 use direct::Direct;
 use products::Products;
+use winograd::Winograd;
 
 /// The three tensors of a convolution, as indices of `Plain::strides`.
 pub const IMAGE: usize = 0;
@@ -48,6 +50,7 @@ pub struct Convolution<E>(Way<E>);
 enum Way<E> {
     Direct(Box<Direct<E>>),
     Products(Box<Products<E>>),
+    Winograd(Box<Winograd<E>>),
 }
 
 impl<E: Element> Convolution<E> {
@@ -61,15 +64,23 @@ impl<E: Element> Convolution<E> {
 
     /// Plans for one instruction set, which the machine must have. Panics as `new`.
     pub fn with_isa(form: Form, plain: &[Plain], spatial: &[Spatial], isa: Isa) -> Convolution<E> {
-        let direct = Direct::new(form, plain, spatial, isa).map(|direct| Way::Direct(Box::new(direct)));
-        Convolution(direct.unwrap_or_else(|| Way::Products(Box::new(Products::new(form, plain, spatial, isa)))))
+        let direct = || Direct::new(form, plain, spatial, isa).map(|direct| Way::Direct(Box::new(direct)));
+        let winograd = || Winograd::new(form, plain, spatial, isa).map(|winograd| Way::Winograd(Box::new(winograd)));
+        let products = || Way::Products(Box::new(Products::new(form, plain, spatial, isa)));
+        Convolution(direct().or_else(winograd).unwrap_or_else(products))
     }
 
-    /// Multiplications and additions of one run.
+    /// Whether its sums are of transformed tiles, so that fewer numbers are multiplied than `flops` tells.
+    pub fn is_transformed(&self) -> bool {
+        matches!(self.0, Way::Winograd(_))
+    }
+
+    /// Multiplications and additions of one run, by its definition.
     pub fn flops(&self) -> usize {
         match &self.0 {
             Way::Direct(direct) => direct.flops(),
             Way::Products(products) => products.flops(),
+            Way::Winograd(winograd) => winograd.flops(),
         }
     }
 
@@ -78,6 +89,7 @@ impl<E: Element> Convolution<E> {
         match &self.0 {
             Way::Direct(_) => 0,
             Way::Products(products) => products.workspace(),
+            Way::Winograd(winograd) => winograd.workspace(),
         }
     }
 
@@ -89,6 +101,14 @@ impl<E: Element> Convolution<E> {
         match &self.0 {
             Way::Direct(direct) => direct.run(pool, accumulate, a, b, result),
             Way::Products(products) => products.run(pool, accumulate, a, b, result, workspace),
+            Way::Winograd(winograd) => winograd.run(pool, accumulate, a, b, result, workspace),
         }
     }
+}
+
+/// Elements that a tensor must have.
+fn reached(tensor: usize, plain: &[Plain], spatial: &[Spatial]) -> usize {
+    let own = plain.iter().filter_map(|f| Some((f.size, f.strides[tensor]?)));
+    let dims = || own.clone().chain(spatial.iter().map(|s| (s.sizes[tensor], s.strides[tensor])));
+    if dims().any(|(size, _)| size == 0) { 0 } else { 1 + dims().map(|(size, stride)| (size - 1) * stride).sum::<usize>() }
 }

@@ -9,6 +9,7 @@ use super::few;
 use super::pack::{self, Pack, PackSide, Spread};
 use super::simd::{Element, Square, Vector, prefetch};
 use super::sweep::{self, Planes};
+use super::transform::{self, Transforms};
 use std::mem::MaybeUninit;
 
 /// One block: C[rows, columns] = alpha * A[rows, depth] B[depth, columns] + beta * C. Strides in elements; beta 0 never reads C.
@@ -71,6 +72,7 @@ pub struct Kernels<E> {
     pub place: Place<E>,
     pub few: few::Sums<E>,
     pub planes: Planes<E>,
+    pub transforms: Transforms<E>,
 }
 
 /// Rows of a block that follow one another in C: how far behind the block's first, which and how many.
@@ -399,6 +401,7 @@ macro_rules! kernels {
                 pack: pack::<V>, pack_side: pack_side::<V>, spread: spread::<V>, place: place::<V>,
                 few: few::<V>,
                 planes: sweep::planes!(V, $(#[$feature])?),
+                transforms: transform::transforms!(V, $(#[$feature])?),
             }
         }
     };

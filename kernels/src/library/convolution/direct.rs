@@ -7,7 +7,7 @@
 //! The gradient of a kernel is summed band by band and sample by sample. (Places between rows count there as zeros: what is not finite in an
 //! image may reach more taps than it meets.)
 
-use super::{Form, IMAGE, KERNEL, OUTPUT, Plain, Spatial};
+use super::{Form, IMAGE, KERNEL, OUTPUT, Plain, Spatial, reached};
 use crate::cpu::isa::Isa;
 use crate::cpu::pool::{Pool, WORKER_BYTES};
 use crate::library::SharedPtr;
@@ -515,11 +515,4 @@ fn products<T: Copy>(choices: &[Vec<T>]) -> Vec<Vec<T>> {
         let with = |chosen: &Vec<T>, next: T| chosen.iter().copied().chain([next]).collect();
         all.iter().flat_map(|chosen| own.iter().map(move |next| with(chosen, *next))).collect()
     })
-}
-
-/// Elements that a tensor must have.
-fn reached(tensor: usize, plain: &[Plain], spatial: &[Spatial]) -> usize {
-    let own = plain.iter().filter_map(|f| Some((f.size, f.strides[tensor]?)));
-    let dims = || own.clone().chain(spatial.iter().map(|s| (s.sizes[tensor], s.strides[tensor])));
-    if dims().any(|(size, _)| size == 0) { 0 } else { 1 + dims().map(|(size, stride)| (size - 1) * stride).sum::<usize>() }
 }
