@@ -6,7 +6,7 @@
 use super::simd::{Element, Vector};
 
 /// Tiles side by side: where the first begins, and how far apart rows and columns of a tile, and tiles, are; where they come from and where
-/// they go. Each element is `lanes` of them, a multiple of 16.
+/// they go. An element is a number for each of `lanes` channels, whole vectors of them.
 #[derive(Clone, Copy)]
 pub struct Tiles<E> {
     pub from: *const E,

@@ -10,7 +10,9 @@
 //! the transformed taps of many would be larger than the kernel itself. The gradient of a kernel is summed in as many sums as its size
 //! says, whatever the number of threads.
 //!
-//! An output is a sum of the 16 elements of its tile, not of its window alone: what is rounded is relative to the largest of them.
+//! An output is made of what its window meets, and so is an image's gradient; but sums and differences are rounded before they meet the taps,
+//! so that what is rounded is relative to the largest element and to all taps, one that is zero too. In a kernel's gradient what other taps
+//! meet cancels: what is not finite in an image may reach more taps than it meets.
 
 mod phases;
 
@@ -109,48 +111,41 @@ impl<E: Element> Winograd<E> {
             return None;
         }
         let (moved, tiled) = if form.result == IMAGE { (OUTPUT, IMAGE) } else { (IMAGE, OUTPUT) };
-        let (mut samples, mut inner, mut outer) = (vec![[0; 3]], None, None);
-        for f in plain {
-            let [image, output, kernel] = f.strides;
-            let side = |stride: usize, kernel: usize| Some(Side { size: f.size, stride, kernel });
-            match (f.strides[moved], f.strides[tiled], kernel) {
-                (Some(_), Some(_), None) => {
-                    let step = [image.unwrap_or(0), output.unwrap_or(0), 0];
-                    let next = |at: &[usize; 3], i: usize| [at[0] + i * step[0], at[1] + i * step[1], 0];
-                    samples = samples.iter().flat_map(|at| (0..f.size).map(move |i| next(at, i))).collect();
-                }
-                (Some(stride), None, Some(kernel)) if inner.is_none() => inner = side(stride, kernel),
-                (None, Some(stride), Some(kernel)) if outer.is_none() => outer = side(stride, kernel),
-                _ if f.size == 1 => {}
-                _ => return None,
-            }
+        let (samples, inner, outer) = sides(plain, moved, tiled)?;
+        if inner.size.min(outer.size) < CHANNELS {
+            return None;
         }
-        let (inner, outer) = (inner?, outer?);
         let plane = |tensor: usize| {
             let [down, across] = [down, across].map(|s| (s.sizes[tensor], s.strides[tensor]));
             Plane { sizes: [down.0, across.0], strides: [down.1, across.1] }
         };
         let pads = [down, across].map(|s| if form.result == IMAGE { TAPS as isize - 1 - s.pad } else { s.pad });
+        // What lies behind the last window is not read.
+        let (mut from, onto) = (plane(moved), plane(tiled));
+        for (d, size) in from.sizes.iter_mut().enumerate() {
+            *size = (onto.sizes[d] as isize + TAPS as isize - 1 - pads[d]).clamp(0, *size as isize) as usize;
+        }
         // Whole panels of all instruction sets, which then sum alike.
-        let part = (TAP_ELEMENTS / PLACES / inner.pitch() / TOGETHER * TOGETHER).max(PART);
+        let most = (TAP_ELEMENTS / PLACES / inner.pitch()).max(PART);
+        let part = outer.size.div_ceil(outer.size.div_ceil(most)).next_multiple_of(TOGETHER);
         let mut planned = Winograd {
             form,
             kernels: E::kernels(isa),
             samples,
             moved,
             inner,
-            plane: plane(moved),
+            plane: from,
             pads,
             outer,
-            tiled: plane(tiled),
-            part: part.min(outer.size.next_multiple_of(TOGETHER)),
+            tiled: onto,
+            part,
             lines: 1,
             sums: 1,
             reach: [form.operands[0], form.operands[1], form.result].map(|tensor| reached(tensor, plain, spatial)),
             flops: 0,
         };
         let [tall, wide] = planned.grid();
-        if tall * wide * planned.samples.len() == 0 || inner.size.min(outer.size) < CHANNELS {
+        if tall * wide * planned.samples.len() == 0 {
             return None;
         }
         let tiles = (TILE_ELEMENTS / PLACES / (inner.pitch() + planned.part)).max(TILES);
@@ -170,14 +165,14 @@ impl<E: Element> Winograd<E> {
             let inside = |y: usize, k: usize| (0..s.sizes[IMAGE] as isize).contains(&((y + k) as isize - s.pad));
             (0..s.sizes[OUTPUT]).map(|y| (0..TAPS).filter(|k| inside(y, *k)).count()).sum()
         };
-        let pairs = self.inner.size * self.outer.size;
+        let (pairs, columns) = (self.inner.size * self.outer.size, self.outer.pitch());
         let plain = self.samples.len() * spatial.iter().map(met).product::<usize>() * pairs;
         let [tall, wide] = self.grid();
         let tiles = self.samples.len() * tall * wide;
         let again = self.outer.size.div_ceil(self.part);
         let transforms = tiles * TILE_WORK * (self.inner.size * again + self.outer.size) + TAP_WORK * pairs;
         // Products reach about three quarters of what a processor can, these some more.
-        (PLACES * tiles * pairs + transforms < plain).then_some(2 * plain)
+        (PLACES * tiles * self.inner.size * columns + transforms < plain).then_some(2 * plain)
     }
 
     /// Tiles of a plane along both dims.
@@ -204,10 +199,10 @@ impl<E: Element> Winograd<E> {
         (OUT * lines + IN) * (OUT * self.grid()[1] + IN) * TOGETHER
     }
 
-    /// Whether threads work at pieces of their own.
-    fn is_apart(&self) -> bool {
+    /// Whether so many threads work at pieces of their own, or each at a sum of its own.
+    fn is_apart(&self, threads: usize) -> bool {
         let needs = self.tile_elements().into_iter().sum::<usize>() + self.turned(1);
-        needs * size_of::<E>() <= WORKER_BYTES && (self.form.result != KERNEL || self.sums > 1)
+        needs * size_of::<E>() <= WORKER_BYTES && (self.form.result != KERNEL || threads <= self.sums)
     }
 
     /// Multiplications and additions of one run by its definition.
@@ -217,7 +212,8 @@ impl<E: Element> Winograd<E> {
 
     /// Elements of scratch that a run needs.
     pub fn workspace(&self) -> usize {
-        self.sums * self.tap_elements() + if self.is_apart() { 0 } else { self.tile_elements().into_iter().sum() }
+        let is_apart = self.is_apart(if self.form.result == KERNEL { usize::MAX } else { 1 });
+        self.sums * self.tap_elements() + if is_apart { 0 } else { self.tile_elements().into_iter().sum() }
     }
 
     /// As `Convolution::run`.
@@ -254,7 +250,7 @@ impl<E: Element> Winograd<E> {
 
     /// Lines of a piece of a result: as many pieces for each thread, where threads work apart.
     fn lines_for(&self, threads: usize) -> usize {
-        if !self.is_apart() {
+        if !self.is_apart(threads) {
             return self.lines;
         }
         let pieces = self.count(self.lines).next_multiple_of(threads);
@@ -282,7 +278,7 @@ impl<E: Element> Winograd<E> {
         // SAFETY: the workspace, and a thread's scratch where threads work apart, hold the tiles of both sides.
         let spaces =
             |tiles: *mut E| Spaces { taps, inner: SharedPtr::new(tiles), outer: SharedPtr::new(unsafe { tiles.add(inner) }) };
-        if !self.is_apart() {
+        if !self.is_apart(pool.threads()) {
             return (0..count).for_each(|number| body(&mut Team::All(pool), number, spaces(tiles.get())));
         }
         pool.run(count, self.flops / (32 * self.kernels.lanes), &|worker, number| {
@@ -290,4 +286,25 @@ impl<E: Element> Winograd<E> {
             body(&mut Team::One(worker, inner + outer), number, spaces(tiles));
         });
     }
+}
+
+/// Offsets of samples, and the channels of either side; none where there are groups, or several factors of channels.
+fn sides(plain: &[Plain], moved: usize, tiled: usize) -> Option<(Vec<[usize; 3]>, Side, Side)> {
+    let (mut samples, mut inner, mut outer) = (vec![[0; 3]], None, None);
+    for f in plain {
+        let [image, output, kernel] = f.strides;
+        let side = |stride: usize, kernel: usize| Some(Side { size: f.size, stride, kernel });
+        match (f.strides[moved], f.strides[tiled], kernel) {
+            (Some(_), Some(_), None) => {
+                let step = [image.unwrap_or(0), output.unwrap_or(0), 0];
+                let next = |at: &[usize; 3], i: usize| [at[0] + i * step[0], at[1] + i * step[1], 0];
+                samples = samples.iter().flat_map(|at| (0..f.size).map(move |i| next(at, i))).collect();
+            }
+            (Some(stride), None, Some(kernel)) if inner.is_none() => inner = side(stride, kernel),
+            (None, Some(stride), Some(kernel)) if outer.is_none() => outer = side(stride, kernel),
+            _ if f.size == 1 => {}
+            _ => return None,
+        }
+    }
+    Some((samples, inner?, outer?))
 }

@@ -212,7 +212,7 @@ impl<E: Element> Winograd<E> {
     /// The moved tensor's tiles of a run and so many channels.
     ///
     /// # Safety
-    /// `spaces.inner` is the workspace's; nothing else touches these tiles.
+    /// `to` holds them; nothing else touches these tiles.
     unsafe fn inner_tiles(&self, scratch: *mut E, tensor: &[E], run: Run, channels: &Range<usize>, to: SharedPtr<E>) {
         let (wide, pitch) = (self.grid()[1], self.inner.pitch());
         let row = OUT * wide + IN - OUT;
@@ -301,7 +301,7 @@ impl<E: Element> Winograd<E> {
                     c,
                     c_row: self.part as isize,
                     c_column: 1,
-                    columns,
+                    columns: columns.min((part.len() - panel * columns).next_multiple_of(self.kernels.lanes)),
                     alpha: E::ONE,
                     beta: E::ZERO,
                 };
@@ -360,7 +360,7 @@ impl<E: Element> Winograd<E> {
     /// Tiles of some outer channels of a run, of what a kernel's gradient is summed over.
     ///
     /// # Safety
-    /// `to` is the workspace's; nothing else touches these tiles.
+    /// `to` holds them; nothing else touches these tiles.
     unsafe fn outer_tiles(&self, scratch: *mut E, job: &Job<'_, E>, run: Run, channels: &Range<usize>, to: SharedPtr<E>) {
         let (tensor, column) = (job.tensors[OUTPUT], channels.start - job.part.start);
         let wide = self.grid()[1];
