@@ -275,7 +275,7 @@ fn tiles_are_transformed() {
     case(20, 96, 80, &[dim(4, 4, 3, 1, 1, 1), dim(4, 4, 3, 1, 1, 1)]);
     // More channels than are transformed at once, and more than a thread's scratch holds the tiles of.
     case(3, 200, 136, &[dim(6, 6, 3, 1, 1, 1), dim(6, 6, 3, 1, 1, 1)]);
-    case(6, 480, 32, &[dim(6, 6, 3, 1, 1, 1), dim(6, 6, 3, 1, 1, 1)]);
+    case(6, 656, 32, &[dim(6, 6, 3, 1, 1, 1), dim(6, 6, 3, 1, 1, 1)]);
 }
 
 /// Elements that no window meets may be anything; samples may be those of two factors.

@@ -41,9 +41,9 @@ const CHANNELS: usize = 16;
 /// again. Elements of transformed tiles with their products.
 const TAP_ELEMENTS: usize = 1 << 19;
 const PART: usize = 128;
-const TILE_ELEMENTS: usize = 3 << 16;
+const TILE_ELEMENTS: usize = 2 << 16;
 /// Fewest tiles at a time: for each the taps are read once more.
-const TILES: usize = 48;
+const TILES: usize = 36;
 
 /// Most sums of a kernel's gradient, and tiles that are worth one.
 const SUMS: usize = 4;
