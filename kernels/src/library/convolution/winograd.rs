@@ -100,7 +100,7 @@ pub(super) struct Winograd<E> {
 }
 
 impl<E: Element> Winograd<E> {
-    /// `None` where windows are others, channels few, or where it would take longer than the `others`' multiply-adds.
+    /// `None` where windows are others, channels few, or where products would take less time.
     pub fn new(form: Form, plain: &[Plain], spatial: &[Spatial], isa: Isa) -> Option<Winograd<E>> {
         let [down, across] = spatial else { return None };
         // What results are written along.
@@ -186,7 +186,7 @@ impl<E: Element> Winograd<E> {
     }
 
     /// Elements of transformed taps, or of a sum of their gradients; of a piece's tiles of both sides; and of what is turned over for so
-    /// many lines, twice for one.
+    /// many lines, or written of one.
     fn tap_elements(&self) -> usize {
         PLACES * self.part * self.inner.pitch()
     }

@@ -6,7 +6,7 @@ use crate::library::SharedPtr;
 use crate::library::microkernel::Block;
 use crate::library::pack::{Size, Source};
 use crate::library::simd::Element;
-use crate::library::transform::Tiles;
+use crate::library::transform::{Tiles, Transform};
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -122,7 +122,7 @@ impl<E: Element> Winograd<E> {
         });
     }
 
-    /// Runs `body(worker, run, channels)` for all runs, cut so that all threads have some and their scratch holds it, and all channels.
+    /// Runs `body(scratch, run, channels)` for all runs, cut so that all threads have some and their scratch holds it, and all channels.
     fn for_each(
         &self,
         team: &mut Team<'_>,
@@ -178,35 +178,18 @@ impl<E: Element> Winograd<E> {
             }
             // SAFETY: as above; the space holds all places of a part's panels, and chunks are disjoint.
             unsafe {
-                let to = taps.get().add((panel * depth + first) * columns);
-                self.taps_of(scratch.add(start), [sign * turned, sign * lanes as isize], to, place, (count, lanes));
+                (self.kernels.transforms.taps)(&Tiles {
+                    from: scratch.add(start),
+                    from_strides: [sign * turned, sign * lanes as isize],
+                    from_step: (TAPS * TAPS * lanes) as isize,
+                    to: taps.get().add((panel * depth + first) * columns),
+                    to_strides: [IN as isize * place, place],
+                    to_step: columns as isize,
+                    lanes: columns,
+                    count,
+                });
             }
         });
-    }
-
-    /// # Safety
-    /// `count` channels of taps can be read, and written at all places.
-    unsafe fn taps_of(
-        &self,
-        from: *const E,
-        from_strides: [isize; 2],
-        to: *mut E,
-        place: isize,
-        (count, lanes): (usize, usize),
-    ) {
-        let columns = self.kernels.columns;
-        let tiles = Tiles {
-            from,
-            from_strides,
-            from_step: (TAPS * TAPS * lanes) as isize,
-            to,
-            to_strides: [IN as isize * place, place],
-            to_step: columns as isize,
-            lanes: columns,
-            count,
-        };
-        // SAFETY: the caller's.
-        unsafe { (self.kernels.transforms.taps)(&tiles) };
     }
 
     /// The moved tensor's tiles of a run and so many channels.
@@ -219,20 +202,37 @@ impl<E: Element> Winograd<E> {
         let window = [(OUT * run.first) as isize - self.pads[0], -self.pads[1]];
         let extent = [OUT * run.lines + IN - OUT, row];
         let from = self.samples[run.sample][self.moved];
-        let place = (self.tiles() * pitch) as isize;
-        let lanes = channels.len().next_multiple_of(LANES);
+        let to = to.get().wrapping_add(channels.start);
         // SAFETY: the caller's.
         unsafe {
             self.turn(&tensor[from..], (&self.inner, &self.plane), channels, (window, extent), scratch);
-            for line in 0..run.lines {
-                (self.kernels.transforms.image)(&Tiles {
-                    from: scratch.add(OUT * line * row * TOGETHER),
+            self.transform_lines(self.kernels.transforms.image, (scratch, row), (run, channels.len()), (to, pitch));
+        }
+    }
+
+    /// Transforms what is turned over, rows of so many elements, into the tiles of a run and so many channels, which are so far apart.
+    ///
+    /// # Safety
+    /// As `Transform`, for each line.
+    unsafe fn transform_lines(
+        &self,
+        transform: Transform<E>,
+        (from, row): (*const E, usize),
+        (run, channels): (Run, usize),
+        (to, pitch): (*mut E, usize),
+    ) {
+        let (wide, place) = (self.grid()[1], (self.tiles() * pitch) as isize);
+        for line in 0..run.lines {
+            // SAFETY: the caller's.
+            unsafe {
+                transform(&Tiles {
+                    from: from.add(OUT * line * row * TOGETHER),
                     from_strides: [(row * TOGETHER) as isize, TOGETHER as isize],
                     from_step: (OUT * TOGETHER) as isize,
-                    to: to.get().add((run.at + line * wide) * pitch + channels.start),
+                    to: to.add((run.at + line * wide) * pitch),
                     to_strides: [IN as isize * place, place],
                     to_step: pitch as isize,
-                    lanes,
+                    lanes: channels.next_multiple_of(LANES),
                     count: wide,
                 });
             }
@@ -362,27 +362,15 @@ impl<E: Element> Winograd<E> {
     /// # Safety
     /// `to` holds them; nothing else touches these tiles.
     unsafe fn outer_tiles(&self, scratch: *mut E, job: &Job<'_, E>, run: Run, channels: &Range<usize>, to: SharedPtr<E>) {
-        let (tensor, column) = (job.tensors[OUTPUT], channels.start - job.part.start);
-        let wide = self.grid()[1];
-        let row = OUT * wide;
-        let from = self.samples[run.sample][OUTPUT];
+        let row = OUT * self.grid()[1];
+        let from = &job.tensors[OUTPUT][self.samples[run.sample][OUTPUT]..];
         let (window, extent) = ([(OUT * run.first) as isize, 0], [OUT * run.lines, row]);
-        let place = (self.tiles() * self.part) as isize;
+        let to = to.get().wrapping_add(channels.start - job.part.start);
+        let transform = self.kernels.transforms.output_gradient;
         // SAFETY: the caller's; `for_each` keeps runs to what scratch has room for.
         unsafe {
-            self.turn(&tensor[from..], (&self.outer, &self.tiled), channels, (window, extent), scratch);
-            for line in 0..run.lines {
-                (self.kernels.transforms.output_gradient)(&Tiles {
-                    from: scratch.add(OUT * line * row * TOGETHER),
-                    from_strides: [(row * TOGETHER) as isize, TOGETHER as isize],
-                    from_step: (OUT * TOGETHER) as isize,
-                    to: to.get().add((run.at + line * wide) * self.part + column),
-                    to_strides: [IN as isize * place, place],
-                    to_step: self.part as isize,
-                    lanes: channels.len().next_multiple_of(LANES),
-                    count: wide,
-                });
-            }
+            self.turn(from, (&self.outer, &self.tiled), channels, (window, extent), scratch);
+            self.transform_lines(transform, (scratch, row), (run, channels.len()), (to, self.part));
         }
     }
 
