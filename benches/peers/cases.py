@@ -11,7 +11,8 @@ IGNORED = -100  # the label that counts for nothing
 @dataclass(frozen=True)
 class Case:
     """A model. family: its definitions in `graphs.py` and `jax_models.py`, made with `config`; rules: `--init-rule`s of dcc;
-    rate: the learning rate; later: how far losses after the first may lie apart, of themselves; bar, bar_2: how many times as fast as the fastest peer dcc is to be on 1 and 2 threads; memory: of the leanest peer's memory."""
+    rate: the learning rate; later: how far losses after the first may lie apart, of themselves; bar, bar_2: how many times as fast as the fastest peer dcc is to be on 1 and 2 threads; memory: of the leanest peer's memory;
+    keep: dcc's flags for what is kept for the backward pass."""
 
     name: str
     title: str
@@ -24,6 +25,7 @@ class Case:
     bar: float = 1.25
     bar_2: float = 1.15
     memory: float = 0.6
+    keep: str = "--recompute selective"
 
     @property
     def short(self):
@@ -62,7 +64,7 @@ RESNETS = [
     Case("resnet18", "ResNet-18, 32 images of 64 x 64", "resnet", 32, dict(size=64, bottleneck=False, blocks=(2, 2, 2, 2), classes=1000),
          rate=1e-4, later=3e-4, bar=1.1),
     Case("resnet50", "ResNet-50, 16 images of 64 x 64", "resnet", 16, dict(size=64, bottleneck=True, blocks=(3, 4, 6, 3), classes=1000),
-         rate=3e-6, later=1e-3, bar=1.1),
+         rate=3e-6, later=1e-3, bar=1.1, keep="--memory-limit 328MiB"),
 ]
 CASES = {case.name: case for case in SIX + RESNETS}
 

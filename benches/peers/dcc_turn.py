@@ -18,7 +18,12 @@ import cases
 from turn import FIRST, LEAST, is_warm, status_mib
 
 POLL = 0.02  # seconds
-FLAGS = "--loss cross-entropy --optimizer adamw --betas {beta1},{beta2} --eps {eps} --weight-decay {weight_decay} --recompute selective"
+FLAGS = "--loss cross-entropy --optimizer adamw --betas {beta1},{beta2} --eps {eps} --weight-decay {weight_decay}"
+
+
+def settings_of(case):
+    """Of `dcc compile`."""
+    return FLAGS.format(**cases.optimizer(case)).split() + case.keep.split()
 
 
 def environment(o):
@@ -28,7 +33,7 @@ def environment(o):
 def artifact(o, folder, name, flags=()):
     """Compiles a case; gives the artifact and the seconds."""
     path, started = Path(folder) / f"{name}.dcc", time.monotonic()
-    settings = FLAGS.format(**cases.optimizer(o["case"])).split()
+    settings = settings_of(o["case"])
     command = [o["dcc"], "compile", Path(o["folder"]) / "model.onnx", "-o", path, *settings, *o["flags"], *flags]
     done = subprocess.run(command, env=environment(o), capture_output=True, text=True)
     if done.returncode:
@@ -84,7 +89,7 @@ def start(o):
     """Seconds from `dcc run MODEL` to the metrics of its first step, compiling included; those of kernels compiled and calls prepared."""
     with tempfile.TemporaryDirectory() as folder:
         metrics, began = Path(folder) / "metrics.jsonl", time.monotonic()
-        command = [o["dcc"], "run", Path(o["folder"]) / "model.onnx", *FLAGS.format(**cases.optimizer(o["case"])).split(), *o["flags"],
+        command = [o["dcc"], "run", Path(o["folder"]) / "model.onnx", *settings_of(o["case"]), *o["flags"],
                    *train_flags(o), "--steps", "1", "--json", "--metrics-file", metrics]
         child = subprocess.Popen(command, env=environment(o), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                                  preexec_fn=lambda: os.sched_setaffinity(0, o["processors"]))

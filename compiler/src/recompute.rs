@@ -51,6 +51,8 @@ pub enum Lasting {
     /// Within a segment: what is read in several is computed again in each. What is kept, and what a segment computes again, may together
     /// take so many eighths of what is kept.
     Segment(u8),
+    /// Within a segment, where what several read is kept.
+    Between,
 }
 
 /// Into how many parts a stage is divided to compute no more again than memory demands.
@@ -83,7 +85,7 @@ impl Repeats {
     /// What may save more memory than all that is quick.
     pub fn slower() -> Vec<Repeats> {
         let products = |lasting| FLOPS.map(|flops| Repeats::Products { flops, lasting });
-        let lasting = [Lasting::Throughout].into_iter().chain(ROOM.map(Lasting::Segment));
+        let lasting = [Lasting::Throughout].into_iter().chain(ROOM.map(Lasting::Segment)).chain([Lasting::Between]);
         let products = lasting.flat_map(products);
         products.chain((1..=PARTS).map(Repeats::Whole)).collect()
     }
@@ -100,6 +102,7 @@ impl Repeats {
                 let products = format!("selective, and products up to {flops} FLOP a byte");
                 match lasting {
                     Lasting::Throughout => products,
+                    Lasting::Between => format!("{products}, from values between segments"),
                     Lasting::Segment(room) => format!("{products}, once a segment of {room}/8"),
                 }
             }
@@ -163,7 +166,11 @@ impl<'a> Stage<'a> {
             Repeats::Whole(part) => (line.place(part), all, 0),
         };
         let price = |id: NodeId| self.price(id, flops);
-        let (crossing, least) = (line.kept(self, whole), cut::kept(self, &self.nodes[whole..quick.max(whole)], price));
+        let crossing = line.kept(self, whole);
+        let (least, between) = match repeats {
+            Repeats::Products { lasting: Lasting::Between, .. } => line.between(self, price),
+            _ => (cut::kept(self, &self.nodes[whole..quick.max(whole)], &self.needed, price), Vec::new()),
+        };
         let is_again = |place: usize, id: NodeId| match place < whole {
             true => self.is_repeatable(id) && !crossing.contains(&id),
             false => place < quick && price(id).is_some() && !least.contains(&id),
@@ -175,7 +182,7 @@ impl<'a> Stage<'a> {
                 let more = bytes.saturating_mul(self.in_flight) / 8 * u64::from(room.saturating_sub(8));
                 line.apart(self, &again, &least, bytes + more)
             }
-            _ => Vec::new(),
+            _ => between,
         };
         for (place, &id) in self.nodes.iter().enumerate() {
             choice.set(id, again[place], ends.partition_point(|&end| end <= place) as u32);
@@ -201,6 +208,14 @@ impl<'a> Stage<'a> {
             _ => return None,
         };
         Some(sections::volume(spec, &operands, &node.ty, self.mesh, &images).saturating_mul(2))
+    }
+
+    /// Bytes of the gradients that a product's backward computes: those of its operands.
+    fn gradient_bytes(&self, id: NodeId) -> u64 {
+        match self.flops(id) {
+            Some(_) => self.graph[id].operands.iter().map(|&o| self.bytes(o)).sum(),
+            None => 0,
+        }
     }
 
     /// Whether computing it a second time gives the same, changes nothing and moves nothing that backward would not: not what is

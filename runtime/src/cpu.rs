@@ -11,6 +11,7 @@ mod halves;
 mod indexed;
 mod library;
 mod memory;
+mod plans;
 mod pool;
 mod rows;
 mod settle;
@@ -23,15 +24,17 @@ use crate::error::{Error, Result};
 use crate::exec::Bases;
 use dcc_kernels::Pool;
 use dcc_kernels::cpu::jit::Jit;
+use plans::Plans;
 
 /// What all programs of a rank share.
 pub struct Cpu {
     memory: Memory,
     pool: Pool,
     jit: Jit,
+    plans: Plans,
     /// Addresses and offsets of the kernel that runs now.
     arguments: Vec<u64>,
-    /// Packing space of attention and convolutions, as much as any prepared call needs.
+    /// Packing space of attention and convolutions, as much as any prepared call needs that has none in planned memory.
     workspace: Vec<u64>,
 }
 
@@ -52,7 +55,7 @@ impl Cpu {
         let jit = if cfg!(debug_assertions) { Jit::new() } else { Jit::trusting() };
         let jit = jit.map_err(|error| Error::device(format!("no code can be generated for this machine: {error}")))?;
         let jit = jit.for_threads(pool.threads());
-        Ok(Cpu { memory, pool, jit, arguments: Vec::new(), workspace: Vec::new() })
+        Ok(Cpu { memory, pool, jit, plans: Plans::default(), arguments: Vec::new(), workspace: Vec::new() })
     }
 
     pub fn memory(&self) -> &Memory {
@@ -78,8 +81,8 @@ impl Cpu {
         self.pool.scratch_bytes() + self.workspace.len() * size_of::<u64>()
     }
 
-    /// Grows the workspace to `bytes`, while calls are prepared.
-    fn reserve(&mut self, bytes: usize) {
+    /// Grows the workspace to `bytes`, while calls are prepared: what those need that have none in planned memory.
+    pub fn reserve(&mut self, bytes: usize) {
         let words = bytes.div_ceil(size_of::<u64>());
         if words > self.workspace.len() {
             self.workspace.resize(words, 0);

@@ -7,7 +7,7 @@ use crate::comm::Label;
 use crate::cpu::{self, Cpu, Memory};
 use crate::cuda::{self, Cuda, Graph, Row};
 use crate::error::Result;
-use crate::exec::{Bases, Site};
+use crate::exec::{Bases, Site, Span};
 use dcc_program::kernel::Kernel;
 use dcc_program::program::{Instr, Library};
 use std::ops::Range;
@@ -115,6 +115,16 @@ impl Device {
         })
     }
 
+    /// Has as much memory beside the arena as this for the workspace of any one call.
+    pub fn reserve(&mut self, bytes: usize) {
+        match self {
+            Device::Cpu(cpu) => cpu.reserve(bytes),
+            // Its kernels keep what they need where threads have it.
+            Device::Cuda(_) => {}
+            Device::Both(both) => both.cpu.reserve(bytes),
+        }
+    }
+
     /// Makes what was prepared ready to run: once, behind the last of a program's instructions.
     pub fn finish(&mut self) -> Result<()> {
         match self {
@@ -195,6 +205,24 @@ impl Call {
             Call::Cuda(call) => call,
             Call::Both(both) => &both.gpu,
             Call::Cpu(_) => unreachable!("calls run on the device that prepared them"),
+        }
+    }
+
+    /// Bytes of workspace that it needs in the host's memory: of the arena, where `work_in` names some, else beside it.
+    pub fn workspace_bytes(&self) -> usize {
+        match self {
+            Call::Cpu(call) => call.workspace_bytes(),
+            Call::Cuda(_) => 0,
+            Call::Both(call) => call.cpu.workspace_bytes(),
+        }
+    }
+
+    /// As `cpu::Call::work_in`.
+    pub fn work_in(&mut self, span: Span) {
+        match self {
+            Call::Cpu(call) => call.work_in(span),
+            Call::Cuda(_) => unreachable!("it needs no workspace"),
+            Call::Both(call) => call.cpu.work_in(span),
         }
     }
 

@@ -7,6 +7,7 @@ mod blocks;
 mod ports;
 mod prepare;
 pub mod ranks;
+mod room;
 mod site;
 mod tally;
 #[cfg(test)]

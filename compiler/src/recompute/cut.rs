@@ -15,9 +15,15 @@ use std::collections::{BTreeMap, BTreeSet};
 /// More than all values of a stage.
 const WHOLE: u64 = u64::MAX / 4;
 
-/// Of these nodes of a stage, what to keep where others are computed again for a `price`, in bytes; none is that of what may not be.
+/// Of these nodes of a stage, what to keep so that what is `wanted` is there, where others are computed again for a `price`, in bytes; none is that of
+/// what may not be.
 /// Of several sets that cost the least, one that leaves little to be computed.
-pub(super) fn kept(stage: &Stage, nodes: &[NodeId], price: impl Fn(NodeId) -> Option<u64>) -> BTreeSet<NodeId> {
+pub(super) fn kept(
+    stage: &Stage,
+    nodes: &[NodeId],
+    wanted: &BTreeSet<NodeId>,
+    price: impl Fn(NodeId) -> Option<u64>,
+) -> BTreeSet<NodeId> {
     let mut graph: DiGraph<(), u64> = DiGraph::new();
     let (source, sink) = (graph.add_node(()), graph.add_node(()));
     let ends: BTreeMap<NodeId, [NodeIndex; 2]> =
@@ -33,7 +39,7 @@ pub(super) fn kept(stage: &Stage, nodes: &[NodeId], price: impl Fn(NodeId) -> Op
         } else {
             graph.add_edge(source, start, WHOLE);
         }
-        if stage.needed.contains(&id) {
+        if wanted.contains(&id) {
             graph.add_edge(end, sink, WHOLE);
         }
     }

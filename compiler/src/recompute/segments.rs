@@ -1,10 +1,10 @@
 //! Where a stage that is computed again as a whole is divided: the places that together need the least memory.
 //!
 //! Between two places lies a segment; what crosses a place is kept for every microbatch in flight, until the backward has passed it; what
-//! the backward reads of a segment is there while that segment's backward runs. So segments are the longer the earlier they are, a deep
-//! stage of one microbatch has about √(2n), one with many microbatches in flight few.
+//! the backward reads of a segment is there while that segment's backward runs, and so is the gradient that it computes. So segments are the longer the
+//! earlier they are, a deep stage of one microbatch has about √(2n), one with many microbatches in flight few.
 
-use super::{PARTS, Stage};
+use super::{PARTS, Stage, cut};
 use crate::graph::{Graph, NodeId};
 use crate::ops::Op;
 use std::cmp::Reverse;
@@ -22,11 +22,15 @@ const TRIALS: usize = 200;
 /// A stage's nodes in order.
 pub(super) struct Line {
     /// From where a value is made to where it is last read, of values that have to be kept to be there.
-    spans: Vec<Option<(usize, usize)>>,
+    pub(super) spans: Vec<Option<(usize, usize)>>,
     /// Bytes that cross the place before each node.
     crossing: Vec<u64>,
-    /// Bytes that the backward reads of the nodes before each place.
+    /// Bytes that the backward reads of the nodes before each place, if they are computed again.
     needed: Vec<u64>,
+    /// Bytes of the nodes before each place that are kept whatever the segments are.
+    kept: Vec<u64>,
+    /// Bytes that a node's own backward takes for a while.
+    pub(super) own: Vec<u64>,
 }
 
 impl Line {
@@ -40,14 +44,23 @@ impl Line {
             }
         }
         let lasting = lasting(stage, &at);
-        let mut line = Line { spans: Vec::with_capacity(count), crossing: vec![0; count + 1], needed: vec![0; count + 1] };
+        let spans = (0..count).map(|i| (lasting[i] && last[i] > i).then_some((i, last[i]))).collect();
+        Line::weighed(stage, spans, &BTreeSet::new())
+    }
+
+    /// The line where these are kept.
+    pub(super) fn weighed(stage: &Stage, spans: Vec<Option<(usize, usize)>>, kept: &BTreeSet<NodeId>) -> Line {
+        let places = spans.len() + 1;
+        let own = stage.nodes.iter().map(|&id| stage.gradient_bytes(id)).collect();
+        let mut line = Line { spans, crossing: vec![0; places], needed: vec![0; places], kept: vec![0; places], own };
         for (i, &id) in stage.nodes.iter().enumerate() {
-            line.spans.push((lasting[i] && last[i] > i).then_some((i, last[i])));
-            if line.spans[i].is_some() {
-                (i + 1..=last[i]).for_each(|place| line.crossing[place] += stage.bytes(id));
+            let (is_kept, read) = (kept.contains(&id), stage.needed.contains(&id) && stage.is_repeatable(id));
+            let bytes = |counts: bool| if counts { stage.bytes(id) } else { 0 };
+            line.needed[i + 1] = line.needed[i] + bytes(read && !is_kept);
+            line.kept[i + 1] = line.kept[i] + bytes(is_kept);
+            if let Some((first, last)) = line.spans[i].filter(|_| !is_kept) {
+                (first + 1..=last).for_each(|place| line.crossing[place] += stage.bytes(id));
             }
-            let read = stage.needed.contains(&id) && stage.is_repeatable(id);
-            line.needed[i + 1] = line.needed[i] + if read { stage.bytes(id) } else { 0 };
         }
         line
     }
@@ -68,18 +81,53 @@ impl Line {
     pub fn kept(&self, stage: &Stage, end: usize) -> BTreeSet<NodeId> {
         let mut places = self.choose(end, stage.in_flight);
         places.push(end);
+        self.crossing(stage, &places)
+    }
+
+    /// The values that cross any of these places.
+    fn crossing(&self, stage: &Stage, places: &[usize]) -> BTreeSet<NodeId> {
         let crosses = |&(first, last): &(usize, usize)| places.iter().any(|&place| first < place && place <= last);
         let values = stage.nodes.iter().copied().zip(&self.spans);
         values.filter(|(_, span)| span.as_ref().is_some_and(crosses)).map(|(id, _)| id).collect()
     }
 
+    /// What is kept where each segment computes again, for a `price` in bytes, what its backward needs from what is kept and from the values
+    /// that cross its start; and the places between the segments, which together need the least memory. In each stretch between two narrow
+    /// places that much is kept that all that leaves it can be made again, so that a segment may be of several.
+    pub fn between(&self, stage: &Stage, price: impl Fn(NodeId) -> Option<u64>) -> (BTreeSet<NodeId>, Vec<usize>) {
+        let count = stage.nodes.len();
+        let mut kept = BTreeSet::new();
+        for ends in self.narrow(count).windows(2) {
+            let nodes = &stage.nodes[ends[0]..ends[1]];
+            let leaves = |span: &Option<(usize, usize)>| span.is_some_and(|(_, last)| ends[1] < count && ends[1] <= last);
+            let mut wanted: BTreeSet<NodeId> = nodes.iter().copied().filter(|id| stage.needed.contains(id)).collect();
+            wanted.extend(nodes.iter().zip(&self.spans[ends[0]..]).filter(|(_, span)| leaves(span)).map(|(id, _)| *id));
+            kept.extend(cut::kept(stage, nodes, &wanted, &price));
+        }
+        let line = Line::weighed(stage, self.spans.clone(), &kept);
+        let places = line.choose(count, stage.in_flight);
+        kept.extend(line.crossing(stage, &places));
+        (kept, places)
+    }
+
+    /// Of the places that less crosses than those beside them, those that are so among themselves: where one layer ends and the next begins.
+    fn narrow(&self, end: usize) -> Vec<usize> {
+        let places = self.places(end);
+        let crossing = |n: usize| places.get(n).map_or(u64::MAX, |&place| self.crossing[place]);
+        let is_least = |n: usize| crossing(n) <= crossing(n - 1).min(crossing(n + 1));
+        let is_end = |n: usize| n == 0 || n + 1 == places.len();
+        (0..places.len()).filter(|&n| is_end(n) || is_least(n)).map(|n| places[n]).collect()
+    }
+
     /// The places between the segments before `end`, for `in_flight` microbatches.
     pub(super) fn choose(&self, end: usize, in_flight: u64) -> Vec<usize> {
         let places = self.places(end);
+        let own = self.most_own(&places);
         let (mut best, mut most) = (None, u64::MAX);
         for trial in 0..TRIALS {
-            let needed = |from: usize, to: usize| self.needed[to] - self.needed[from];
-            let fits = |before: u64, from: usize, to: usize| before + needed(from, to) <= most;
+            let fits = |before: u64, from: usize, to: usize| {
+                before + self.within(places[from], places[to]) + own[from][to - from - 1] <= most
+            };
             let Some(chosen) = divide(&places, |place| self.crossing[place], fits) else { break };
             let peak = self.peak(&chosen, end);
             let bytes = self.bytes(&chosen, end, in_flight);
@@ -97,14 +145,31 @@ impl Line {
     /// that one's peak.
     pub(super) fn bytes(&self, places: &[usize], end: usize, in_flight: u64) -> u64 {
         let crossing: u64 = places.iter().map(|&place| self.crossing[place]).sum();
-        crossing.saturating_mul(in_flight - 1).saturating_add(self.peak(places, end))
+        (crossing + self.kept[end]).saturating_mul(in_flight - 1).saturating_add(self.peak(places, end))
+    }
+
+    /// Bytes of a segment whose backward runs, and of what is kept up to its end, but for its gradients and what crosses places.
+    fn within(&self, from: usize, to: usize) -> u64 {
+        self.kept[to] + self.needed[to] - self.needed[from]
+    }
+
+    /// Most bytes of a node's own backward, from each place to each later one.
+    fn most_own(&self, places: &[usize]) -> Vec<Vec<u64>> {
+        let between: Vec<u64> =
+            places.windows(2).map(|ends| self.own[ends[0]..ends[1]].iter().copied().fold(0, u64::max)).collect();
+        let running = |most: &mut u64, own: &u64| {
+            *most = *own.max(most);
+            Some(*most)
+        };
+        (0..places.len()).map(|from| between.iter().skip(from).scan(0, |most, own| running(most, own)).collect()).collect()
     }
 
     /// Most bytes of a microbatch whose backward runs: those of a segment, and what crosses the places up to it.
     fn peak(&self, places: &[usize], end: usize) -> u64 {
         let (mut from, mut crossing, mut most) = (0, 0, 0);
         for &to in places.iter().chain([&end]) {
-            most = (crossing + self.needed[to] - self.needed[from]).max(most);
+            let own = self.own[from..to].iter().copied().fold(0, u64::max);
+            most = (crossing + self.within(from, to) + own).max(most);
             (from, crossing) = (to, crossing + self.crossing[to]);
         }
         most
@@ -144,7 +209,7 @@ impl Line {
         let most = places.windows(2).map(|ends| needed(ends[0], ends[1])).fold(most, u64::max);
         let works: Vec<u64> = stage.nodes.iter().map(|&id| work(stage, id)).collect();
         let cost = |place: usize| self.repeated(stage, again, &works, place);
-        let chosen = divide(&places, cost, |_, from, to| needed(from, to) <= most).unwrap_or_default();
+        let chosen = divide(&places, cost, |_, from, to| needed(places[from], places[to]) <= most).unwrap_or_default();
         let more = chosen.iter().map(|&place| cost(place)).fold(0, u64::saturating_add);
         if more > works.iter().fold(0, |sum: u64, work| sum.saturating_add(*work)).saturating_mul(MOST_PASSES) {
             Vec::new()
@@ -173,14 +238,14 @@ pub(super) fn work(stage: &Stage, id: NodeId) -> u64 {
     stage.flops(id).unwrap_or(stage.bytes(id).saturating_mul(BYTE_FLOPS))
 }
 
-/// Inner places of the least cost, of those between which each segment fits, given its ends and what the places before it cost.
+/// Inner places of the least cost, of those between which each segment fits, given what the places before it cost and the numbers of its ends.
 fn divide(places: &[usize], cost: impl Fn(usize) -> u64, fits: impl Fn(u64, usize, usize) -> bool) -> Option<Vec<usize>> {
     let mut best: Vec<Option<(u64, usize)>> = vec![None; places.len()];
     best[0] = Some((0, 0));
     for to in 1..places.len() {
         let own = if to + 1 < places.len() { cost(places[to]) } else { 0 };
         let ways = (0..to).filter_map(|from| Some((best[from]?.0, from)));
-        let ways = ways.filter(|&(before, from)| fits(before, places[from], places[to]));
+        let ways = ways.filter(|&(before, from)| fits(before, from, to));
         best[to] = ways.map(|(before, from)| (before.saturating_add(own), from)).min();
     }
     let mut from = best[places.len() - 1]?.1;

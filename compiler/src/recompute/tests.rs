@@ -63,7 +63,7 @@ proptest! {
         let (graph, mesh) = (graph(&nodes), mesh());
         let stage = stage(&graph, &mesh, &needed, 1);
         let price = |id: NodeId| prices[id.0 as usize].filter(|_| id.0 > 0);
-        let kept = cut::kept(&stage, &stage.nodes, price);
+        let kept = cut::kept(&stage, &stage.nodes, &stage.needed, price);
         let count = stage.nodes.len();
         let sets = (0..1_u32 << count).map(|bits| (0..count).filter(|i| bits >> i & 1 == 1).map(|i| stage.nodes[i]).collect());
         let least = sets.filter_map(|set: BTreeSet<NodeId>| cost(&stage, &set, &price)).min();
@@ -104,12 +104,16 @@ proptest! {
     #[test]
     fn segments_need_the_least_memory(
         nodes in prop::collection::vec((1..9_u64, 0..2_usize, 0..2_usize), 1..12),
+        kept in prop::collection::vec(any::<bool>(), 13),
+        own in prop::collection::vec(0..60_000_u64, 13),
         in_flight in 1..5_u64,
     ) {
         let (graph, mesh) = (graph(&nodes), mesh());
         let stage = stage(&graph, &mesh, &[true; 13], in_flight);
-        let line = Line::of(&stage);
+        let kept = stage.nodes.iter().zip(kept).filter(|(_, kept)| *kept).map(|(&id, _)| id).collect();
+        let mut line = Line::weighed(&stage, Line::of(&stage).spans, &kept);
         let end = stage.nodes.len();
+        line.own = own[..end].to_vec();
         let cost = |places: &[usize]| line.bytes(places, end, in_flight);
         let inner: Vec<usize> = line.places(end).into_iter().filter(|&place| place > 0 && place < end).collect();
         let sets = (0..1_u32 << inner.len())
@@ -117,6 +121,50 @@ proptest! {
         let least = sets.map(|places| cost(&places)).min();
         prop_assert_eq!(Some(cost(&line.choose(end, in_flight))), least);
     }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Of values between segments, all that a segment computes again is made of what is kept and of its own, and nothing is missing.
+    #[test]
+    fn segments_between_values_that_are_kept_repeat_nothing(
+        nodes in prop::collection::vec((1..9_u64, 0..3_usize, 0..3_usize), 1..16),
+        needed in prop::collection::vec(any::<bool>(), 17),
+        fixed in prop::collection::vec(prop::bool::weighted(0.2), 17),
+        price in 0..60_000_u64,
+    ) {
+        let (graph, mesh) = (graph(&nodes), mesh());
+        let stage = stage(&graph, &mesh, &needed, 1);
+        let price = |id: NodeId| (id.0 > 0 && !fixed[id.0 as usize]).then_some(price);
+        let (kept, places) = Line::of(&stage).between(&stage, price);
+        let segment = |id: NodeId| places.partition_point(|&place| place <= id.0 as usize);
+        let mut wanted = stage.needed.clone();
+        for &id in stage.nodes.iter().rev().filter(|id| !kept.contains(id)) {
+            if wanted.contains(&id) {
+                prop_assert!(price(id).is_some(), "{id:?} may not be computed again");
+                let operands = graph[id].operands.iter().filter(|o| !kept.contains(o));
+                prop_assert!(operands.clone().all(|&o| segment(o) == segment(id)), "{id:?} of {places:?} with {kept:?}");
+                wanted.extend(operands);
+            }
+        }
+    }
+}
+
+/// What a segment's gradients take is left free while it runs: the segments before a large one are longer, those of a large one shorter.
+#[test]
+fn large_gradients_make_room_for_themselves() {
+    let (graph, mesh) = (graph(&[(1, 0, 0), (2, 0, 0)].repeat(100)), mesh());
+    let stage = stage(&graph, &mesh, &[true; 201], 1);
+    let segments = |own: u64| {
+        let mut line = Line::of(&stage);
+        line.own[180..].fill(own);
+        let places = line.choose(200, 1);
+        let before: u64 = places.iter().filter(|&&place| place <= 180).count() as u64;
+        (before, line.bytes(&places, 200, 1))
+    };
+    let ((many, bytes), (few, more)) = (segments(0), segments(200_000));
+    assert!(few < many && more < bytes + 200_000, "{few} of {many} places, {more} of {bytes} bytes");
 }
 
 /// A chain whose values are all alike is divided in about √(6n) segments, the last the shortest; with more microbatches in flight, in fewer.

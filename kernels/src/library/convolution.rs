@@ -21,14 +21,14 @@ pub const OUTPUT: usize = 1;
 pub const KERNEL: usize = 2;
 
 /// A factor that no window moves along, with its element stride in image, output and kernel; in two of them, or all.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Plain {
     pub size: usize,
     pub strides: [Option<usize>; 3],
 }
 
 /// One spatial dim: `image = stride · output + dilation · tap − pad`. Sizes and element strides in the order image, output, kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Spatial {
     pub sizes: [usize; 3],
     pub strides: [usize; 3],
@@ -38,7 +38,7 @@ pub struct Spatial {
 }
 
 /// Which tensor is the result, and which operand comes first: the other two in the order of the call.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Form {
     pub result: usize,
     pub operands: [usize; 2],

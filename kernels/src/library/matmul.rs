@@ -16,7 +16,7 @@ pub use super::factors::Product;
 
 /// One loop of the contraction: its length and its element stride in each operand that has it. For an uneven shard the length is
 /// the valid one, the strides are those of the stored block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Factor {
     pub size: usize,
     pub lhs: Option<usize>,

@@ -4,7 +4,7 @@
 //! instantiate it from their mesh coordinates. Buffers are typed offsets into blocks of planned memory.
 
 use crate::factors::FactorSpec;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Stmt};
 use crate::mesh::{AxisId, Mesh};
 use crate::types::{DType, Reduce, TensorType};
 use crate::window::{Pool, Window};
@@ -321,6 +321,18 @@ impl Program {
 
     pub fn ty(&self, id: BufferId) -> &TensorType {
         &self.buffer(id).ty
+    }
+
+    /// Whether an action adds to its result `n`, rather than overwriting it.
+    pub fn accumulates(&self, action: &Action, n: usize) -> bool {
+        let adds = |s: &Stmt| matches!(s, Stmt::Store { output, mode: StoreMode::Accumulate, .. } if *output as usize == n);
+        match action {
+            Action::Kernel(k) => self.kernels[*k as usize].body.iter().any(adds),
+            Action::Library(
+                Library::Dot { mode, .. } | Library::ScatterAdd { mode, .. } | Library::Convolution { mode, .. },
+            ) => *mode == StoreMode::Accumulate,
+            _ => false,
+        }
     }
 }
 

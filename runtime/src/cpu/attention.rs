@@ -1,9 +1,9 @@
 //! Attention and its gradient.
 
-use super::call::Work;
+use super::Running;
+use super::call::{Call, Work};
 use super::halves::{self, Mover, Staged};
 use super::memory::{Memory, scratch};
-use super::{Cpu, Running};
 use crate::error::{Error, Result};
 use crate::exec::{Bases, Site, Span};
 use crate::library::attention::{Pass, geometry};
@@ -32,40 +32,31 @@ enum Plan {
     Half(Attention<f32>, Box<[Staged]>),
 }
 
-impl Cpu {
-    pub(super) fn attention(
-        &mut self,
-        site: &Site<'_>,
-        attention: &program::Attention,
-        instr: &Instr,
-        pass: Pass,
-    ) -> Result<Work> {
-        let (shape, dtype) = geometry(site, attention, instr, pass)?;
-        let (output, inputs) = (shape.o, [shape.q, shape.k, shape.v]);
-        let spans = |ids: &[_]| ids.iter().map(|&id| site.span(id)).collect::<Result<Vec<Span>>>();
-        let (operands, results) = (spans(&instr.operands)?, spans(&instr.results)?);
-        let (plan, workspace) = match dtype {
-            DType::F32 => plan(&shape, pass, Plan::F32),
-            DType::F64 => plan(&shape, pass, Plan::F64),
-            DType::F16 | DType::BF16 => {
-                // Lse and the mask are none.
-                let (read, written) = if pass == Pass::Forward { (3, 1) } else { (5, 3) };
-                let spans = operands[..read].iter().chain(&results[..written]);
-                let staged: Box<[Staged]> = spans.filter_map(|&span| Staged::new(dtype, span)).collect();
-                let counts: Vec<usize> = staged.iter().map(Staged::elements).collect();
-                let (plan, workspace) = plan(&shape, pass, |plan| Plan::Half(plan, staged));
-                (plan, workspace + halves::workspace(&counts))
-            }
-            other => return Err(Error::device(format!("no attention of {} on this device", other.name()))),
-        };
-        self.reserve(workspace);
-        let clash = |(i, a): (usize, &Span)| operands.iter().chain(&results[..i]).any(|b| a.overlaps(b));
-        if results.iter().enumerate().any(clash) {
-            return Err(Error::artifact("an attention that overwrites its operands"));
+pub(super) fn attention(site: &Site<'_>, attention: &program::Attention, instr: &Instr, pass: Pass) -> Result<Call> {
+    let (shape, dtype) = geometry(site, attention, instr, pass)?;
+    let (output, inputs) = (shape.o, [shape.q, shape.k, shape.v]);
+    let spans = |ids: &[_]| ids.iter().map(|&id| site.span(id)).collect::<Result<Vec<Span>>>();
+    let (operands, results) = (spans(&instr.operands)?, spans(&instr.results)?);
+    let (plan, workspace) = match dtype {
+        DType::F32 => plan(&shape, pass, Plan::F32),
+        DType::F64 => plan(&shape, pass, Plan::F64),
+        DType::F16 | DType::BF16 => {
+            // Lse and the mask are none.
+            let (read, written) = if pass == Pass::Forward { (3, 1) } else { (5, 3) };
+            let spans = operands[..read].iter().chain(&results[..written]);
+            let staged: Box<[Staged]> = spans.filter_map(|&span| Staged::new(dtype, span)).collect();
+            let counts: Vec<usize> = staged.iter().map(Staged::elements).collect();
+            let (plan, workspace) = plan(&shape, pass, |plan| Plan::Half(plan, staged));
+            (plan, workspace + halves::workspace(&counts))
         }
-        let attending = Attending { plan, pass, mask: attention.mask, output, inputs, operands, results };
-        Ok(Work::Attention(Box::new(attending)))
+        other => return Err(Error::device(format!("no attention of {} on this device", other.name()))),
+    };
+    let clash = |(i, a): (usize, &Span)| operands.iter().chain(&results[..i]).any(|b| a.overlaps(b));
+    if results.iter().enumerate().any(clash) {
+        return Err(Error::artifact("an attention that overwrites its operands"));
     }
+    let attending = Attending { plan, pass, mask: attention.mask, output, inputs, operands, results };
+    Ok(Call::new(Work::Attention(Box::new(attending)), workspace))
 }
 
 /// The plan, and the bytes of workspace that it needs.

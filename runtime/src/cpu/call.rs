@@ -16,7 +16,12 @@ use dcc_program::program::Instr;
 use std::sync::Arc;
 
 /// One instruction, ready to run on any slots and microbatch.
-pub struct Call(pub(super) Work);
+pub struct Call {
+    work: Work,
+    /// Bytes of workspace that it needs, and where they are in planned memory, if they are there.
+    needs: usize,
+    workspace: Option<Span>,
+}
 
 pub(super) enum Work {
     Kernel(Generated),
@@ -54,7 +59,7 @@ impl super::Cpu {
         }
         let words = operands.len() + offsets.len();
         self.arguments.reserve(words.saturating_sub(self.arguments.len()));
-        Ok(Call(Work::Kernel(Generated { code, operands, offsets })))
+        Ok(Call::from(Work::Kernel(Generated { code, operands, offsets })))
     }
 }
 
@@ -65,10 +70,39 @@ fn shared(operands: &[Span], inputs: usize) -> Vec<Vec<u8>> {
     outputs.iter().map(of).collect()
 }
 
+impl From<Work> for Call {
+    fn from(work: Work) -> Call {
+        Call::new(work, 0)
+    }
+}
+
 impl Call {
+    /// `needs`: bytes of workspace.
+    pub(super) fn new(work: Work, needs: usize) -> Call {
+        Call { work, needs, workspace: None }
+    }
+
+    /// Bytes of workspace that it needs: of planned memory, where `work_in` names some, else of the device's own.
+    pub fn workspace_bytes(&self) -> usize {
+        self.needs
+    }
+
+    /// Gives it a workspace: a span that nothing else uses while it runs.
+    ///
+    /// # Panics
+    /// If that is shorter than what it needs.
+    pub fn work_in(&mut self, span: Span) {
+        assert!(
+            span.bytes >= self.needs && span.offset.is_multiple_of(size_of::<u64>()),
+            "a workspace of {span:?} for {}",
+            self.needs
+        );
+        self.workspace = Some(span);
+    }
+
     /// Multiplications and additions of matrix products in one run.
     pub fn flops(&self) -> u64 {
-        match &self.0 {
+        match &self.work {
             Work::Dot(dot) => dot.flops(),
             Work::Convolution(convolution) => convolution.flops(),
             Work::Attention(attention) => attention.flops(),
@@ -76,8 +110,12 @@ impl Call {
         }
     }
 
-    pub(super) fn run(&self, on: Running<'_>) {
-        match &self.0 {
+    pub(super) fn run(&self, mut on: Running<'_>) {
+        if let Some(span) = self.workspace {
+            // SAFETY: any bits are a u64, to which the span is aligned; nothing else uses it now.
+            on.workspace = unsafe { on.memory.elements_mut(span, on.bases) };
+        }
+        match &self.work {
             Work::Kernel(kernel) => kernel.run(on),
             Work::Dot(dot) => dot.run(on),
             Work::Convolution(convolution) => convolution.run(on),

@@ -1,8 +1,9 @@
 //! Matrix products.
 
-use super::call::Work;
+use super::Running;
+use super::call::{Call, Work};
 use super::halves::{self, Mover, Staged};
-use super::{Cpu, Running};
+use super::plans::Plans;
 use crate::error::{Error, Result};
 use crate::exec::{Site, Span};
 use crate::library::contraction::loops;
@@ -10,6 +11,7 @@ use dcc_kernels::library::matmul::DotGeneral;
 use dcc_program::factors::FactorSpec;
 use dcc_program::program::{Instr, StoreMode};
 use dcc_program::types::DType;
+use std::sync::Arc;
 
 /// `out = lhs · rhs`, or `out += lhs · rhs`.
 pub(super) struct Contraction {
@@ -21,12 +23,12 @@ pub(super) struct Contraction {
 }
 
 enum Plan {
-    F32(DotGeneral<f32>),
-    F64(DotGeneral<f64>),
+    F32(Arc<DotGeneral<f32>>),
+    F64(Arc<DotGeneral<f64>>),
     /// Of half floats, which the product itself converts; the result is one too, or f32.
-    Half(DotGeneral<f32, u16>, Option<Staged>),
+    Half(Arc<DotGeneral<f32, u16>>, Option<Staged>),
     /// Of half floats that become f32 first, where the device has no such product.
-    Widened(DotGeneral<f32>, Halves),
+    Widened(Arc<DotGeneral<f32>>, Halves),
 }
 
 /// Operands of half floats; the result is one too, or f32.
@@ -36,32 +38,36 @@ struct Halves {
     out: Option<Staged>,
 }
 
-pub(super) fn dot(cpu: &mut Cpu, site: &Site<'_>, spec: &FactorSpec, mode: StoreMode, instr: &Instr) -> Result<Work> {
-    let (plan, dtypes) = loops(site, spec, instr)?;
+pub(super) fn dot(plans: &mut Plans, site: &Site<'_>, spec: &FactorSpec, mode: StoreMode, instr: &Instr) -> Result<Call> {
+    let (loops, dtypes) = loops(site, spec, instr)?;
     let dtype = dtypes[0];
     let [lhs, rhs, out] = [site.span(instr.operands[0])?, site.span(instr.operands[1])?, site.span(instr.results[0])?];
+    let mut workspace = 0;
     let plan = match (dtype, Staged::new(dtype, lhs), Staged::new(dtype, rhs)) {
-        (DType::F32, ..) => Plan::F32(DotGeneral::new(&plan)),
-        (DType::F64, ..) => Plan::F64(DotGeneral::new(&plan)),
+        (DType::F32, ..) => Plan::F32(plans.get(&loops, |loops| DotGeneral::new(loops))),
+        (DType::F64, ..) => Plan::F64(plans.get(&loops, |loops| DotGeneral::new(loops))),
         (_, Some(lhs), Some(rhs)) => {
             let out = Staged::new(dtypes[2], out);
-            match DotGeneral::of_halves(&plan, dtype) {
+            // None where the device has no such product.
+            let halves =
+                plans.get(&(loops.clone(), dtype), |(loops, dtype)| DotGeneral::of_halves(loops, *dtype).map(Arc::new));
+            match &*halves {
                 Some(plan) => {
                     let sums =
                         if mode == StoreMode::Accumulate { out.map_or(0, |out| out.elements()) } else { plan.workspace() };
-                    cpu.reserve(halves::workspace(&[sums]));
-                    Plan::Half(plan, out)
+                    workspace = halves::workspace(&[sums]);
+                    Plan::Half(Arc::clone(plan), out)
                 }
                 None => {
                     let halves = Halves { lhs, rhs, out };
-                    cpu.reserve(halves::workspace(&halves.elements()));
-                    Plan::Widened(DotGeneral::new(&plan), halves)
+                    workspace = halves::workspace(&halves.elements());
+                    Plan::Widened(plans.get(&loops, |loops| DotGeneral::new(loops)), halves)
                 }
             }
         }
         _ => return Err(Error::device(format!("no matrix product of {} on this device", dtype.name()))),
     };
-    Ok(Work::Dot(Box::new(Contraction { plan, mode, lhs, rhs, out })))
+    Ok(Call::new(Work::Dot(Box::new(Contraction { plan, mode, lhs, rhs, out })), workspace))
 }
 
 impl Halves {

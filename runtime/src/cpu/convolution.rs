@@ -1,8 +1,9 @@
 //! Convolutions and their gradients.
 
-use super::call::Work;
+use super::Running;
+use super::call::{Call, Work};
 use super::halves::{self, Mover, Staged};
-use super::{Cpu, Running};
+use super::plans::Plans;
 use crate::error::{Error, Result};
 use crate::exec::{Site, Span};
 use crate::library::convolution::Geometry;
@@ -11,6 +12,7 @@ use dcc_program::factors::FactorSpec;
 use dcc_program::program::{Instr, StoreMode};
 use dcc_program::types::DType;
 use dcc_program::window::Window;
+use std::sync::Arc;
 
 /// `result = convolution(a, b)`, or `+=`.
 pub(super) struct Convolving {
@@ -22,44 +24,43 @@ pub(super) struct Convolving {
 }
 
 enum Plan {
-    F32(Convolution<f32>),
-    F64(Convolution<f64>),
+    F32(Arc<Convolution<f32>>),
+    F64(Arc<Convolution<f64>>),
     /// Of half floats; the result is one too, or f32.
-    Half(Convolution<f32>, [Staged; 2], Option<Staged>),
+    Half(Arc<Convolution<f32>>, [Staged; 2], Option<Staged>),
 }
 
-impl Cpu {
-    pub(super) fn convolution(
-        &mut self,
-        site: &Site<'_>,
-        windows: (&FactorSpec, &[Window]),
-        mode: StoreMode,
-        instr: &Instr,
-    ) -> Result<Work> {
-        let Geometry { form, plain, spatial, dtypes: [dtype, _, out] } = Geometry::new(site, windows, instr)?;
-        let [a, b, result] = [site.span(instr.operands[0])?, site.span(instr.operands[1])?, site.span(instr.results[0])?];
-        let (plan, workspace) = match (dtype, Staged::new(dtype, a), Staged::new(dtype, b)) {
-            (DType::F32, ..) => {
-                let plan = Convolution::<f32>::new(form, &plain, &spatial);
-                let bytes = size_of::<f32>() * plan.workspace();
-                (Plan::F32(plan), bytes)
-            }
-            (DType::F64, ..) => {
-                let plan = Convolution::<f64>::new(form, &plain, &spatial);
-                let bytes = size_of::<f64>() * plan.workspace();
-                (Plan::F64(plan), bytes)
-            }
-            (_, Some(a), Some(b)) => {
-                let plan = Convolution::<f32>::new(form, &plain, &spatial);
-                let (operands, result) = ([a, b], Staged::new(out, result));
-                let bytes = halves::workspace(&elements(&operands, &result)) + size_of::<f32>() * plan.workspace();
-                (Plan::Half(plan, operands, result), bytes)
-            }
-            _ => return Err(Error::device(format!("no convolution of {} on this device", dtype.name()))),
-        };
-        self.reserve(workspace);
-        Ok(Work::Convolution(Box::new(Convolving { plan, mode, a, b, result })))
-    }
+pub(super) fn convolution(
+    plans: &mut Plans,
+    site: &Site<'_>,
+    windows: (&FactorSpec, &[Window]),
+    mode: StoreMode,
+    instr: &Instr,
+) -> Result<Call> {
+    let Geometry { form, plain, spatial, dtypes: [dtype, _, out] } = Geometry::new(site, windows, instr)?;
+    let loops = (form, plain, spatial);
+    let f32s = |plans: &mut Plans| plans.get(&loops, |(form, plain, spatial)| Convolution::<f32>::new(*form, plain, spatial));
+    let [a, b, result] = [site.span(instr.operands[0])?, site.span(instr.operands[1])?, site.span(instr.results[0])?];
+    let (plan, workspace) = match (dtype, Staged::new(dtype, a), Staged::new(dtype, b)) {
+        (DType::F32, ..) => {
+            let plan = f32s(plans);
+            let bytes = size_of::<f32>() * plan.workspace();
+            (Plan::F32(plan), bytes)
+        }
+        (DType::F64, ..) => {
+            let plan = plans.get(&loops, |(form, plain, spatial)| Convolution::<f64>::new(*form, plain, spatial));
+            let bytes = size_of::<f64>() * plan.workspace();
+            (Plan::F64(plan), bytes)
+        }
+        (_, Some(a), Some(b)) => {
+            let plan = f32s(plans);
+            let (operands, result) = ([a, b], Staged::new(out, result));
+            let bytes = halves::workspace(&elements(&operands, &result)) + size_of::<f32>() * plan.workspace();
+            (Plan::Half(plan, operands, result), bytes)
+        }
+        _ => return Err(Error::device(format!("no convolution of {} on this device", dtype.name()))),
+    };
+    Ok(Call::new(Work::Convolution(Box::new(Convolving { plan, mode, a, b, result })), workspace))
 }
 
 fn elements([a, b]: &[Staged; 2], result: &Option<Staged>) -> [usize; 3] {

@@ -1,7 +1,7 @@
 //! Library operations as prepared calls.
 
 use super::call::{Call, Work};
-use super::{contraction, indexed, pool};
+use super::{attention, contraction, convolution, indexed, pool};
 use crate::error::{Error, Result};
 use crate::exec::Site;
 use crate::library::attention::Pass;
@@ -17,14 +17,16 @@ impl super::Cpu {
         }
         let result = instr.results[0];
         let work = match library {
-            Library::Dot { spec, mode } => Some(contraction::dot(self, site, spec, *mode, instr)?),
-            Library::Convolution { spec, windows, mode } => Some(self.convolution(site, (spec, windows), *mode, instr)?),
+            Library::Dot { spec, mode } => return contraction::dot(&mut self.plans, site, spec, *mode, instr).map(Some),
+            Library::Convolution { spec, windows, mode } => {
+                return convolution::convolution(&mut self.plans, site, (spec, windows), *mode, instr).map(Some);
+            }
             Library::MaxPool(pool) => Some(pool::max_pool(site, pool, instr)?),
             Library::ScatterAdd { spec, indexed, mode } => Some(indexed::scatter_add(site, (spec, indexed), *mode, instr)?),
             Library::Cumsum { dim, exclusive, reverse } => Some(indexed::cumsum(site, (*dim, *exclusive, *reverse), instr)?),
             Library::TopK { dim, k, largest } => Some(indexed::top_k(site, (*dim, *k, *largest), instr)?),
-            Library::Attention(attention) => Some(self.attention(site, attention, instr, Pass::Forward)?),
-            Library::AttentionGrad(attention) => Some(self.attention(site, attention, instr, Pass::Backward)?),
+            Library::Attention(attention) => return attention::attention(site, attention, instr, Pass::Forward).map(Some),
+            Library::AttentionGrad(attention) => return attention::attention(site, attention, instr, Pass::Backward).map(Some),
             Library::Zero { .. } => Some(Work::Zero(site.span(result)?)),
             Library::KeepFirst { axis } if site.coordinates(0).get(*axis) != 0 => Some(Work::Zero(site.span(result)?)),
             Library::SliceAxis { axis, dim } => {
@@ -36,6 +38,6 @@ impl super::Cpu {
             | Library::ResolveMicrobatches
             | Library::DropMicrobatch { .. } => rows::copy(site.span(instr.operands[0])?, site.span(result)?)?.map(Work::Rows),
         };
-        Ok(work.map(Call))
+        Ok(work.map(Call::from))
     }
 }

@@ -2,6 +2,7 @@
 
 use super::blocks::{Blocks, Span};
 use super::ports::{Parameter, Port};
+use super::room::{self, Need};
 use super::site::Site;
 use super::tally::Tally;
 use super::world::World;
@@ -28,7 +29,7 @@ impl Executor {
             return Err(Error::artifact(format!("the plan needs {} bytes, the arena has {have}", blocks.bytes())));
         }
         let site = Site::new(program, &blocks, rank)?;
-        let mut sections = Vec::new();
+        let (mut sections, mut needs) = (Vec::new(), Vec::new());
         let mut tokens = Tokens::new(program);
         let runs = |section: usize| program.order.iter().filter(|step| step.section as usize == section).count() as u64;
         let mut tally = Tally::default();
@@ -36,24 +37,26 @@ impl Executor {
             let mut preparing =
                 Preparing { device, world, program, site: &site, rank, tokens: &mut tokens, tally: Tally::default() };
             let mut body = Vec::with_capacity(section.body.len());
-            for instr in &section.body {
+            for (number, instr) in section.body.iter().enumerate() {
                 let place = || format!("stage {}, {}: {}", program.stage, section.id().name(), print_instr(program, instr));
                 let action = preparing.action(instr).map_err(|error| error.at(place()))?;
                 let text = || format!("{}: {}", section.id().name(), print_instr(program, instr));
                 let Some(action) = action else { continue };
                 let work = Box::new(work(&site, instr, &action)?);
+                needs.extend(Need::of(&action, [index, number, body.len()]));
                 body.push(Instruction { action, label: Label::new(&text()), work });
             }
             tally.add(&preparing.tally, runs(index));
             sections.push(body);
         }
+        let mut turns = turns(program, &site, &blocks)?;
+        give_room(device, room::find(&site, &blocks, &turns, &needs)?, &needs, &mut sections);
         let calls = |body: &Vec<Instruction>| device.rows(&body.iter().map(Instruction::call).collect::<Vec<_>>());
         let rows = sections.iter().map(calls).collect::<Result<Vec<_>>>()?;
         device.finish()?;
         let flights = Flights { open: tokens.flights(program)?, ops: Vec::with_capacity(MOST_TENSORS) };
         let inputs = program.inputs.iter().map(|input| port(&site, &input.name, input.buffer)).collect::<Result<_>>()?;
         let outputs = program.outputs.iter().map(|output| port(&site, &output.name, output.buffer)).collect::<Result<_>>()?;
-        let mut turns = turns(program, &site, &blocks)?;
         turns.iter_mut().for_each(|turn| turn.graphs.resize_with(rows[turn.section].len(), || None));
         let mut parameters = parameters(program, &site, &blocks)?;
         parameters.sort_by_key(|parameter| parameter.range.start);
@@ -62,6 +65,16 @@ impl Executor {
         let scalars = program.scalars.iter().map(scalar).collect::<Result<_>>()?;
         let kept = parameters.iter().map(|parameter| parameter.range.clone()).collect();
         Ok(Executor { sections, rows, turns, flights, inputs, outputs, parameters, kept, scalars, blocks, fresh, tally })
+    }
+}
+
+/// Workspaces in planned memory where there is room, else beside it.
+fn give_room(device: &mut Device, rooms: Vec<Option<Span>>, needs: &[Need], sections: &mut [Vec<Instruction>]) {
+    for (need, room) in needs.iter().zip(rooms) {
+        match (room, &mut sections[need.section][need.place].action) {
+            (Some(room), Action::Compute(call)) => call.work_in(room),
+            _ => device.reserve(need.bytes),
+        }
     }
 }
 
@@ -261,7 +274,7 @@ impl Tally {
 
 /// Executions in order. An input is filled before the first that reads it: of its microbatch, or (one that does not depend on the
 /// microbatch) in each slot. An output is read after each that defines it.
-fn turns(program: &Program, site: &Site<'_>, blocks: &Blocks) -> Result<Vec<Turn>> {
+pub(super) fn turns(program: &Program, site: &Site<'_>, blocks: &Blocks) -> Result<Vec<Turn>> {
     let reads = |section: &program::Section, id| section.body.iter().any(|instr| instr.operands.contains(&id));
     let defines = |section: &program::Section, id| section.body.iter().any(|instr| instr.results.contains(&id));
     let mut filled = BTreeSet::new();

@@ -9,7 +9,6 @@ use super::externals::{Roles, is_per_microbatch, write as external_write};
 use super::overlap::Span;
 use super::track::{Content, Memory};
 use super::{CheckError, Checked, Fault, WaitResults, error, refuse, text_of, wait_results};
-use crate::kernel::{Stmt, StoreMode};
 use crate::program::*;
 use smallvec::{SmallVec, smallvec};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -205,7 +204,7 @@ impl<'a> Run<'a> {
         if section.kind.is_per_microbatch() && whole && self.p.mesh.size_of("mb") > 1 {
             self.unchanging(k, id)?;
         }
-        if accumulates(self.p, action, n) {
+        if self.p.accumulates(action, n) {
             self.added_once(k, id, instr)?;
             return self.accumulate(k, id);
         }
@@ -368,17 +367,5 @@ impl<'a> Run<'a> {
             Some(o) if self.p.mode == Mode::Eval => refuse(Fault::Unwritten, format!("nothing defines output {}", o.name)),
             _ => Ok(()),
         }
-    }
-}
-
-/// Whether result `n` is added to rather than overwritten.
-fn accumulates(p: &Program, action: &Action, n: usize) -> bool {
-    let adds = |s: &Stmt| matches!(s, Stmt::Store { output, mode: StoreMode::Accumulate, .. } if *output as usize == n);
-    match action {
-        Action::Kernel(k) => p.kernels[*k as usize].body.iter().any(adds),
-        Action::Library(Library::Dot { mode, .. } | Library::ScatterAdd { mode, .. } | Library::Convolution { mode, .. }) => {
-            *mode == StoreMode::Accumulate
-        }
-        _ => false,
     }
 }
