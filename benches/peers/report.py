@@ -66,6 +66,7 @@ def joined(results):
             key = tuple(repr(result[what]) for what in ("commit", "machine", "avx2", "quick", "seconds", "max_load"))
         if key in whole:
             both = {what: whole[key][what] + result[what] for what in ("rounds", "starts")}
+            both["command"] = f"{whole[key]['command']}`, `run.py {result['command']}"
             result = whole[key] | both | {"peak_gflops": max(whole[key]["peak_gflops"], result["peak_gflops"])}
         whole[key] = result
     return list(whole.values())
