@@ -212,9 +212,10 @@ impl<'a> Stage<'a> {
 
     /// Bytes of the gradients that a product's backward computes: those of its operands.
     fn gradient_bytes(&self, id: NodeId) -> u64 {
-        match self.flops(id) {
-            Some(_) => self.graph[id].operands.iter().map(|&o| self.bytes(o)).sum(),
-            None => 0,
+        let node = &self.graph[id];
+        match node.op {
+            Op::DotGeneral(_) | Op::Convolution(_) => node.operands.iter().map(|&o| self.bytes(o)).sum(),
+            _ => 0,
         }
     }
 

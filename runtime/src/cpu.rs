@@ -34,7 +34,7 @@ pub struct Cpu {
     plans: Plans,
     /// Addresses and offsets of the kernel that runs now.
     arguments: Vec<u64>,
-    /// Packing space of attention and convolutions, as much as any prepared call needs that has none in planned memory.
+    /// Workspace of library operations, as much as any prepared call needs that has none in planned memory.
     workspace: Vec<u64>,
 }
 

@@ -113,9 +113,10 @@ impl Line {
     /// Of the places that less crosses than those beside them, those that are so among themselves: where one layer ends and the next begins.
     fn narrow(&self, end: usize) -> Vec<usize> {
         let places = self.places(end);
-        let crossing = |n: usize| places.get(n).map_or(u64::MAX, |&place| self.crossing[place]);
-        let is_least = |n: usize| crossing(n) <= crossing(n - 1).min(crossing(n + 1));
         let is_end = |n: usize| n == 0 || n + 1 == places.len();
+        // Nothing crosses the ends, beside which no place would be narrow.
+        let crossing = |n: usize| if is_end(n) { u64::MAX } else { self.crossing[places[n]] };
+        let is_least = |n: usize| crossing(n) <= crossing(n - 1).min(crossing(n + 1));
         (0..places.len()).filter(|&n| is_end(n) || is_least(n)).map(|n| places[n]).collect()
     }
 

@@ -77,9 +77,9 @@ impl From<Work> for Call {
 }
 
 impl Call {
-    /// `needs`: bytes of workspace.
+    /// `needs`: bytes of workspace, of which there are whole words.
     pub(super) fn new(work: Work, needs: usize) -> Call {
-        Call { work, needs, workspace: None }
+        Call { work, needs: needs.next_multiple_of(size_of::<u64>()), workspace: None }
     }
 
     /// Bytes of workspace that it needs: of planned memory, where `work_in` names some, else of the device's own.

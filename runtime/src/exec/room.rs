@@ -34,6 +34,9 @@ impl Need {
 
 /// Where each need is met in scratch.
 pub(super) fn find(site: &Site<'_>, blocks: &Blocks, turns: &[Turn], needs: &[Need]) -> Result<Vec<Option<Span>>> {
+    if needs.is_empty() {
+        return Ok(Vec::new());
+    }
     let mut scan = Scan::new(site, needs)?;
     for turn in turns.iter().rev() {
         scan.turn(turn);

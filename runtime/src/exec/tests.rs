@@ -131,7 +131,7 @@ fn a_pipeline_of_two_stages() {
 fn check_ops(mesh: &str, parameters: &str, outputs: &str, body: &str) {
     let outputs: String = outputs.split(' ').map(|id| format!("output {id} {id}\n")).collect();
     check(&[&format!(
-        "program ops eval stage 0/1 mesh({mesh})\nmemory persistent=4096 scratch=4096\narea m0 forward->forward bytes=4096 slots=1\n\
+        "program ops eval stage 0/1 mesh({mesh})\nmemory persistent=16384 scratch=32768\narea m0 forward->forward bytes=4096 slots=1\n\
          {parameters}{outputs}section forward\n{body}order forward 0\n"
     )]);
 }
@@ -190,6 +190,21 @@ b7 f32[5/tp, 6, 4] @s2560, b8 i32[5/tp, 6, 4] @s3072 = max_pool(n c x -> n c y; 
 b9 f32[5/tp, 6, 9] @s3392 = scatter_add(n c y, n c y -> n c x; x) b8, b7
 ";
     check_ops("mb=1, tp=2", parameters, "b3 b4 b6 b7 b8 b9", body);
+}
+
+/// Workspaces of an odd number of elements, where there is room for them in scratch.
+#[test]
+fn convolutions_with_bordered_copies() {
+    let parameters = "\
+param b0 f32[1, 3, 17, 17] @p0 weight x
+param b1 f32[4, 3, 7, 7] @p4096 weight kernel
+param b2 f32[1, 4, 9, 9] @p8192 weight dy
+";
+    let body = "\
+b3 f32[1, 4, 9, 9] @s0 = convolution(n c x0 x1, o c k0 k1 -> n o y0 y1; x0 = 2 y0 + 1 k0 - 3, x1 = 2 y1 + 1 k1 - 3) b0, b1
+b4 f32[4, 3, 7, 7] @s2048 = convolution(n c x0 x1, n o y0 y1 -> o c k0 k1; x0 = 2 y0 + 1 k0 - 3, x1 = 2 y1 + 1 k1 - 3) b0, b2
+";
+    check_ops("mb=1", parameters, "b3 b4", body);
 }
 
 /// A pass forward and one backward, at `mesh`, with heads over `tp`.

@@ -20,8 +20,9 @@ fn every_mesh_trains_as_one_device() {
         repeats.iter().map(|&repeats| (repeating(repeats, parallel), *microbatches)).collect()
     };
     let both = [Repeats::SELECTIVE, Repeats::FULL];
-    let products = [Lasting::Throughout, Lasting::Segment(9)].map(|lasting| Repeats::Products { flops: 64, lasting });
-    let ways = [both, products].concat();
+    let products =
+        [Lasting::Throughout, Lasting::Segment(9), Lasting::Between].map(|lasting| Repeats::Products { flops: 64, lasting });
+    let ways = [&both[..], &products[..]].concat();
     let mut splits = of(&all, &(mesh(1, 1, 1), 1));
     for split in [(mesh(2, 2, 1), 2), (mesh(1, 1, 2), 4), (mesh(1, 2, 2), 2)] {
         splits.extend(of(&ways, &split));
