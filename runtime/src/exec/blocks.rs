@@ -8,6 +8,8 @@ use dcc_program::Mesh;
 use dcc_program::program::{Buffer, Place, Program, Step};
 
 const ALIGN: u64 = 64;
+/// The number of the block of scratch.
+pub(super) const SCRATCH: u32 = 0;
 
 /// The blocks of one program.
 #[derive(Clone, Debug)]
@@ -68,14 +70,14 @@ impl Blocks {
     }
 
     pub fn scratch(&self) -> std::ops::Range<usize> {
-        let block = self.blocks[0];
+        let block = self.blocks[SCRATCH as usize];
         block.start..block.start + block.bytes
     }
 
     /// Errors: a buffer outside of its block, or at an address that its elements cannot have.
     pub fn span(&self, buffer: &Buffer, mesh: &Mesh) -> Result<Span> {
         let block = match buffer.place {
-            Place::Scratch => 0,
+            Place::Scratch => SCRATCH,
             Place::Persistent => 1,
             Place::Area(area) => 2 + area,
         };

@@ -4,7 +4,7 @@
 //! workspace. After: each of these has a range of scratch that no value, port or transfer needs in any execution of it, if there is one
 //! that is long enough.
 
-use super::blocks::{Blocks, Span};
+use super::blocks::{Blocks, SCRATCH, Span};
 use super::{Site, Turn};
 use crate::error::Result;
 use dcc_program::program::{Action, BufferId, Instr, Program, TokenId};
@@ -12,7 +12,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Scratch that starts on a cache line.
 const ALIGN: usize = 64;
-const SCRATCH: u32 = 0;
 
 /// A call that needs a workspace.
 pub(super) struct Need {
@@ -136,11 +135,10 @@ impl<'a> Scan<'a> {
             Action::Kernel(_) | Action::Library(_) => {}
         }
         for (n, id) in instr.results.iter().enumerate() {
-            if !self.program.accumulates(&instr.action, n) {
-                self.live.remove(id);
-            } else {
-                self.live.insert(*id);
-            }
+            match self.program.accumulates(&instr.action, n) {
+                true => self.live.insert(*id),
+                false => self.live.remove(id),
+            };
         }
         self.live.extend(&instr.operands);
     }
