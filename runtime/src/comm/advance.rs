@@ -4,8 +4,8 @@
 //! reduces its own chunk, then copies the others' chunks; a small one reduces everything and, since the target may be the source,
 //! writes once all have read; all others read peer by peer.
 
-use super::mover::{Copy, Origin, Pieces, SMALL_BYTES, Sources, Stage, Sum, Target};
-use super::peer::{Advance, Head, Need, Peer, Pending, Phase};
+use super::mover::{Carried, Copy, Origin, Pieces, SMALL_BYTES, Sources, Stage, Sum, Target};
+use super::peer::{Advance, Head, Need, Peer, Phase};
 use super::pull::{self, Member, chunk};
 use super::segment::{RING, Slot};
 use super::{DType, Op, Reduce, Transfer};
@@ -34,9 +34,11 @@ impl Peer {
 
     /// Posts what has room, then does the next piece of work of the queue's head.
     pub(super) fn advance(&mut self, channel: u32) -> Result<Advance> {
-        self.post(channel)?;
+        if self.channels[channel as usize].posted < self.channels[channel as usize].started {
+            self.post(channel)?;
+        }
         let state = &self.channels[channel as usize];
-        let Some(&Pending { head, .. }) = state.queue.front() else { return Ok(Advance::Idle) };
+        let Some(&head) = state.queue.front() else { return Ok(Advance::Idle) };
         if state.posted <= state.finished {
             let member = self.undone(channel, state.posted - RING).unwrap_or(state.readers.start);
             return Ok(self.needs(
@@ -73,15 +75,16 @@ impl Peer {
     pub(super) fn post(&mut self, channel: u32) -> Result<()> {
         let Peer { channels, segment, .. } = self;
         let state = &mut channels[channel as usize];
-        let (before, mut carried) = (state.posted, 0);
+        let (before, mut end) = (state.posted, 0);
         while state.posted < state.started && state.has_room(segment, channel) {
-            let Pending { head, place } = &state.queue[(state.posted - state.finished) as usize];
+            let index = (state.posted - state.finished) as usize;
+            let head = &state.queue[index];
             let tensors = state.tensors.range(state.posted_tensors..state.posted_tensors + head.tensors);
             if state.is_read {
                 let slot = segment.slot(channel, state.index);
-                slot.describe(state.posted, head.signature, &place.label);
-                carried = match head.eager {
-                    true => slot.carry(state.posted, tensors.map(|op| segment.arena(self.rank).slice(op.source))),
+                slot.describe(state.posted, head.signature, &state.places[index].label);
+                end = match head.eager {
+                    true => slot.carry(state.posted, head.bytes, tensors.map(|op| segment.arena(self.rank).slice(op.source))),
                     false => slot.place(state.posted, tensors.map(|op| (op.source.offset, op.target.offset))),
                 };
             }
@@ -91,13 +94,13 @@ impl Peer {
         let posted = before..state.posted;
         match (posted.is_empty(), state.is_read) {
             (true, _) => Ok(()),
-            (false, true) => self.stamp(channel, posted, carried),
+            (false, true) => self.stamp(channel, posted, end),
             (false, false) => self.mover.mark(channel, Stage::Posted),
         }
     }
 
     /// Sends a small message that nothing stands before: it is over at once, and in no queue. Whether that could be.
-    pub(super) fn deliver(&mut self, channel: u32, ops: &[Op], signature: u64) -> Result<bool> {
+    pub(super) fn deliver(&mut self, channel: u32, ops: &[Op], (signature, bytes): (u64, usize)) -> Result<bool> {
         let Peer { channels, segment, place, .. } = self;
         let state = &mut channels[channel as usize];
         let is_message = matches!(ops[0].transfer, Transfer::Send { .. });
@@ -106,18 +109,18 @@ impl Peer {
         }
         let (slot, sequence) = (segment.slot(channel, state.index), state.started);
         slot.describe(sequence, signature, &place.label);
-        let carried = slot.carry(sequence, ops.iter().map(|op| segment.arena(self.rank).slice(op.source)));
+        let end = slot.carry(sequence, bytes, ops.iter().map(|op| segment.arena(self.rank).slice(op.source)));
         (state.started, state.posted, state.finished) = (sequence + 1, sequence + 1, sequence + 1);
-        self.stamp(channel, sequence..sequence + 1, carried)?;
+        self.stamp(channel, sequence..sequence + 1, end)?;
         Ok(true)
     }
 
-    /// Lets the other members read what was posted, the last of which has so many bytes in its entry.
-    fn stamp(&mut self, channel: u32, posted: Range<u64>, carried: usize) -> Result<()> {
+    /// Lets the other members read what was posted, the last of which has so many bytes of its entry.
+    fn stamp(&mut self, channel: u32, posted: Range<u64>, bytes: usize) -> Result<()> {
         self.publish(channel, Stage::Posted, |slot, waits| {
             posted.clone().for_each(|sequence| slot.stamp(sequence));
             // What comes next is most often like it.
-            slot.expect(posted.end, carried, waits);
+            slot.expect(posted.end, bytes, waits);
         })
     }
 
@@ -143,7 +146,8 @@ impl Peer {
 
     fn finish_head(&mut self, channel: u32) -> Advance {
         let state = &mut self.channels[channel as usize];
-        let tensors = state.queue.pop_front().map_or(0, |pending| pending.head.tensors);
+        let tensors = state.queue.pop_front().map_or(0, |head| head.tensors);
+        state.places.pop_front();
         state.tensors.drain(..tensors);
         state.posted_tensors -= tensors;
         state.finished += 1;
@@ -157,7 +161,7 @@ impl Peer {
     }
 
     fn set_phase(&mut self, channel: u32, phase: Phase) -> Advance {
-        self.channels[channel as usize].queue[0].head.phase = phase;
+        self.channels[channel as usize].queue[0].phase = phase;
         Advance::Moved
     }
 
@@ -183,7 +187,7 @@ impl Peer {
             state.tensors[0].transfer.name(),
             slot.label(state.finished).text()
         ))
-        .at(format!("rank {} at {}", self.rank, state.queue[0].place)))
+        .at(format!("rank {} at {}", self.rank, state.places[0])))
     }
 
     /// That a member comes to a stage of a transfer.
@@ -264,7 +268,7 @@ impl Peer {
         match head.eager {
             // An entry just written is not read again before its lines are back from who reads them.
             _ if member == state.index => (arena, state.tensors[tensor].source.offset),
-            true => (Origin::Entry, slot.eager(state.finished) + before),
+            true => (Origin::Entry, slot.eager(state.finished, head.bytes) + before),
             false => (arena, slot.source(state.finished, tensor)),
         }
     }
@@ -282,8 +286,8 @@ impl Peer {
     fn reduce(&mut self, channel: u32, tensor: usize, kind: (Reduce, DType), pieces: Pieces, to: Target) -> Result<()> {
         let Peer { channels, segment, mover, .. } = self;
         let state = &channels[channel as usize];
-        let before = || state.tensors.range(..tensor).map(|op| op.source.bytes).sum();
-        let eager = state.queue[0].head.eager.then(before);
+        let (head, before) = (&state.queue[0], || state.tensors.range(..tensor).map(|op| op.source.bytes).sum());
+        let eager = head.eager.then(|| Carried { bytes: head.bytes, before: before() });
         let own = (state.index, state.tensors[tensor].source.offset);
         let sources = Sources { segment, channel, sequence: state.finished, tensor, members: &state.members, own, eager };
         let (reduce, dtype) = kind;

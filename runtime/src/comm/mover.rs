@@ -123,15 +123,24 @@ pub struct Sources<'a> {
     pub members: &'a [u32],
     /// The member that reduces, and where its source lies in its arena.
     pub own: (usize, usize),
-    /// Bytes before the tensor in the entries that carry the sources.
-    pub eager: Option<usize>,
+    /// Where entries carry the sources.
+    pub eager: Option<Carried>,
+}
+
+/// A tensor in the entries that carry a transfer's sources.
+#[derive(Clone, Copy)]
+pub struct Carried {
+    /// Of all sources of a member.
+    pub bytes: usize,
+    /// Of those before the tensor.
+    pub before: usize,
 }
 
 impl Sources<'_> {
     /// A part of a member's source.
     pub fn bytes(&self, member: usize, part: Region) -> &[u8] {
-        if let Some(before) = self.eager.filter(|_| member != self.own.0) {
-            let at = self.segment.slot(self.channel, member).eager(self.sequence) + before;
+        if let Some(carried) = self.eager.filter(|_| member != self.own.0) {
+            let at = self.segment.slot(self.channel, member).eager(self.sequence, carried.bytes) + carried.before;
             return self.segment.eager(Region { offset: at + part.offset, ..part });
         }
         let (rank, at) = self.get(member);

@@ -62,7 +62,9 @@ pub(super) struct Channel {
     pub readers: Range<usize>,
     /// Whether others read what this rank posts: all but the receiver of a pair.
     pub is_read: bool,
-    pub queue: VecDeque<Pending>,
+    pub queue: VecDeque<Head>,
+    /// Where each of them was started. Apart: a copy of both at once would read what was just stored in parts.
+    pub places: VecDeque<Place>,
     /// The tensors of all in the queue.
     pub tensors: VecDeque<Op>,
     /// How many of those are posted.
@@ -75,12 +77,6 @@ pub(super) struct Channel {
     pub finished: u64,
     /// What kept the head from moving when it was last looked at.
     pub need: Option<Need>,
-}
-
-#[derive(Debug)]
-pub(super) struct Pending {
-    pub head: Head,
-    pub place: Place,
 }
 
 /// What is to be known of a transfer to advance it.
@@ -267,8 +263,7 @@ impl Peer {
 
     /// Where the transfer was started that a wait is for.
     fn place_of(&self, need: &Need) -> Place {
-        let head = need.channel.and_then(|channel| self.channels[channel as usize].queue.front());
-        head.map_or(self.place, |head| head.place)
+        need.channel.and_then(|channel| self.channels[channel as usize].places.front()).copied().unwrap_or(self.place)
     }
 
     /// A wait for a silent peer ends as an error that names it, or the rank that it waits for in turn.
@@ -335,13 +330,14 @@ impl Comm for Peer {
         let eager = self.mover.is_eager() && bytes <= self.segment.eager_bytes();
         let token = Token::new(channel, state.started, eager);
         let signature = signature(ops);
-        if eager && self.deliver(channel, ops, signature)? {
+        if eager && self.deliver(channel, ops, (signature, bytes))? {
             return Ok(token);
         }
         let state = &mut self.channels[channel as usize];
         state.tensors.extend(ops);
         let head = Head { tensors: ops.len(), bytes, eager, signature, phase: Phase::Read(0) };
-        state.queue.push_back(Pending { head, place: self.place });
+        state.queue.push_back(head);
+        state.places.push_back(self.place);
         state.started += 1;
         if state.queue.len() == 1 {
             self.active.push(channel);
@@ -470,14 +466,14 @@ impl Drop for Peer {
 impl Channel {
     fn new(members: Vec<u32>, readers: Range<usize>, rank: u32) -> Channel {
         let index = members.iter().position(|&member| member == rank).unwrap_or(0);
-        let queue = VecDeque::new();
-        let tensors = VecDeque::new();
+        let (queue, places, tensors) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
         Channel {
             members,
             index,
             is_read: readers.clone().any(|reader| reader != index),
             readers,
             queue,
+            places,
             tensors,
             posted_tensors: 0,
             started: 0,

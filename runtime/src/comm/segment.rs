@@ -3,7 +3,8 @@
 //! Control block: a header, a block per rank (doorbell, barrier, handshake, where it is), and per channel and member a slot:
 //! two counters of transfers and a ring of entries, each of which is stamped with its transfer's number when it may be read. Counters only
 //! grow; each word has one writer, except for doorbells. An arena is written by its own rank alone; peers read the regions that it posted.
-//! Small sources lie in the entry itself: of up to 48 bytes, one cache line, once moved, has the news and what they are.
+//! Small sources lie in the entry itself: of up to 48 bytes, one cache line, once moved, has the news and what they are; those that two
+//! lines have no room for begin behind them, where nobody looks before the news.
 
 use super::mover::Stage;
 use super::shm::Mapping;
@@ -30,10 +31,12 @@ pub const EAGER_BYTES_ALONE: usize = 512;
 pub const LINE: usize = 64;
 /// Of two lines side by side a processor that misses one may fetch both.
 const PAIR: usize = 2 * LINE;
-/// Words of an entry: stamp, signature, then source and target of each tensor, or the sources themselves; the label ends it.
+/// Words of an entry: stamp, signature, then source and target of each tensor, or the sources themselves, which begin at `CARRIED` bytes
+/// where a pair of lines has no room for them. The label ends it.
 const STAMP: usize = 0;
 const SIGNATURE: usize = 1;
 const BODY: usize = 2;
+const CARRIED: usize = PAIR;
 const RANK_BYTES: usize = 512;
 
 /// A sleeping wait looks up this often, which shows that its process runs.
@@ -180,7 +183,8 @@ pub struct Slot<'a> {
 const REDUCED: usize = 8;
 const DONE: usize = 16;
 const BODY_BYTES: usize = if EAGER_BYTES > 16 * MOST_TENSORS { EAGER_BYTES } else { 16 * MOST_TENSORS };
-const ENTRY_BYTES: usize = (8 * BODY + BODY_BYTES + size_of::<Label>()).next_multiple_of(PAIR);
+const LABEL: usize = CARRIED + BODY_BYTES;
+const ENTRY_BYTES: usize = (LABEL + size_of::<Label>()).next_multiple_of(PAIR);
 const SLOT_BYTES: usize = PAIR + RING as usize * ENTRY_BYTES;
 
 impl Segment {
@@ -418,7 +422,7 @@ impl<'a> Slot<'a> {
     }
 
     fn label_words(self, sequence: u64) -> &'a [AtomicU64] {
-        self.control.words64(self.entry(sequence) + 8 * BODY + BODY_BYTES, Label::WORDS)
+        self.control.words64(self.entry(sequence) + LABEL, Label::WORDS)
     }
 
     /// What a member says of a transfer: its signature, equal on all members iff they do the same, and where it is.
@@ -427,7 +431,7 @@ impl<'a> Slot<'a> {
         std::iter::zip(self.label_words(sequence), label.0).for_each(|(to, word)| to.store(word, Relaxed));
     }
 
-    /// Where its tensors are. Bytes of the body.
+    /// Where its tensors are. Bytes of the entry up to the end of that.
     pub fn place(self, sequence: u64, tensors: impl Iterator<Item = (usize, usize)>) -> usize {
         let mut index = BODY;
         for (source, target) in tensors {
@@ -435,26 +439,25 @@ impl<'a> Slot<'a> {
             self.word(sequence, index + 1).store(target as u64, Relaxed);
             index += 2;
         }
-        8 * (index - BODY)
+        8 * index
     }
 
-    /// Its sources themselves, at most `EAGER_BYTES`: so many.
-    pub fn carry<'b>(self, sequence: u64, sources: impl Iterator<Item = &'b [u8]>) -> usize {
-        let first = self.eager(sequence);
-        let mut at = first;
+    /// Its sources themselves, of so many bytes together, at most `EAGER_BYTES`. Bytes of the entry up to their end.
+    pub fn carry<'b>(self, sequence: u64, bytes: usize, sources: impl Iterator<Item = &'b [u8]>) -> usize {
+        let mut at = self.eager(sequence, bytes);
         for source in sources {
             self.control.write(at, source);
             at += source.len();
         }
-        at - first
+        at - self.entry(sequence)
     }
 
-    /// That the entry of `sequence` comes next, with about so many bytes of body: who read its lines last gives them back meanwhile. But
-    /// for those that who `waits` for it looks at, and with it fetches, again and again.
+    /// That the entry of `sequence` comes next, probably of so many bytes: who read its lines last gives them back meanwhile. But for those
+    /// that who `waits` for it looks at, and with it fetches, again and again.
     pub fn expect(self, sequence: u64, bytes: usize, waits: bool) {
-        let (first, end) = (if waits { PAIR } else { 0 }, 8 * BODY + bytes);
-        if first < end {
-            self.control.take(Region { offset: self.entry(sequence) + first, bytes: end - first });
+        let first = if waits { PAIR } else { 0 };
+        if first < bytes {
+            self.control.take(Region { offset: self.entry(sequence) + first, bytes: bytes - first });
         }
     }
 
@@ -486,8 +489,8 @@ impl<'a> Slot<'a> {
         self.word(sequence, BODY + 2 * tensor + 1).load(Relaxed) as usize
     }
 
-    /// Where the sources lie that the entry carries, one behind the other.
-    pub fn eager(self, sequence: u64) -> usize {
-        self.entry(sequence) + 8 * BODY
+    /// Where the sources lie that the entry carries, one behind the other, of so many bytes together.
+    pub fn eager(self, sequence: u64, bytes: usize) -> usize {
+        self.entry(sequence) + if bytes <= PAIR - 8 * BODY { 8 * BODY } else { CARRIED }
     }
 }

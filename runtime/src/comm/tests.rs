@@ -287,7 +287,7 @@ fn sent(transport: Transport, crowded: bool, count: usize, bytes: usize) {
 #[test]
 fn a_source_may_change_once_its_transfer_is_waited_for() {
     for transport in [Transport::Local, Transport::Shm] {
-        for bytes in [0, 1, 48, 49, EAGER_BYTES_ALONE, EAGER_BYTES_ALONE + 1, EAGER_BYTES, EAGER_BYTES + 1] {
+        for bytes in [0, 1, 48, 49, 112, 113, EAGER_BYTES_ALONE, EAGER_BYTES_ALONE + 1, EAGER_BYTES, EAGER_BYTES + 1] {
             for crowded in [false, true] {
                 sent(transport, crowded, 5 * segment::RING as usize, bytes);
             }
