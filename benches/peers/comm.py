@@ -1,8 +1,9 @@
 """Collectives between processes of one machine: dcc beside gloo (torch.distributed) and Open MPI's shared memory, in turns.
 
-    python benches/peers/comm.py [--ranks 2 4] [--max-bytes 67108864] [--rounds 3] [--out benches/COLLECTIVES.md]
+    python benches/peers/comm.py [--ranks 2 4] [--max-bytes 67108864] [--rounds 5] [--out benches/COLLECTIVES.md]
 
 A figure is the median over rounds, in each of which every program measures all sizes itself, in one way: see `dcc bench comm --help`.
+It has a turn for small sizes and one for large ones, so that each is short: a host moves its guests between its cores.
 Open MPI's turn is a C program, gloo's is torch's Python. Ranks beyond the processors share them: Open MPI is told so, and to yield while
 it waits. A round of transfers is judged by its first ones and made shorter where it would take more than a tenth of a second; a turn
 that takes longer than --limit is cut off, and what it has not measured is said.
@@ -15,15 +16,16 @@ import signal
 import statistics
 import subprocess
 import time
+from itertools import product
 from pathlib import Path
 
 import environments
 import machine
+import provenance
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 KINDS = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
-LACKING = {("gloo", "reduce_scatter")}  # not a collective of its own
 PROBES = 20  # looks at the processors before the first turn
 LARGE, SMALL = 1 << 20, 4096  # bytes: where the bars are about bandwidth, and about latency
 
@@ -45,8 +47,8 @@ def output(o, command):
     return out
 
 
-def dcc_turn(o, ranks):
-    text = output(o, [o.dcc, "bench", "comm", "--ranks", str(ranks), "--max-bytes", str(o.max_bytes), "--json"])
+def dcc_turn(o, ranks, least, most):
+    text = output(o, [o.dcc, "bench", "comm", "--ranks", str(ranks), "--min-bytes", str(least), "--max-bytes", str(most), "--json"])
     return {(f["kind"], f["bytes"]): f["microseconds"] for f in (json.loads(text) if text else [])}
 
 
@@ -56,11 +58,11 @@ def lines(text):
     return {(kind, int(size)): float(took) for kind, size, took in map(str.split, whole.splitlines())}
 
 
-def gloo_turn(o, ranks):
-    return lines(output(o, [environments.python_of("torch", o.cache), HERE / "comm_gloo.py", str(ranks), str(o.max_bytes)]))
+def gloo_turn(o, ranks, least, most):
+    return lines(output(o, [environments.python_of("torch", o.cache), HERE / "comm_gloo.py", str(ranks), str(least), str(most)]))
 
 
-def mpi_turn(o, ranks):
+def mpi_turn(o, ranks, least, most):
     scripts, program = environments.python_of("mpi", o.cache).parent, o.cache / "comm_mpi"
     if not program.exists() or program.stat().st_mtime < (HERE / "comm_mpi.c").stat().st_mtime:
         subprocess.run([scripts / "mpicc", "-O2", "-o", program, HERE / "comm_mpi.c"], check=True)
@@ -69,78 +71,88 @@ def mpi_turn(o, ranks):
         settings["mpi_yield_when_idle"] = "1"
     told = [word for name, value in settings.items() for word in ("--mca", name, value)]
     command = [scripts / "mpirun", "--allow-run-as-root", "--oversubscribe", *told]
-    return lines(output(o, [*command, "-n", str(ranks), program, str(o.max_bytes)]))
+    return lines(output(o, [*command, "-n", str(ranks), program, str(least), str(most)]))
 
 
 TURNS = {"dcc": dcc_turn, "gloo": gloo_turn, "Open MPI": mpi_turn}
 
 
-class Apart(Exception):
-    """The processors were not near each other, or others kept them busy, each time that a turn was tried."""
+class Unfit(Exception):
+    """The processors were not near each other, or others kept them or their cores busy, each time that a turn was tried."""
 
 
-def lone_turn(o, pair, turn, ranks):
-    """A turn's figures, and the load before it. It counts where the processors are near each other before it and after, else it is made
-    again, a few times."""
+def lone_turn(o, pair, turn, *span):
+    """A turn's figures, and the load before it. It counts where the processors are near each other and have their cores to themselves before
+    it and after, else it is made again, a few times."""
     for _ in range(o.tries):
-        load, end = machine.quiet(o.max_load, o.wait, pair), time.monotonic() + o.wait
-        while not pair.is_near() and time.monotonic() < end:
+        load, end = machine.quiet(o.max_load, o.wait), time.monotonic() + o.wait
+        while not pair.is_fit() and time.monotonic() < end:
             time.sleep(0.2)
-        figures = turn(o, ranks)
-        if load < o.max_load and pair.missing() < o.max_load and pair.is_near():
+        figures = turn(o, *span)
+        if load < o.max_load and pair.is_fit():
             return figures, load
-    raise Apart(f"others kept {load:.2f} processors busy, or the processors were far from each other, {o.tries} times")
+    raise Unfit(f"others kept {load:.2f} processors busy, or the processors were far from each other or shared their cores, {o.tries} times")
 
 
 def measured(o):
     """{(ranks, program): {(kind, bytes): [microseconds of each round]}}, and the load of others at each turn."""
     found, loads, started = {}, [], time.monotonic()
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     pair = machine.Pair(o.cache, machine.processors(2))
     for _ in range(PROBES):
         pair.seen()
         time.sleep(0.2)
-    for round_ in range(o.rounds):
-        for ranks in o.ranks:
-            for place in range(len(TURNS)):
-                name, turn = list(TURNS.items())[(place + round_) % len(TURNS)]
-                figures, load = lone_turn(o, pair, turn, ranks)
-                loads.append(load)
-                for key, took in figures.items():
-                    found.setdefault((ranks, name), {}).setdefault(key, []).append(took)
-                print(f"{time.monotonic() - started:5.0f} s  round {round_ + 1}, {ranks} ranks, {name}: a cache line takes "
-                      f"{pair.least_ns:.0f} ns; others kept {loads[-1]:.2f} processors busy", flush=True)
+    spans = [span for span in ((4, min(SMALL, o.max_bytes)), (4 * SMALL, o.max_bytes)) if span[0] <= span[1]]
+    for round_, ranks, (least, most), place in product(range(o.rounds), o.ranks, spans, range(len(TURNS))):
+        name, turn = list(TURNS.items())[(place + round_) % len(TURNS)]
+        figures, load = lone_turn(o, pair, turn, ranks, least, most)
+        loads.append(load)
+        for key, took in figures.items():
+            found.setdefault((ranks, name), {}).setdefault(key, []).append(took)
+        print(f"{time.monotonic() - started:5.0f} s  round {round_ + 1}, {ranks} ranks, {least} to {most} bytes, {name}: a cache line takes "
+              f"{pair.least_ns:.0f} ns; others kept {load:.2f} processors busy", flush=True)
     return found, loads
 
 
 def report(o, found, loads):
-    m = machine.described()
-    text = ["# Collectives beside gloo and Open MPI", ""]
-    text += [f"{m['processor']}, {m['processors']} processors, {m['vectors']}; {m['system']}. Microseconds, medians of {o.rounds} rounds in "
-             f"turns; others kept at most {max(loads):.2f} processors busy before a turn. A turn counts where the processors are near each other "
-             "before it and after: a cache line takes less than 1.5 times what it takes at least.", ""]
-    shortfalls, missing = [], []
+    shortfalls, missing, tables = [], [], []
     for ranks in o.ranks:
-        figure = {name: {key: statistics.median(t) for key, t in found.get((ranks, name), {}).items()} for name in TURNS}
+        times = {name: found.get((ranks, name), {}) for name in TURNS}
         for kind in KINDS:
-            text += [f"## {kind}, {ranks} ranks", "", "| bytes | dcc | gloo | Open MPI | gloo ÷ dcc | Open MPI ÷ dcc |", "|---|---|---|---|---|---|"]
+            tables += [f"## {kind}, {ranks} ranks", "", "| bytes | dcc | gloo | Open MPI | gloo ÷ dcc | Open MPI ÷ dcc |", "|---|---|---|---|---|---|"]
             for size in sizes(o):
-                missing += [f"{kind}, {ranks} ranks, {size} bytes: {name}" for name in TURNS
-                            if (kind, size) not in figure[name] and (name, kind) not in LACKING]
-                ours, gloo, mpi = (figure[name].get((kind, size)) for name in TURNS)
-                ratios = [other / ours if other and ours else None for other in (gloo, mpi)]
-                cells = [f"{t:.2f}" if t else "–" for t in (ours, gloo, mpi, *ratios)]
-                text.append(f"| {size} | " + " | ".join(cells) + " |")
+                where, took = f"{kind}, {ranks} ranks, {size} bytes", {name: times[name].get((kind, size)) for name in TURNS}
+                missing += [f"{where}: {name}" for name in TURNS if not took[name]]
+                ours, *peers = (statistics.median(took[name]) if took[name] else None for name in TURNS)
+                ratios = [peer / ours if peer and ours else None for peer in peers]
+                cells = [*map(with_spread, took.values()), *(f"{ratio:.2f}" if ratio else "–" for ratio in ratios)]
+                tables.append(f"| {size} | " + " | ".join(cells) + " |")
                 bar = 5 if size < SMALL else 3 if size > LARGE else None
                 if bar and ratios[0] and ratios[0] < bar:
-                    shortfalls.append(f"{kind}, {ranks} ranks, {size} bytes: {ratios[0]:.2f} × gloo, not {bar} ×")
+                    shortfalls.append(f"{where}: {ratios[0]:.2f} × gloo, not {bar} ×")
                 if ratios[1] and ratios[1] < 1:
-                    shortfalls.append(f"{kind}, {ranks} ranks, {size} bytes: {ratios[1]:.2f} × Open MPI")
-            text.append("")
+                    shortfalls.append(f"{where}: {ratios[1]:.2f} × Open MPI")
+            tables.append("")
     said = "Short:" if shortfalls else "no shortfall in what is measured." if missing else "all hold."
-    text += ["## Bars", "", f"≥ 3 × gloo above 1 MiB, ≥ 5 × below 4 KiB, never slower than Open MPI: {said}", ""]
-    text += [f"- {line}" for line in shortfalls]
-    text += ["", f"Cut off after {o.limit:g} s, so not measured:", "", *(f"- {line}" for line in missing)] if missing else []
-    return "\n".join(text) + "\n"
+    bars = ["## Bars", "", f"≥ 3 × gloo above 1 MiB, ≥ 5 × below 4 KiB, never slower than Open MPI: {said}", ""]
+    bars += [f"- {line}" for line in shortfalls]
+    bars += ["", f"Cut off after {o.limit:g} s, so not measured:", "", *(f"- {line}" for line in missing)] if missing else []
+    return "\n".join(head(o, loads) + tables + bars) + "\n"
+
+
+def head(o, loads):
+    m, release = machine.described(), environments.release_of
+    return ["# Collectives beside gloo and Open MPI", "",
+            f"{m['processor']}, {m['processors']} processors, {m['vectors']}; {m['system']}. dcc {provenance.commit()}, gloo of torch "
+            f"{release('torch', 'torch', o.cache)}, Open MPI {release('mpi', 'openmpi', o.cache)}. Microseconds, medians of {o.rounds} rounds in turns, "
+            f"± half the way from the fastest to the slowest; others kept at most {max(loads):.2f} processors busy before a turn. A turn counts "
+            "where before it and after the processors are near each other (a cache line takes less than 1.5 times what it takes at least) and "
+            "have their cores to themselves (both add at once 0.8 times as much as ever, or more).", "",
+            f"    python benches/peers/comm.py {provenance.command_line()}".rstrip(), ""]
+
+
+def with_spread(took):
+    return f"{statistics.median(took):.2f} ±{50 * (max(took) - min(took)) / statistics.median(took):.0f} %" if took else "–"
 
 
 def sizes(o):
@@ -153,11 +165,11 @@ def arguments():
     p.add_argument("--dcc", default=str(ROOT / "target/release/dcc"), help="the release binary")
     p.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
     p.add_argument("--max-bytes", type=int, default=64 << 20)
-    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--limit", type=float, default=240, help="seconds of a turn, at most")
     p.add_argument("--max-load", type=float, default=0.2, help="processors that others may keep busy before a turn")
     p.add_argument("--wait", type=float, default=60, help="seconds to wait for that")
-    p.add_argument("--tries", type=int, default=8, help="how often a turn is made until the processors stay near each other")
+    p.add_argument("--tries", type=int, default=20, help="how often a turn is made until the processors stay fit")
     p.add_argument("--cache", type=Path, default=ROOT / "target/peers")
     p.add_argument("--out", type=Path)
     return p.parse_args()
@@ -168,7 +180,7 @@ def main():
     o.cache.mkdir(parents=True, exist_ok=True)
     try:
         found, loads = measured(o)
-    except Apart as reason:
+    except Unfit as reason:
         raise SystemExit(f"error: {reason}") from None
     text = report(o, found, loads)
     print(text)

@@ -6,6 +6,7 @@
 
 enum { ROUNDS = 7, KINDS = 5, FIRST = 16 };
 static const double MOST_S = 0.1; /* of a round, judged by the first transfers */
+static const double WARM_S = 0.25;
 static const char *NAMES[KINDS] = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"};
 static int rank, ranks;
 static float *source, *target;
@@ -48,12 +49,19 @@ int main(int argc, char **argv) {
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    long most = argc > 1 ? atol(argv[1]) : 1 << 20;
+    if (argc != 3) return MPI_Finalize(), 2;
+    long least = atol(argv[1]), most = atol(argv[2]);
     size_t room = most / sizeof(float) + ranks * ranks;
     source = malloc(room * sizeof(float));
     target = malloc(room * sizeof(float));
     for (size_t i = 0; i < room; i++) source[i] = target[i] = 1;
-    for (long bytes = 4; bytes <= most; bytes *= 4) {
+    double began = MPI_Wtime(), since = 0, longest = 0;
+    while (longest < WARM_S) { /* ranks that began on one processor come to others that are free */
+        seconds(1, 1, 1024);
+        since = MPI_Wtime() - began;
+        MPI_Allreduce(&since, &longest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+    }
+    for (long bytes = least; bytes <= most; bytes *= 4) {
         for (int kind = 0; kind < KINDS; kind++) {
             long count = (64L << 20) / bytes;
             count = count < 4 ? 4 : count > 4096 ? 4096 : count;

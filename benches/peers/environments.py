@@ -50,3 +50,9 @@ def python_of(name, cache):
     subprocess.run([python, "-m", "compileall", "-qq", "-j", "0", folder / "lib"], check=False)
     stamp.write_text(digest)
     return python
+
+
+def release_of(name, package, cache):
+    """The version of a package in an environment."""
+    code = "import sys, importlib.metadata as m; print(m.version(sys.argv[1]))"
+    return subprocess.run([python_of(name, cache), "-c", code, package], capture_output=True, text=True, check=True).stdout.strip()

@@ -41,16 +41,17 @@ class Pair:
     one core are little more than one."""
 
     def __init__(self, folder, processors):
-        self.command, self.least_ns, self.most = [folder / "pair", *map(str, processors[:2])], math.inf, 0.0
+        self.command, self.most = [folder / "pair", *map(str, processors[:2])], 0.0
+        self.least_ns, self.most_added = math.inf, 0.0
         source = Path(__file__).with_name("pair.c")
         subprocess.run(["cc", "-O2", "-march=native", "-pthread", "-o", self.command[0], source], check=True)
 
     def seen(self):
-        """How many times as much both do at once as one alone, and the nanoseconds that a cache line takes."""
+        """How many times as much both do at once as one alone, the nanoseconds that a cache line takes, and the additions in one of the slower."""
         out = subprocess.run(self.command, check=True, capture_output=True, text=True, timeout=10).stdout
-        times, ns = map(float, out.split())
-        self.least_ns = min(self.least_ns, ns)
-        return times, ns
+        times, ns, added = map(float, out.split())
+        self.least_ns, self.most_added = min(self.least_ns, ns), max(self.most_added, added)
+        return times, ns, added
 
     def missing(self):
         """Processors that are not there."""
@@ -84,9 +85,10 @@ class Pair:
         within = [look for look in looks if start <= look[0] <= end]
         return sum(max(0.0, 2 - sum(look[1:]) / self.most) for look in within) / len(within) if within else None
 
-    def is_near(self):
-        """Whether a cache line takes about as little as it ever took."""
-        return self.seen()[1] < 1.5 * self.least_ns
+    def is_fit(self):
+        """Whether both are there, a cache line takes about as little as it ever took, and neither shares its core with others."""
+        times, ns, added = self.seen()
+        return times > 1.8 and ns < 1.5 * self.least_ns and added > 0.8 * self.most_added
 
 
 class Others:

@@ -1,6 +1,7 @@
 /* What two processors are to each other just now: guests of a host are moved between its cores.
-   Prints how many times as many multiply-adds both do at once as one alone (about 2 on two cores, 1 on one core's two threads), and the
-   nanoseconds that a cache line takes from one to the other. Arguments: the processors. With a third, `watch`, it looks for half a
+   Prints how many times as many multiply-adds both do at once as one alone (about 2 on two cores, 1 on one core's two threads), the
+   nanoseconds that a cache line takes from one to the other, and the additions per nanosecond of the slower one while both add: fewer where
+   another guest has the other thread of its core. Arguments: the processors. With a third, `watch`, it looks for half a
    millisecond at a time, before all others (SCHED_FIFO), until its input ends: a line for each look has its time (CLOCK_MONOTONIC, s) and
    the multiply-adds per second of each. */
 #define _GNU_SOURCE
@@ -51,6 +52,23 @@ static double multiply(double start, double span) {
     return done / (now() - start);
 }
 
+/* Additions per nanosecond from `start` for a span: as many chains as a core has units for them, and more. */
+static double add(double start, double span) {
+    unsigned long x[8] = {0};
+    double done = 0;
+    while (now() < start) {}
+    while (now() < start + span) {
+        for (int t = 0; t < TURNS; t++)
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++) {
+                x[i] += i + 1;
+                __asm__ volatile("" : "+r"(x[i])); /* one by one */
+            }
+        done += 8 * TURNS;
+    }
+    return 1e-9 * done / (now() - start);
+}
+
 /* The ball is `me`'s at every other number. */
 static void bounce(int me, int span) {
     for (int pass = 2 * PASSES * span + me; pass < 2 * PASSES * (span + 1); pass += 2) {
@@ -64,13 +82,15 @@ static void meet(int times) {
     while (atomic_load(&ready) < 2 * times) {}
 }
 
-static double second_rate, together;
+static double second_rate, second_added, together, added_from;
 
 static void *second(void *unused) {
     pin(processor[1]);
     meet(1);
     second_rate = multiply(together, SPAN_S);
     for (int span = 0; span < SPANS; span++) meet(2 + span), bounce(1, span);
+    meet(2 + SPANS);
+    second_added = add(added_from, SPAN_S);
     return unused;
 }
 
@@ -125,7 +145,11 @@ int main(int count, char **words) {
         double took = now() - start;
         if (took < best) best = took;
     }
+    added_from = now() + SPAN_S / 10;
+    meet(2 + SPANS);
+    double added = add(added_from, SPAN_S);
     pthread_join(thread, NULL);
-    printf("%.2f %.0f\n", (both + second_rate) / alone, 1e9 * best / (2 * PASSES));
+    if (second_added < added) added = second_added;
+    printf("%.2f %.0f %.2f\n", (both + second_rate) / alone, 1e9 * best / (2 * PASSES), added);
     return 0;
 }

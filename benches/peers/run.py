@@ -9,9 +9,7 @@ import hashlib
 import json
 import math
 import os
-import shlex
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,6 +19,7 @@ import dcc_turn
 import environments
 import machine
 import peak
+import provenance
 import report
 from cases import CASES
 
@@ -66,18 +65,6 @@ def arguments():
     o.seconds = o.seconds or (1.0 if o.quick else 1.5)
     o.cache = o.cache.resolve()
     return o
-
-
-def command_line():
-    """As it was given, but for what names places of this machine."""
-    words, shown = iter(sys.argv[1:]), []
-    for word in words:
-        name, _, value = word.partition("=")
-        if name not in ("--dcc", "--cache", "--out"):
-            shown.append(shlex.quote(word))
-        elif not value:
-            next(words, None)
-    return " ".join(shown)
 
 
 def programs_of(o, case):
@@ -251,7 +238,6 @@ def main():
         return emit(o, [json.loads(path.read_text()) for path in o.report])
     for name in ("torch", "jax", "ort"):
         environments.python_of(name, o.cache)
-    commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True).stdout.strip()
     with tempfile.TemporaryDirectory(dir=o.cache) as scratch:
         peak_gflops = peak.measured(Path(scratch), machine.processors(1), o.avx2)
         start_mib = dcc_turn.start_mib(o.dcc)
@@ -260,7 +246,7 @@ def main():
         path = o.cache / f"results{'-avx2' if o.avx2 else ''}{'-quick' if o.quick else ''}.json"
 
         def keep(rounds, started):
-            result = dict(machine=machine.described(), commit=commit, command=command_line(), avx2=o.avx2, quick=o.quick,
+            result = dict(machine=machine.described(), commit=provenance.commit(), command=provenance.command_line(), avx2=o.avx2, quick=o.quick,
                           seconds=o.seconds, max_load=o.max_load, peak_gflops=peak_gflops, start_mib=start_mib, rounds=rounds,
                           starts=started)
             path.write_text(json.dumps(result, indent=1))

@@ -275,13 +275,21 @@ impl Token {
 
 impl Rows {
     pub fn block(&self, members: usize) -> usize {
-        self.dim.div_ceil(members)
+        block(self.dim, members)
     }
 
     /// Rows of member `index`, in global indices; empty behind the end.
     pub fn range(&self, index: usize, members: usize) -> std::ops::Range<usize> {
         let block = self.block(members);
         (index * block).min(self.dim)..((index + 1) * block).min(self.dim)
+    }
+}
+
+/// Elements of a dim that each member holds. Groups are most often a power of two, and a small transfer takes as long as few divisions.
+fn block(dim: usize, members: usize) -> usize {
+    match members.is_power_of_two() {
+        true => (dim >> members.trailing_zeros()) + usize::from(dim & (members - 1) != 0),
+        false => dim.div_ceil(members),
     }
 }
 
@@ -300,8 +308,8 @@ impl Exchange {
     /// Bytes that each member holds before and after.
     pub fn local_bytes(&self, members: usize) -> (usize, usize) {
         let rest = self.outer * self.middle * self.inner;
-        let first_split = rest * self.first.div_ceil(members) * self.second;
-        let second_split = rest * self.first * self.second.div_ceil(members);
+        let first_split = rest * block(self.first, members) * self.second;
+        let second_split = rest * self.first * block(self.second, members);
         match self.split {
             Side::First => (second_split, first_split),
             Side::Second => (first_split, second_split),

@@ -13,22 +13,23 @@ use serde::{Deserialize, Serialize};
 
 pub type Result<T> = std::result::Result<T, Error>;
 
+/// Two words, so that results travel in registers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Error {
     /// The data do not fit the program or the command: the command has to change.
-    Data(Report),
+    Data(Box<Report>),
     /// An artifact, checkpoint or data file is damaged or belongs to another program.
-    Artifact(Report),
+    Artifact(Box<Report>),
     /// A rank failed, or the ranks do not run the same program.
-    Rank(Report),
+    Rank(Box<Report>),
     /// A rank is silent for longer than the timeout.
-    Hang(Report),
+    Hang(Box<Report>),
     /// A device is missing, out of memory or failed.
-    Device(Report),
+    Device(Box<Report>),
     /// A file or a system call failed.
-    Io(Report),
+    Io(Box<Report>),
     /// The loss or a gradient is not finite.
-    Numerical(Report),
+    Numerical(Box<Report>),
 }
 
 /// What, where, how to fix.
@@ -223,8 +224,8 @@ const ADVICE: [(i32, &str); 6] = [
     (libc::EROFS, "write elsewhere: nothing can be written there"),
 ];
 
-fn report(code: u16, what: impl Into<String>) -> Report {
-    Report { code, what: what.into(), at: None, help: None }
+fn report(code: u16, what: impl Into<String>) -> Box<Report> {
+    Box::new(Report { code, what: what.into(), at: None, help: None })
 }
 
 impl fmt::Display for Error {

@@ -108,6 +108,9 @@ fn collectives_are_timed_by_size() {
             }
         }
     }
+    let figures = dcc(["bench", "comm", "--ranks", "2", "--min-bytes", "12", "--max-bytes", "200", "--json"]).ok().json();
+    let sends = figures.as_array().expect("a list").iter().filter(|figure| figure["kind"] == "send");
+    assert_eq!(sends.map(|figure| figure["bytes"].as_u64().expect("bytes")).collect::<Vec<_>>(), [12, 48, 192]);
 }
 
 #[test]
@@ -115,6 +118,8 @@ fn what_cannot_be_measured_is_refused() {
     for (words, what) in [
         ("comm --ranks 1", "1 is not in 2..=64"),
         ("comm --max-bytes lots", "--max-bytes lots is no size"),
+        ("comm --min-bytes 8KiB --max-bytes 4KiB", "--min-bytes 8KiB is more than --max-bytes 4KiB"),
+        ("comm --min-bytes 6", "--min-bytes 6 is no multiple of 4 bytes"),
         ("gemm --shapes 2x3", "--shapes 2x3 is no MxNxK"),
         ("gemm --shapes 2x3x0", "--shapes 2x3x0 is no MxNxK"),
         ("gemm --shapes 2x3x4:xx", "--shapes 2x3x4:xx is no MxNxK"),

@@ -22,8 +22,8 @@ impl Peer {
         let (me, sends) = (self.me(channel), matches!(self.tensor(channel, 0).transfer, Transfer::Send { .. }));
         if sends {
             self.follow(channel, me.index..me.index + 1, Stage::Posted)?;
-        } else if let waiting @ Advance::Needs(_) = self.all_posted(channel, head)? {
-            return Ok(waiting);
+        } else if let Advance::Waits = self.all_posted(channel, head)? {
+            return Ok(Advance::Waits);
         }
         let Peer { channels, mover, received, .. } = self;
         let tensors = || channels[channel as usize].tensors.range(..head.tensors);
@@ -40,14 +40,11 @@ impl Peer {
         let state = &self.channels[channel as usize];
         let Some(&head) = state.queue.front() else { return Ok(Advance::Idle) };
         if state.posted <= state.finished {
-            let member = self.undone(channel, state.posted - RING).unwrap_or(state.readers.start);
-            return Ok(self.needs(
-                channel,
-                (member, Stage::Done, state.posted - RING),
-                "has not finished the transfers before it",
-            ));
+            let before = state.posted - RING;
+            let member = self.undone(channel, before).unwrap_or(state.readers.start);
+            return Ok(self.needs(channel, (member, Stage::Done, before), "has not finished the transfers before it"));
         }
-        if self.mover.is_whole() {
+        if !self.is_at_once && self.mover.is_whole() {
             return self.whole(channel, &head);
         }
         match (self.channels[channel as usize].tensors[0].transfer, head.phase) {
@@ -79,7 +76,7 @@ impl Peer {
         while state.posted < state.started && state.has_room(segment, channel) {
             let index = (state.posted - state.finished) as usize;
             let head = &state.queue[index];
-            let tensors = state.tensors.range(state.posted_tensors..state.posted_tensors + head.tensors);
+            let tensors = (state.posted_tensors..state.posted_tensors + head.tensors).map(|tensor| &state.tensors[tensor]);
             if state.is_read {
                 let slot = segment.slot(channel, state.index);
                 slot.describe(state.posted, head.signature, &state.places[index].label);
@@ -95,7 +92,7 @@ impl Peer {
         match (posted.is_empty(), state.is_read) {
             (true, _) => Ok(()),
             (false, true) => self.stamp(channel, posted, end),
-            (false, false) => self.mover.mark(channel, Stage::Posted),
+            (false, false) => self.mark(channel, Stage::Posted),
         }
     }
 
@@ -126,7 +123,7 @@ impl Peer {
 
     /// Lets the other members know of what `store` stores in the own slot.
     fn publish(&mut self, channel: u32, stage: Stage, store: impl Fn(Slot<'_>, bool)) -> Result<()> {
-        self.mover.mark(channel, stage)?;
+        self.mark(channel, stage)?;
         let state = &self.channels[channel as usize];
         store(self.segment.slot(channel, state.index), !state.readers.contains(&state.index));
         self.segment.ring(state.members.iter().copied().filter(|&member| member != self.rank));
@@ -139,8 +136,16 @@ impl Peer {
         self.publish(channel, stage, |slot, _| counter(slot).store(value, Release))
     }
 
+    /// What this rank did so far comes before its `stage`.
+    fn mark(&mut self, channel: u32, stage: Stage) -> Result<()> {
+        if self.is_at_once { Ok(()) } else { self.mover.mark(channel, stage) }
+    }
+
     /// What is moved from here on comes behind `stage` of all `members`.
     fn follow(&mut self, channel: u32, members: Range<usize>, stage: Stage) -> Result<()> {
+        if self.is_at_once {
+            return Ok(());
+        }
         members.into_iter().try_for_each(|member| self.mover.follow(channel, member, stage))
     }
 
@@ -148,7 +153,9 @@ impl Peer {
         let state = &mut self.channels[channel as usize];
         let tensors = state.queue.pop_front().map_or(0, |head| head.tensors);
         state.places.pop_front();
-        state.tensors.drain(..tensors);
+        for _ in 0..tensors {
+            state.tensors.pop_front();
+        }
         state.posted_tensors -= tensors;
         state.finished += 1;
         Advance::Moved
@@ -191,14 +198,15 @@ impl Peer {
     }
 
     /// That a member comes to a stage of a transfer.
-    fn needs(&self, channel: u32, (member, stage, sequence): (usize, Stage, u64), what: &'static str) -> Advance {
+    fn needs(&mut self, channel: u32, (member, stage, sequence): (usize, Stage, u64), what: &'static str) -> Advance {
         let awaited = self.segment.slot(channel, member).stage(stage, sequence);
         let peer = self.channels[channel as usize].members[member];
-        Advance::Needs(Need { peer, channel: Some(channel), what, awaited })
+        self.channels[channel as usize].need = Some(Need { peer, channel: Some(channel), what, awaited });
+        Advance::Waits
     }
 
     /// That a member posts the head.
-    fn needs_post(&self, channel: u32, member: usize) -> Advance {
+    fn needs_post(&mut self, channel: u32, member: usize) -> Advance {
         let sequence = self.channels[channel as usize].finished;
         self.needs(channel, (member, Stage::Posted, sequence), "has not started it")
     }
@@ -229,9 +237,9 @@ impl Peer {
 
     /// all_gather and all_to_all: one peer after the other, own block first.
     fn collect(&mut self, channel: u32, head: &Head, served: usize) -> Result<Advance> {
-        let Member { index: own, members } = self.me(channel);
-        for served in served..members {
-            let index = (own + served) % members;
+        let me = self.me(channel);
+        for served in served..me.members {
+            let index = me.after(served);
             if !self.has_posted(channel, head, index)? {
                 self.set_phase(channel, Phase::Read(served));
                 return Ok(self.needs_post(channel, index));
@@ -247,15 +255,16 @@ impl Peer {
         let from = Member { index, members };
         let (mut bytes, mut before) = (0, 0);
         for tensor in 0..head.tensors {
-            let op = self.tensor(channel, tensor);
             let (origin, source) = self.origin(channel, head, index, (tensor, before));
+            let op = self.tensor(channel, tensor);
+            before += op.source.bytes;
             let copy = match op.transfer {
                 Transfer::AllGather { rows, .. } => pull::gather(source, from, rows, op.target.offset),
                 Transfer::AllToAll { exchange, .. } => pull::exchange(source, from, own, exchange, op.target.offset),
                 _ => unreachable!("only these two are collected"),
             };
             self.mover.copy(channel, origin, &copy)?;
-            (bytes, before) = (bytes + copy.total(), before + op.source.bytes);
+            bytes += copy.total();
         }
         self.received += if index == own { 0 } else { bytes as u64 };
         Ok(())
@@ -273,8 +282,8 @@ impl Peer {
         }
     }
 
-    fn tensor(&self, channel: u32, tensor: usize) -> Op {
-        self.channels[channel as usize].tensors[tensor]
+    fn tensor(&self, channel: u32, tensor: usize) -> &Op {
+        &self.channels[channel as usize].tensors[tensor]
     }
 
     fn me(&self, channel: u32) -> Member {
@@ -328,11 +337,11 @@ impl Peer {
 
     /// A reduced chunk of a peer may be read, and the own copy of its source overwritten: the peer was its only reader.
     fn gather_chunk(&mut self, channel: u32, head: &Head, served: usize) -> Result<Advance> {
-        let Member { index: own, members } = self.me(channel);
-        if served == members {
+        let me = self.me(channel);
+        if served == me.members {
             return self.done(channel);
         }
-        let index = (own + served) % members;
+        let index = me.after(served);
         let sequence = self.channels[channel as usize].finished;
         if self.segment.slot(channel, index).reduced().load(Acquire) <= sequence {
             return Ok(self.needs(channel, (index, Stage::Reduced, sequence), "has not reduced its part"));
@@ -341,7 +350,7 @@ impl Peer {
         let Peer { channels, segment, mover, received, .. } = self;
         let (state, slot) = (&channels[channel as usize], segment.slot(channel, index));
         for (tensor, op) in state.tensors.range(..head.tensors).enumerate() {
-            let range = chunk(op.target.bytes, Member { index, members });
+            let range = chunk(op.target.bytes, Member { index, ..me });
             let copy = Copy::piece(slot.target(sequence, tensor) + range.start, op.target.offset + range.start, range.len());
             mover.copy(channel, Origin::Arena(state.members[index]), &copy)?;
             *received += range.len() as u64;

@@ -24,21 +24,28 @@ pub enum Stage {
 /// One rank's end. All moves are of a channel; those of one channel come one after the other.
 pub trait Mover: Send {
     /// The rank comes to `stage`: behind what it computed so far (`Posted`), or what it moved on the channel.
-    fn mark(&mut self, channel: u32, stage: Stage) -> Result<()>;
+    fn mark(&mut self, _channel: u32, _stage: Stage) -> Result<()> {
+        unreachable!("it moves at once")
+    }
 
     /// What is moved on the channel from here on is behind `member`'s last mark of `stage`.
-    fn follow(&mut self, channel: u32, member: usize, stage: Stage) -> Result<()>;
+    fn follow(&mut self, _channel: u32, _member: usize, _stage: Stage) -> Result<()> {
+        unreachable!("it moves at once")
+    }
 
     /// What the rank computes from here on is behind what it moved on the channel, and behind the `readers`' last marks of `Done`.
-    fn land(&mut self, channel: u32, readers: Range<usize>) -> Result<()>;
+    fn land(&mut self, _channel: u32, _readers: Range<usize>) -> Result<()> {
+        unreachable!("it moves at once")
+    }
 
     fn copy(&mut self, channel: u32, from: Origin, rows: &Copy) -> Result<()>;
 
     /// Reduces element by element, member 0 first.
     fn reduce(&mut self, channel: u32, sum: &Sum<'_>, to: Target) -> Result<()>;
 
-    /// Whether small sources may travel in the entries of their transfers: it moves bytes of the host's memory, at once.
-    fn is_eager(&self) -> bool {
+    /// Whether it moves bytes of the host's memory, at once: then small sources may travel in the entries of their transfers, and it is
+    /// never asked to mark, to follow or to land.
+    fn is_at_once(&self) -> bool {
         false
     }
 

@@ -41,6 +41,8 @@ pub struct Peer {
     /// Channels with started transfers that still need work of this rank.
     active: Vec<u32>,
     pub(super) mover: Box<dyn Mover>,
+    /// Whether the mover moves at once: then nothing it does has to be put in order.
+    pub(super) is_at_once: bool,
     barriers: u64,
     /// Bytes read from other ranks' memory.
     pub(super) received: u64,
@@ -102,8 +104,8 @@ pub(super) enum Phase {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Advance {
     Moved,
-    /// Nothing to do until this member does something.
-    Needs(Need),
+    /// Nothing to do until somebody does what the channel's `need` says.
+    Waits,
     Idle,
 }
 
@@ -131,6 +133,7 @@ impl Peer {
             channels,
             active: Vec::with_capacity(64),
             mover: Box::new(Pull::new(segment.clone(), rank)),
+            is_at_once: true,
             barriers: 0,
             received: 0,
             state: State::Running,
@@ -145,6 +148,7 @@ impl Peer {
 
     /// From here on `mover` moves what is transferred, instead of one between the host's arenas. Before the first transfer.
     pub fn set_mover(&mut self, mover: Box<dyn Mover>) {
+        self.is_at_once = mover.is_at_once();
         self.mover = mover;
     }
 
@@ -181,11 +185,10 @@ impl Peer {
         let mut next = 0;
         while next < self.active.len() {
             let channel = self.active[next];
-            loop {
-                match self.advance(channel)? {
-                    Advance::Moved => moved = Advance::Moved,
-                    Advance::Needs(need) => break self.channels[channel as usize].need = Some(need),
-                    Advance::Idle => break,
+            while let Advance::Moved = self.advance(channel)? {
+                moved = Advance::Moved;
+                if self.channels[channel as usize].queue.is_empty() {
+                    break;
                 }
             }
             if self.channels[channel as usize].queue.is_empty() {
@@ -327,7 +330,7 @@ impl Comm for Peer {
             Transfer::Recv { .. } => ops.iter().map(|op| op.target.bytes).sum(),
             _ => ops.iter().map(|op| op.source.bytes).sum::<usize>(),
         };
-        let eager = self.mover.is_eager() && bytes <= self.segment.eager_bytes();
+        let eager = self.is_at_once && bytes <= self.segment.eager_bytes();
         let token = Token::new(channel, state.started, eager);
         let signature = signature(ops);
         if eager && self.deliver(channel, ops, (signature, bytes))? {
@@ -352,6 +355,9 @@ impl Comm for Peer {
 
     fn wait(&mut self, token: Token) -> Result<()> {
         self.block(|peer| peer.missing(token))?;
+        if self.is_at_once {
+            return Ok(());
+        }
         self.mover.land(token.channel(), self.channels[token.channel() as usize].readers.clone())
     }
 

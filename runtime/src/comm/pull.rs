@@ -1,6 +1,6 @@
 //! The mover of ranks on CPUs: a member reads what its peers posted and writes its own target, never another's memory, at once.
 
-use super::mover::{Copy, Mover, Origin, Pieces, SMALL_BYTES, Stage, Strides, Sum, Target};
+use super::mover::{Copy, Mover, Origin, Pieces, SMALL_BYTES, Strides, Sum, Target};
 use super::reduce::accumulate;
 use super::segment::Segment;
 use super::{Exchange, Region, Rows, Side};
@@ -26,6 +26,14 @@ pub struct Member {
     pub members: usize,
 }
 
+impl Member {
+    /// The member so many places after this one, fewer than there are members.
+    pub fn after(self, places: usize) -> usize {
+        let index = self.index + places;
+        if index < self.members { index } else { index - self.members }
+    }
+}
+
 impl Pull {
     pub fn new(segment: Arc<Segment>, rank: u32) -> Pull {
         Pull { held: vec![Vec::new(); segment.layout.channels()], segment, rank, scratch: vec![0; BLOCK].into() }
@@ -33,29 +41,24 @@ impl Pull {
 }
 
 impl Mover for Pull {
-    fn mark(&mut self, _: u32, _: Stage) -> Result<()> {
-        Ok(())
-    }
-
-    fn follow(&mut self, _: u32, _: usize, _: Stage) -> Result<()> {
-        Ok(())
-    }
-
-    fn land(&mut self, _: u32, _: Range<usize>) -> Result<()> {
-        Ok(())
-    }
-
     fn copy(&mut self, channel: u32, from: Origin, copy: &Copy) -> Result<()> {
         let target = self.segment.arena(self.rank);
+        let piece = |offset: usize, to: usize| {
+            let source = Region { offset, bytes: copy.bytes };
+            match from {
+                Origin::Arena(rank) => target.write(to, self.segment.arena(rank).slice(source)),
+                Origin::Entry => target.write(to, self.segment.eager(source)),
+                Origin::Held => target.write(to, &self.held[channel as usize][source.range()]),
+            }
+        };
+        if (copy.outer, copy.rows) == (1, 1) {
+            piece(copy.from.at, copy.to.at);
+            return Ok(());
+        }
         for outer in 0..copy.outer {
             for row in 0..copy.rows {
                 let place = |strides: &Strides| strides.at + outer * strides.outer + row * strides.row;
-                let (source, to) = (Region { offset: place(&copy.from), bytes: copy.bytes }, place(&copy.to));
-                match from {
-                    Origin::Arena(rank) => target.write(to, self.segment.arena(rank).slice(source)),
-                    Origin::Entry => target.write(to, self.segment.eager(source)),
-                    Origin::Held => target.write(to, &self.held[channel as usize][source.range()]),
-                }
+                piece(place(&copy.from), place(&copy.to));
             }
         }
         Ok(())
@@ -87,7 +90,7 @@ impl Mover for Pull {
         Ok(())
     }
 
-    fn is_eager(&self) -> bool {
+    fn is_at_once(&self) -> bool {
         true
     }
 
@@ -98,9 +101,9 @@ impl Mover for Pull {
 
 /// The block of `from`, `[outer, block, inner]` at `source`, to its rows of the target, `[outer, dim, inner]` at `target`.
 pub fn gather(source: usize, from: Member, rows: Rows, target: usize) -> Copy {
-    let range = rows.range(from.index, from.members);
+    let (range, block) = (rows.range(from.index, from.members), rows.block(from.members));
     let bytes = range.len() * rows.inner;
-    let from = Strides { at: source, outer: rows.block(from.members) * rows.inner, row: 0 };
+    let from = Strides { at: source, outer: block * rows.inner, row: 0 };
     let to = Strides { at: target + range.start * rows.inner, outer: rows.dim * rows.inner, row: 0 };
     Copy { outer: rows.outer, rows: 1, bytes, from, to }
 }
@@ -108,31 +111,29 @@ pub fn gather(source: usize, from: Member, rows: Rows, target: usize) -> Copy {
 /// What `from` holds of own block: its part of the joined dim, own part of the split dim.
 pub fn exchange(source: usize, from: Member, own: usize, shape: Exchange, target: usize) -> Copy {
     let Exchange { outer, first, middle, second, inner, split } = shape;
-    let dims = |dim| Rows { outer: 1, dim, inner: 1 };
-    let (first_member, second_member) = match split {
+    let part = |dim, index| {
+        let rows = Rows { outer: 1, dim, inner: 1 };
+        (rows.range(index, from.members), rows.block(from.members))
+    };
+    let (of_first, of_second) = match split {
         Side::First => (own, from.index),
         Side::Second => (from.index, own),
     };
-    let rows = dims(first).range(first_member, from.members);
-    let columns = dims(second).range(second_member, from.members);
-    let (first_block, second_block) = (dims(first).block(from.members), dims(second).block(from.members));
-    // Local extents and origins of both dims in the source and in the target.
-    let (source_dims, source_at, target_dims, target_at) = match split {
-        Side::First => ((first, second_block), (rows.start, 0), (first_block, second), (0, columns.start)),
-        Side::Second => ((first_block, second), (0, columns.start), (first, second_block), (rows.start, 0)),
+    let ((rows, first_block), (columns, second_block)) = (part(first, of_first), part(second, of_second));
+    // Where the first dim is whole, and where the second one is; what lies between is apart like rows of the first.
+    let whole_first = |base: usize| {
+        let row = second_block * inner;
+        Strides { at: base + rows.start * middle * row, outer: first * middle * row, row }
     };
-    // Rows and what lies in the middle are apart alike.
-    let strides = |base: usize, dims: (usize, usize), origin: (usize, usize)| {
-        let row = dims.1 * inner;
-        Strides { at: base + origin.0 * middle * row + origin.1 * inner, outer: dims.0 * middle * row, row }
+    let whole_second = |base: usize| {
+        let row = second * inner;
+        Strides { at: base + columns.start * inner, outer: first_block * middle * row, row }
     };
-    Copy {
-        outer,
-        rows: rows.len() * middle,
-        bytes: columns.len() * inner,
-        from: strides(source, source_dims, source_at),
-        to: strides(target, target_dims, target_at),
-    }
+    let (from, to) = match split {
+        Side::First => (whole_first(source), whole_second(target)),
+        Side::Second => (whole_second(source), whole_first(target)),
+    };
+    Copy { outer, rows: rows.len() * middle, bytes: columns.len() * inner, from, to }
 }
 
 /// The bytes of a whole all_reduce that `member` reduces: whole cache lines, the rest to the last.

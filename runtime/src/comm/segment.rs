@@ -19,7 +19,7 @@ use std::time::Duration;
 pub const PAGE: usize = 4096;
 /// Arenas start at multiples of a huge page.
 const ARENA_ALIGN: usize = 2 << 20;
-const MAGIC: u64 = u64::from_le_bytes(*b"dcc run1");
+const MAGIC: u64 = u64::from_le_bytes(*b"dcc run2");
 
 /// Transfers of one channel that may be posted before the oldest is complete; later starts are posted as room comes.
 pub const RING: u64 = 16;
@@ -52,7 +52,8 @@ pub struct Layout {
     lanes: u32,
     /// Where the slots of each channel begin: the groups, then the lanes of each ordered pair of ranks.
     channels: Vec<usize>,
-    slot_bytes: usize,
+    /// Where they end.
+    slots_end: usize,
 }
 
 impl Layout {
@@ -64,15 +65,15 @@ impl Layout {
     /// `lanes`: of messages between two ranks, each of which keeps its own order.
     pub fn with_lanes(groups: Vec<Group>, arena_bytes: Vec<usize>, lanes: u32) -> Layout {
         let world = arena_bytes.len();
-        let mut slot_bytes = 0;
+        let mut slots_end = PAGE + world * RANK_BYTES;
         let sizes = groups.iter().map(|group| group.0.len() * SLOT_BYTES);
         let sizes = sizes.chain((0..world * world * lanes as usize).map(|_| 2 * SLOT_BYTES));
         let first = |bytes| {
-            slot_bytes += bytes;
-            slot_bytes - bytes
+            slots_end += bytes;
+            slots_end - bytes
         };
         let channels = sizes.map(first).collect();
-        Layout { groups, arena_bytes, lanes, channels, slot_bytes }
+        Layout { groups, arena_bytes, lanes, channels, slots_end }
     }
 
     pub fn world(&self) -> u32 {
@@ -102,7 +103,7 @@ impl Layout {
     }
 
     pub fn control_bytes(&self) -> usize {
-        (PAGE + self.arena_bytes.len() * RANK_BYTES + self.slot_bytes).next_multiple_of(PAGE)
+        self.slots_end.next_multiple_of(PAGE)
     }
 
     /// Bytes of `rank`'s arena in the segment's file.
@@ -236,8 +237,7 @@ impl Segment {
     }
 
     pub fn slot(&self, channel: u32, member: usize) -> Slot<'_> {
-        let ranks = PAGE + self.layout.arena_bytes.len() * RANK_BYTES;
-        Slot { control: &self.control, base: ranks + self.layout.channels[channel as usize] + member * SLOT_BYTES }
+        Slot { control: &self.control, base: self.layout.channels[channel as usize] + member * SLOT_BYTES }
     }
 
     /// Whether the counter has reached its value.

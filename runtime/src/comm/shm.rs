@@ -2,7 +2,8 @@
 //!
 //! The one place of `comm` with unsafe code. What makes the safe functions here sound is the protocol above them: a region is
 //! written by one rank only, and read by others only between its posting and their `done`; `check` proves this of the
-//! program's own accesses.
+//! program's own accesses. In the control block words are atomic; but for sources that an entry carries, which are bytes, written
+//! before its stamp and read behind it.
 
 use super::peer::Peer;
 use super::segment::{LINE, Layout, PAGE, Segment};
@@ -90,39 +91,46 @@ impl Mapping {
         self.bytes
     }
 
-    fn check(&self, offset: usize, bytes: usize, align: usize) {
+    fn check(&self, offset: usize, bytes: usize) {
         let end = offset.checked_add(bytes).expect("an offset of a mapping fits usize");
-        assert!(end <= self.bytes && offset.is_multiple_of(align), "{offset}+{bytes} of a mapping of {} bytes", self.bytes);
+        assert!(end <= self.bytes, "{offset}+{bytes} of a mapping of {} bytes", self.bytes);
+    }
+
+    /// As `check`, of a word at a multiple of its bytes, in few instructions.
+    fn check_word(&self, offset: usize, bytes: usize) {
+        let is_inside = offset.is_multiple_of(bytes) && offset / bytes < self.bytes / bytes;
+        assert!(is_inside, "a word of {bytes} at {offset} of a mapping of {} bytes", self.bytes);
     }
 
     pub fn word32(&self, offset: usize) -> &AtomicU32 {
-        self.check(offset, 4, 4);
-        // SAFETY: in bounds and aligned (mappings start at a page); these bytes are only ever accessed as atomics.
+        self.check_word(offset, 4);
+        // SAFETY: in bounds and aligned (mappings start at a page); who reads or writes these bytes otherwise does so where no atomic access is.
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
     pub fn word64(&self, offset: usize) -> &AtomicU64 {
-        self.check(offset, 8, 8);
-        // SAFETY: in bounds and aligned (mappings start at a page); these bytes are only ever accessed as atomics.
+        self.check_word(offset, 8);
+        // SAFETY: in bounds and aligned (mappings start at a page); who reads or writes these bytes otherwise does so where no atomic access is.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
     pub fn words64(&self, offset: usize, count: usize) -> &[AtomicU64] {
-        self.check(offset, 8 * count, 8);
-        // SAFETY: in bounds and aligned (mappings start at a page); these bytes are only ever accessed as atomics.
+        self.check_word(offset, 8);
+        self.check(offset, 8 * count);
+        // SAFETY: in bounds and aligned (mappings start at a page); who reads or writes these bytes otherwise does so where no atomic access is.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset).cast(), count) }
     }
 
     /// A posted region of a peer, or an own one that no kernel writes meanwhile.
     pub fn slice(&self, region: Region) -> &[u8] {
-        self.check(region.offset, region.bytes, 1);
+        self.check(region.offset, region.bytes);
         // SAFETY: in bounds; by the protocol nobody writes a posted region before all members are done with it.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(region.offset), region.bytes) }
     }
 
     /// Takes the cache lines of a region that is written soon away from who read them, so that stores to it do not wait for that.
     pub fn take(&self, region: Region) {
-        self.check(region.offset, region.bytes, 1);
+        self.check(region.offset, region.bytes);
         for at in region.range().step_by(LINE) {
             // SAFETY: in bounds.
             own_line(unsafe { self.base.as_ptr().add(at) });
@@ -131,7 +139,7 @@ impl Mapping {
 
     /// Writes into an own region that nobody else reads meanwhile.
     pub fn write(&self, offset: usize, from: &[u8]) {
-        self.check(offset, from.len(), 1);
+        self.check(offset, from.len());
         assert!(self.access == Access::Write, "a peer's arena is read-only");
         // SAFETY: in bounds and writable; `copy` allows that `from` lies in this mapping too.
         unsafe {

@@ -490,6 +490,26 @@ fn grouped(cases: Vec<Case>, most: usize) -> Vec<Vec<Case>> {
     transfers
 }
 
+/// Starts all transfers of one group of everyone, then waits for them, the last first.
+fn run_transfers(transport: Transport, count: u32, transfers: &[Vec<Case>], arenas: Vec<usize>) {
+    let layout = Layout::new(vec![everyone(count)], arenas);
+    ranks(world(transport, &layout, PATIENCE), |mut peer| {
+        let (arena, rank) = (peer.arena(), peer.rank());
+        transfers.iter().for_each(|cases| write_sources(&arena, cases, rank));
+        let mut open = Vec::new();
+        for cases in transfers {
+            let Some(member) = cases[0].members.iter().position(|&m| m == rank) else { continue };
+            let ops: Vec<Op> = cases.iter().map(|case| case.ops[member]).collect();
+            open.push((peer.start(&ops).unwrap(), cases));
+        }
+        for (token, cases) in open.into_iter().rev() {
+            peer.wait(token).unwrap();
+            cases.iter().for_each(|case| check_target(&arena, case, rank));
+        }
+        peer.finish();
+    });
+}
+
 #[test]
 fn several_tensors_are_one_transfer() {
     for transport in [Transport::Local, Transport::Shm] {
@@ -499,23 +519,31 @@ fn several_tensors_are_one_transfer() {
             let arenas = place(&mut random, &mut cases, count);
             let transfers = grouped(cases, dcc_program::program::MOST_TENSORS);
             assert!(transfers.iter().any(|tensors| tensors.len() > 3));
-            let layout = Layout::new(vec![everyone(count)], arenas);
-            ranks(world(transport, &layout, PATIENCE), |mut peer| {
-                let (arena, rank) = (peer.arena(), peer.rank());
-                transfers.iter().for_each(|cases| write_sources(&arena, cases, rank));
-                let mut open = Vec::new();
-                for cases in &transfers {
-                    let Some(member) = cases[0].members.iter().position(|&m| m == rank) else { continue };
-                    let ops: Vec<Op> = cases.iter().map(|case| case.ops[member]).collect();
-                    open.push((peer.start(&ops).unwrap(), cases));
-                }
-                for (token, cases) in open.into_iter().rev() {
-                    peer.wait(token).unwrap();
-                    cases.iter().for_each(|case| check_target(&arena, case, rank));
-                }
-                peer.finish();
-            });
+            run_transfers(transport, count, &transfers, arenas);
         }
+    }
+}
+
+/// One byte more, and the sources begin elsewhere in an entry, or go in none.
+#[test]
+fn small_tensors_of_one_transfer_are_found_where_they_are_carried() {
+    let count = 3;
+    let mut random = Random(5);
+    let mut gathered = |bytes: usize| {
+        let rows = Rows { outer: 1, dim: count as usize, inner: bytes };
+        let tensor = random.bytes(rows.global_bytes());
+        let sources = (0..count as usize).map(|i| filled(&rows_of(&tensor, rows, i, count as usize))).collect();
+        let transfer = Transfer::AllGather { group: GroupId(0), rows };
+        Case::new(everyone(count).0, transfer, sources, vec![whole(&tensor); count as usize])
+    };
+    let edges = [48, 112, EAGER_BYTES_ALONE, EAGER_BYTES];
+    let totals = edges.into_iter().flat_map(|edge| [edge - 1, edge, edge + 1]);
+    let mut cases: Vec<Case> = totals.flat_map(|bytes| [gathered(17), gathered(bytes - 17)]).collect();
+    let arenas = place(&mut random, &mut cases, count);
+    let mut cases = cases.into_iter();
+    let pairs: Vec<Vec<Case>> = std::iter::from_fn(|| Some(vec![cases.next()?, cases.next()?])).collect();
+    for transport in [Transport::Local, Transport::Shm] {
+        run_transfers(transport, count, &pairs, arenas.clone());
     }
 }
 

@@ -24,6 +24,7 @@ const ROUNDS: usize = 7;
 /// A round is judged by its first transfers: it has fewer where it would take longer.
 const FIRST: usize = 16;
 const MOST_NS: f64 = 1e8;
+const WARM_NS: u64 = 250_000_000;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(clap::Args)]
@@ -31,6 +32,9 @@ pub struct Args {
     /// Numbers of ranks, each a process
     #[arg(long, value_name = "N", num_args = 1.., default_values_t = [2, 4], value_parser = clap::value_parser!(u32).range(2..=64))]
     ranks: Vec<u32>,
+    /// The smallest tensor, with KiB, MiB or GiB; each after it is four times the one before
+    #[arg(long, value_name = "SIZE", default_value = "4")]
+    min_bytes: String,
     /// The largest tensor, with KiB, MiB or GiB
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     max_bytes: String,
@@ -85,15 +89,20 @@ impl Kind {
 }
 
 pub fn run(args: &Args) -> Outcome<i32> {
-    let most = flags::size("--max-bytes", &args.max_bytes)?;
-    let most = usize::try_from(most).ok().filter(|&most| (4..=1 << 36).contains(&most));
-    let most = most.ok_or_else(|| Error::usage(format!("--max-bytes {} is not between 4 bytes and 64 GiB", args.max_bytes)))?;
+    let sizes = Sizes { least: size("--min-bytes", &args.min_bytes)?, most: size("--max-bytes", &args.max_bytes)? };
+    if !sizes.least.is_multiple_of(4) {
+        return Err(Error::usage(format!("--min-bytes {} is no multiple of 4 bytes", args.min_bytes)).into());
+    }
+    if sizes.least > sizes.most {
+        let what = format!("--min-bytes {} is more than --max-bytes {}", args.min_bytes, args.max_bytes);
+        return Err(Error::usage(what).into());
+    }
     let stop = StopSignals::block()?;
     let mut figures: Vec<Figure> = Vec::new();
     for &ranks in &args.ranks {
-        output::status("Measuring", &format!("collectives of {ranks} ranks, 4 B to {}", args.max_bytes));
-        let mut launch = Launch::of_this_process(layout(ranks, most), TIMEOUT)?;
-        launch.arguments = vec![RANK.into(), most.to_string().into()];
+        output::status("Measuring", &format!("collectives of {ranks} ranks, {} to {}", args.min_bytes, args.max_bytes));
+        let mut launch = Launch::of_this_process(layout(ranks, sizes.most), TIMEOUT)?;
+        launch.arguments = vec![RANK.into(), sizes.least.to_string().into(), sizes.most.to_string().into()];
         let mut wrong = None;
         let outcome = launch::supervise(&launch, &stop, &mut |_, message| {
             if let Message::Note(line) = message {
@@ -116,6 +125,24 @@ pub fn run(args: &Args) -> Outcome<i32> {
         output::data(&table(&figures))?;
     }
     Ok(0)
+}
+
+/// Bytes of tensors: each four times the one before.
+#[derive(Clone, Copy)]
+struct Sizes {
+    least: usize,
+    most: usize,
+}
+
+impl Sizes {
+    fn iter(self) -> impl Iterator<Item = usize> {
+        std::iter::successors(Some(self.least), |bytes| bytes.checked_mul(4)).take_while(move |&bytes| bytes <= self.most)
+    }
+}
+
+fn size(flag: &str, given: &str) -> Outcome<usize> {
+    let size = usize::try_from(flags::size(flag, given)?).ok().filter(|size| (4..=1 << 36).contains(size));
+    Ok(size.ok_or_else(|| Error::usage(format!("{flag} {given} is not between 4 bytes and 64 GiB")))?)
 }
 
 fn table(figures: &[Figure]) -> String {
@@ -149,10 +176,11 @@ fn room(ranks: u32, most: usize) -> usize {
 }
 
 pub fn worker(mut arguments: impl Iterator<Item = OsString>) -> i32 {
-    let most = arguments.next().and_then(|word| word.to_str()?.parse().ok());
-    match (Worker::from_environment(), most) {
-        (Ok(Some(mut worker)), Some(most)) => {
-            let result = measure(&mut worker, most);
+    let mut bytes = || arguments.next().and_then(|word| word.to_str()?.parse().ok());
+    let sizes = bytes().zip(bytes()).map(|(least, most)| Sizes { least, most });
+    match (Worker::from_environment(), sizes) {
+        (Ok(Some(mut worker)), Some(sizes)) => {
+            let result = measure(&mut worker, sizes);
             worker.end(result.map(|()| launch::Outcome::Finished))
         }
         (Err(error), _) => {
@@ -163,14 +191,14 @@ pub fn worker(mut arguments: impl Iterator<Item = OsString>) -> i32 {
     }
 }
 
-fn measure(worker: &mut Worker, most: usize) -> runtime::Result<()> {
+fn measure(worker: &mut Worker, sizes: Sizes) -> runtime::Result<()> {
+    let most = sizes.most;
     let (mut comm, arena) = worker.attach(&layout(worker.world, most), Patience { timeout: TIMEOUT })?;
     // Pages are there before the clock runs; ones, whose sums are known.
     let ones: Vec<u8> = std::iter::repeat_n(1.0f32.to_ne_bytes(), 1 << 14).flatten().collect();
     (0..arena.bytes()).step_by(ones.len()).for_each(|at| arena.write(at, &ones[..ones.len().min(arena.bytes() - at)]));
-    comm.agree(0)?;
-    let mut bytes = 4;
-    while bytes <= most {
+    warm_up(&mut comm, worker.world, room(worker.world, most))?;
+    for bytes in sizes.iter() {
         for kind in Kind::ALL {
             let ops = ops(comm.rank(), worker.world, kind, bytes, room(worker.world, most));
             // As many as move 64 MiB, if there is time.
@@ -196,10 +224,21 @@ fn measure(worker: &mut Worker, most: usize) -> runtime::Result<()> {
                 worker.send(&Message::Note(serde_json::to_string(&figure).expect("plain data")))?;
             }
         }
-        bytes *= 4;
     }
     comm.finish();
     Ok(())
+}
+
+/// Until the system has given ranks that began on one processor others that are free.
+fn warm_up(comm: &mut impl Comm, ranks: u32, room: usize) -> runtime::Result<()> {
+    let (began, ops) = (Instant::now(), ops(comm.rank(), ranks, Kind::AllGather, 4, room));
+    loop {
+        nanoseconds(comm, &ops, 1024)?;
+        // All stop at once.
+        if comm.agree(began.elapsed().as_nanos() as u64)? > WARM_NS {
+            return Ok(());
+        }
+    }
 }
 
 /// Nanoseconds of all `ops` on the slowest rank, mean of `count` times.
@@ -229,8 +268,8 @@ fn ops(rank: u32, ranks: u32, kind: Kind, bytes: usize, room: usize) -> Vec<Op> 
         Kind::AllGather => vec![op(Transfer::AllGather { group, rows }, own, whole)],
         Kind::ReduceScatter => vec![op(Transfer::ReduceScatter { group, reduce, dtype, rows }, whole, own)],
         Kind::AllToAll => {
-            // As many blocks as ranks, each of a part of the bytes.
-            let second = rows.dim.div_ceil(ranks as usize);
+            // As many blocks as ranks, each of a part of the bytes and of an element for each rank.
+            let second = rows.dim.div_ceil(ranks as usize).max(ranks as usize);
             let exchange = Exchange { second, ..exchange };
             let (source, target) = exchange.local_bytes(ranks as usize);
             vec![op(Transfer::AllToAll { group, exchange }, source, target)]
