@@ -81,15 +81,17 @@ class Unfit(Exception):
     """The processors were not near each other, or others kept them or their cores busy, each time that a turn was tried."""
 
 
-def lone_turn(o, pair, turn, *span):
-    """A turn's figures, and the load before it. It counts where the processors are near each other and have their cores to themselves before
-    it and after, else it is made again, a few times."""
+def lone_turn(o, pair, name, *span):
+    """A turn's figures, and the load before it. It counts where the processors are near each other before it and after, and, of sizes that
+    are a matter of instructions, have their cores to themselves; else it is made again, a few times. gloo's counts anyway: it sleeps."""
+    ranks, _, most = span
+    alone = most <= SMALL and ranks <= len(os.sched_getaffinity(0))
     for _ in range(o.tries):
         load, end = machine.quiet(o.max_load, o.wait), time.monotonic() + o.wait
-        while not pair.is_fit() and time.monotonic() < end:
+        while name != "gloo" and not pair.is_fit(alone) and time.monotonic() < end:
             time.sleep(0.2)
-        figures = turn(o, *span)
-        if load < o.max_load and pair.is_fit():
+        figures = TURNS[name](o, *span)
+        if load < o.max_load and (name == "gloo" or pair.is_fit(alone)):
             return figures, load
     raise Unfit(f"others kept {load:.2f} processors busy, or the processors were far from each other or shared their cores, {o.tries} times")
 
@@ -104,8 +106,8 @@ def measured(o):
         time.sleep(0.2)
     spans = [span for span in ((4, min(SMALL, o.max_bytes)), (4 * SMALL, o.max_bytes)) if span[0] <= span[1]]
     for round_, ranks, (least, most), place in product(range(o.rounds), o.ranks, spans, range(len(TURNS))):
-        name, turn = list(TURNS.items())[(place + round_) % len(TURNS)]
-        figures, load = lone_turn(o, pair, turn, ranks, least, most)
+        name = list(TURNS)[(place + round_) % len(TURNS)]
+        figures, load = lone_turn(o, pair, name, ranks, least, most)
         loads.append(load)
         for key, took in figures.items():
             found.setdefault((ranks, name), {}).setdefault(key, []).append(took)
@@ -145,9 +147,9 @@ def head(o, loads):
     return ["# Collectives beside gloo and Open MPI", "",
             f"{m['processor']}, {m['processors']} processors, {m['vectors']}; {m['system']}. dcc {provenance.commit()}, gloo of torch "
             f"{release('torch', 'torch', o.cache)}, Open MPI {release('mpi', 'openmpi', o.cache)}. Microseconds, medians of {o.rounds} rounds in turns, "
-            f"± half the way from the fastest to the slowest; others kept at most {max(loads):.2f} processors busy before a turn. A turn counts "
-            "where before it and after the processors are near each other (a cache line takes less than 1.5 times what it takes at least) and "
-            "have their cores to themselves (both add at once 0.8 times as much as ever, or more).", "",
+            f"± half the way from the fastest to the slowest; others kept at most {max(loads):.2f} processors busy before a turn. A turn of dcc and of "
+            "Open MPI counts where the processors are near each other before it and after (a cache line takes less than 1.5 times what it takes at "
+            "least); of up to 4 KiB between as many ranks as processors, where both then add 0.8 times as many numbers as ever, or more.", "",
             f"    python benches/peers/comm.py {provenance.command_line()}".rstrip(), ""]
 
 

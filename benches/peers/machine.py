@@ -85,10 +85,10 @@ class Pair:
         within = [look for look in looks if start <= look[0] <= end]
         return sum(max(0.0, 2 - sum(look[1:]) / self.most) for look in within) / len(within) if within else None
 
-    def is_fit(self):
-        """Whether both are there, a cache line takes about as little as it ever took, and neither shares its core with others."""
+    def is_fit(self, alone):
+        """Whether both are there and a cache line takes about as little as it ever took; if `alone`, neither sharing its core with others."""
         times, ns, added = self.seen()
-        return times > 1.8 and ns < 1.5 * self.least_ns and added > 0.8 * self.most_added
+        return times > 1.8 and ns < 1.5 * self.least_ns and (not alone or added > 0.8 * self.most_added)
 
 
 class Others:
