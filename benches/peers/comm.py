@@ -88,10 +88,10 @@ def lone_turn(o, pair, name, *span):
     alone = most <= SMALL and ranks <= len(os.sched_getaffinity(0))
     for _ in range(o.tries):
         load, end = machine.quiet(o.max_load, o.wait), time.monotonic() + o.wait
-        while name != "gloo" and not pair.is_fit(alone) and time.monotonic() < end:
+        while not (fit := name == "gloo" or pair.is_fit(alone)) and time.monotonic() < end:
             time.sleep(0.2)
-        figures = TURNS[name](o, *span)
-        if load < o.max_load and (name == "gloo" or pair.is_fit(alone)):
+        figures = TURNS[name](o, *span) if fit else {}
+        if fit and load < o.max_load and (name == "gloo" or pair.is_fit(alone)):
             return figures, load
     raise Unfit(f"others kept {load:.2f} processors busy, or the processors were far from each other or shared their cores, {o.tries} times")
 
@@ -99,7 +99,7 @@ def lone_turn(o, pair, name, *span):
 def measured(o):
     """{(ranks, program): {(kind, bytes): [microseconds of each round]}}, and the load of others at each turn."""
     found, loads, started = {}, [], time.monotonic()
-    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # as in run.py's turns: torch's threads do not spin beside ranks
     pair = machine.Pair(o.cache, machine.processors(2))
     for _ in range(PROBES):
         pair.seen()
@@ -116,7 +116,7 @@ def measured(o):
     return found, loads
 
 
-def report(o, found, loads):
+def report(o, commit, found, loads):
     shortfalls, missing, tables = [], [], []
     for ranks in o.ranks:
         times = {name: found.get((ranks, name), {}) for name in TURNS}
@@ -139,13 +139,13 @@ def report(o, found, loads):
     bars = ["## Bars", "", f"≥ 3 × gloo above 1 MiB, ≥ 5 × below 4 KiB, never slower than Open MPI: {said}", ""]
     bars += [f"- {line}" for line in shortfalls]
     bars += ["", f"Cut off after {o.limit:g} s, so not measured:", "", *(f"- {line}" for line in missing)] if missing else []
-    return "\n".join(head(o, loads) + tables + bars) + "\n"
+    return "\n".join(head(o, commit, loads) + tables + bars) + "\n"
 
 
-def head(o, loads):
+def head(o, commit, loads):
     m, release = machine.described(), environments.release_of
     return ["# Collectives beside gloo and Open MPI", "",
-            f"{m['processor']}, {m['processors']} processors, {m['vectors']}; {m['system']}. dcc {provenance.commit()}, gloo of torch "
+            f"{m['processor']}, {m['processors']} processors, {m['vectors']}; {m['system']}. dcc {commit}, gloo of torch "
             f"{release('torch', 'torch', o.cache)}, Open MPI {release('mpi', 'openmpi', o.cache)}. Microseconds, medians of {o.rounds} rounds in turns, "
             f"± half the way from the fastest to the slowest; others kept at most {max(loads):.2f} processors busy before a turn. A turn of dcc and of "
             "Open MPI counts where the processors are near each other before it and after (a cache line takes less than 1.5 times what it takes at "
@@ -180,11 +180,12 @@ def arguments():
 def main():
     o = arguments()
     o.cache.mkdir(parents=True, exist_ok=True)
+    commit = provenance.commit()
     try:
         found, loads = measured(o)
     except Unfit as reason:
         raise SystemExit(f"error: {reason}") from None
-    text = report(o, found, loads)
+    text = report(o, commit, found, loads)
     print(text)
     if o.out:
         o.out.write_text(text)

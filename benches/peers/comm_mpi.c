@@ -49,7 +49,7 @@ int main(int argc, char **argv) {
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    if (argc != 3) return MPI_Finalize(), 2;
+    if (argc != 3) return fprintf(stderr, "usage: comm_mpi LEAST MOST\n"), MPI_Finalize(), 2;
     long least = atol(argv[1]), most = atol(argv[2]);
     size_t room = most / sizeof(float) + ranks * ranks;
     source = malloc(room * sizeof(float));

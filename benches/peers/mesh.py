@@ -124,9 +124,10 @@ def main():
     o = arguments()
     environments.python_of("torch", o.cache)
     environments.python_of("ort", o.cache)
+    commit = provenance.commit()
     with tempfile.TemporaryDirectory(dir=o.cache) as scratch:
         rounds = measure(o, Meshes(o, scratch))
-    result = dict(kind="mesh", machine=machine.described(), commit=provenance.commit(), quick=o.quick, seconds=o.seconds, max_load=o.max_load,
+    result = dict(kind="mesh", machine=machine.described(), commit=commit, quick=o.quick, seconds=o.seconds, max_load=o.max_load,
                   microbatches=MICROBATCHES, rounds=rounds)
     path = o.cache / f"results-mesh{'-quick' if o.quick else ''}.json"
     path.write_text(json.dumps(result, indent=1))

@@ -238,6 +238,7 @@ def main():
         return emit(o, [json.loads(path.read_text()) for path in o.report])
     for name in ("torch", "jax", "ort"):
         environments.python_of(name, o.cache)
+    commit = provenance.commit()
     with tempfile.TemporaryDirectory(dir=o.cache) as scratch:
         peak_gflops = peak.measured(Path(scratch), machine.processors(1), o.avx2)
         start_mib = dcc_turn.start_mib(o.dcc)
@@ -246,7 +247,7 @@ def main():
         path = o.cache / f"results{'-avx2' if o.avx2 else ''}{'-quick' if o.quick else ''}.json"
 
         def keep(rounds, started):
-            result = dict(machine=machine.described(), commit=provenance.commit(), command=provenance.command_line(), avx2=o.avx2, quick=o.quick,
+            result = dict(machine=machine.described(), commit=commit, command=provenance.command_line(), avx2=o.avx2, quick=o.quick,
                           seconds=o.seconds, max_load=o.max_load, peak_gflops=peak_gflops, start_mib=start_mib, rounds=rounds,
                           starts=started)
             path.write_text(json.dumps(result, indent=1))

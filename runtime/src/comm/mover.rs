@@ -24,19 +24,13 @@ pub enum Stage {
 /// One rank's end. All moves are of a channel; those of one channel come one after the other.
 pub trait Mover: Send {
     /// The rank comes to `stage`: behind what it computed so far (`Posted`), or what it moved on the channel.
-    fn mark(&mut self, _channel: u32, _stage: Stage) -> Result<()> {
-        unreachable!("it moves at once")
-    }
+    fn mark(&mut self, channel: u32, stage: Stage) -> Result<()>;
 
     /// What is moved on the channel from here on is behind `member`'s last mark of `stage`.
-    fn follow(&mut self, _channel: u32, _member: usize, _stage: Stage) -> Result<()> {
-        unreachable!("it moves at once")
-    }
+    fn follow(&mut self, channel: u32, member: usize, stage: Stage) -> Result<()>;
 
     /// What the rank computes from here on is behind what it moved on the channel, and behind the `readers`' last marks of `Done`.
-    fn land(&mut self, _channel: u32, _readers: Range<usize>) -> Result<()> {
-        unreachable!("it moves at once")
-    }
+    fn land(&mut self, channel: u32, readers: Range<usize>) -> Result<()>;
 
     fn copy(&mut self, channel: u32, from: Origin, rows: &Copy) -> Result<()>;
 
@@ -44,7 +38,7 @@ pub trait Mover: Send {
     fn reduce(&mut self, channel: u32, sum: &Sum<'_>, to: Target) -> Result<()>;
 
     /// Whether it moves bytes of the host's memory, at once: then small sources may travel in the entries of their transfers, and it is
-    /// never asked to mark, to follow or to land.
+    /// never asked to mark, to follow or to land, nor for whole transfers.
     fn is_at_once(&self) -> bool {
         false
     }

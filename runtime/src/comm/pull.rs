@@ -1,6 +1,6 @@
 //! The mover of ranks on CPUs: a member reads what its peers posted and writes its own target, never another's memory, at once.
 
-use super::mover::{Copy, Mover, Origin, Pieces, SMALL_BYTES, Strides, Sum, Target};
+use super::mover::{Copy, Mover, Origin, Pieces, SMALL_BYTES, Stage, Strides, Sum, Target};
 use super::reduce::accumulate;
 use super::segment::Segment;
 use super::{Exchange, Region, Rows, Side};
@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 /// Bytes that a reduction holds in cache while it goes through the members.
 const BLOCK: usize = 16 << 10;
+
+const AT_ONCE: &str = "nothing that moves at once has to be put in order";
 
 pub struct Pull {
     segment: Arc<Segment>,
@@ -41,6 +43,18 @@ impl Pull {
 }
 
 impl Mover for Pull {
+    fn mark(&mut self, _: u32, _: Stage) -> Result<()> {
+        unreachable!("{AT_ONCE}")
+    }
+
+    fn follow(&mut self, _: u32, _: usize, _: Stage) -> Result<()> {
+        unreachable!("{AT_ONCE}")
+    }
+
+    fn land(&mut self, _: u32, _: Range<usize>) -> Result<()> {
+        unreachable!("{AT_ONCE}")
+    }
+
     fn copy(&mut self, channel: u32, from: Origin, copy: &Copy) -> Result<()> {
         let target = self.segment.arena(self.rank);
         let piece = |offset: usize, to: usize| {

@@ -183,6 +183,7 @@ pub struct Slot<'a> {
 /// Bytes from a slot's beginning to its counters.
 const REDUCED: usize = 8;
 const DONE: usize = 16;
+/// Of an entry: the longest body, where the label begins, and all.
 const BODY_BYTES: usize = if EAGER_BYTES > 16 * MOST_TENSORS { EAGER_BYTES } else { 16 * MOST_TENSORS };
 const LABEL: usize = CARRIED + BODY_BYTES;
 const ENTRY_BYTES: usize = (LABEL + size_of::<Label>()).next_multiple_of(PAIR);

@@ -104,20 +104,20 @@ impl Mapping {
 
     pub fn word32(&self, offset: usize) -> &AtomicU32 {
         self.check_word(offset, 4);
-        // SAFETY: in bounds and aligned (mappings start at a page); who reads or writes these bytes otherwise does so where no atomic access is.
+        // SAFETY: in bounds and aligned (mappings start at a page); who reads or writes these bytes otherwise does so while nobody has them as atomics.
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
     pub fn word64(&self, offset: usize) -> &AtomicU64 {
         self.check_word(offset, 8);
-        // SAFETY: in bounds and aligned (mappings start at a page); who reads or writes these bytes otherwise does so where no atomic access is.
+        // SAFETY: in bounds and aligned (mappings start at a page); who reads or writes these bytes otherwise does so while nobody has them as atomics.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
     pub fn words64(&self, offset: usize, count: usize) -> &[AtomicU64] {
         self.check_word(offset, 8);
         self.check(offset, 8 * count);
-        // SAFETY: in bounds and aligned (mappings start at a page); who reads or writes these bytes otherwise does so where no atomic access is.
+        // SAFETY: in bounds and aligned (mappings start at a page); who reads or writes these bytes otherwise does so while nobody has them as atomics.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset).cast(), count) }
     }
 

@@ -491,9 +491,13 @@ fn grouped(cases: Vec<Case>, most: usize) -> Vec<Vec<Case>> {
 }
 
 /// Starts all transfers of one group of everyone, then waits for them, the last first.
-fn run_transfers(transport: Transport, count: u32, transfers: &[Vec<Case>], arenas: Vec<usize>) {
+fn run_transfers(transport: Transport, crowded: bool, count: u32, transfers: &[Vec<Case>], arenas: Vec<usize>) {
     let layout = Layout::new(vec![everyone(count)], arenas);
-    ranks(world(transport, &layout, PATIENCE), |mut peer| {
+    let peers = world(transport, &layout, PATIENCE);
+    if crowded {
+        peers[0].segment().crowd();
+    }
+    ranks(peers, |mut peer| {
         let (arena, rank) = (peer.arena(), peer.rank());
         transfers.iter().for_each(|cases| write_sources(&arena, cases, rank));
         let mut open = Vec::new();
@@ -519,7 +523,7 @@ fn several_tensors_are_one_transfer() {
             let arenas = place(&mut random, &mut cases, count);
             let transfers = grouped(cases, dcc_program::program::MOST_TENSORS);
             assert!(transfers.iter().any(|tensors| tensors.len() > 3));
-            run_transfers(transport, count, &transfers, arenas);
+            run_transfers(transport, false, count, &transfers, arenas);
         }
     }
 }
@@ -529,21 +533,28 @@ fn several_tensors_are_one_transfer() {
 fn small_tensors_of_one_transfer_are_found_where_they_are_carried() {
     let count = 3;
     let mut random = Random(5);
-    let mut gathered = |bytes: usize| {
-        let rows = Rows { outer: 1, dim: count as usize, inner: bytes };
+    let mut tensor = |bytes: usize, reduced: bool| {
+        let (group, members) = (GroupId(0), count as usize);
+        if reduced {
+            let (reduce, dtype) = (Reduce::Sum, DType::U8);
+            let sources: Vec<Vec<u8>> = (0..members).map(|_| elements(&mut random, dtype, bytes)).collect();
+            let sum = whole(&sum_of(&sources, reduce, dtype));
+            return Case::new(everyone(count).0, Transfer::AllReduce { group, reduce, dtype }, sources, vec![sum; members]);
+        }
+        let rows = Rows { outer: 1, dim: members, inner: bytes };
         let tensor = random.bytes(rows.global_bytes());
-        let sources = (0..count as usize).map(|i| filled(&rows_of(&tensor, rows, i, count as usize))).collect();
-        let transfer = Transfer::AllGather { group: GroupId(0), rows };
-        Case::new(everyone(count).0, transfer, sources, vec![whole(&tensor); count as usize])
+        let sources = (0..members).map(|i| filled(&rows_of(&tensor, rows, i, members))).collect();
+        Case::new(everyone(count).0, Transfer::AllGather { group, rows }, sources, vec![whole(&tensor); members])
     };
     let edges = [48, 112, EAGER_BYTES_ALONE, EAGER_BYTES];
     let totals = edges.into_iter().flat_map(|edge| [edge - 1, edge, edge + 1]);
-    let mut cases: Vec<Case> = totals.flat_map(|bytes| [gathered(17), gathered(bytes - 17)]).collect();
+    let totals = totals.flat_map(|bytes| [(bytes, false), (bytes, true)]);
+    let mut cases: Vec<Case> = totals.flat_map(|(bytes, reduced)| [tensor(17, reduced), tensor(bytes - 17, reduced)]).collect();
     let arenas = place(&mut random, &mut cases, count);
     let mut cases = cases.into_iter();
     let pairs: Vec<Vec<Case>> = std::iter::from_fn(|| Some(vec![cases.next()?, cases.next()?])).collect();
     for transport in [Transport::Local, Transport::Shm] {
-        run_transfers(transport, count, &pairs, arenas.clone());
+        [false, true].into_iter().for_each(|crowded| run_transfers(transport, crowded, count, &pairs, arenas.clone()));
     }
 }
 

@@ -167,7 +167,7 @@ impl Mover for Direct {
         let from = match from {
             Origin::Arena(rank) => self.arena(rank),
             Origin::Held => self.held(channel),
-            Origin::Entry => unreachable!("only eager movers take what entries carry"),
+            Origin::Entry => unreachable!("only who moves at once takes what entries carry"),
         };
         // SAFETY: arenas outlive all transfers; the protocol keeps others away.
         unsafe { self.copies.copy(&self.queue(channel).stream, copy, from, self.arena(self.rank)) }

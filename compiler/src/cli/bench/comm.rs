@@ -100,7 +100,7 @@ pub fn run(args: &Args) -> Outcome<i32> {
     let stop = StopSignals::block()?;
     let mut figures: Vec<Figure> = Vec::new();
     for &ranks in &args.ranks {
-        output::status("Measuring", &format!("collectives of {ranks} ranks, {} to {}", args.min_bytes, args.max_bytes));
+        output::status("Measuring", &format!("collectives of {ranks} ranks, {} B to {} B", sizes.least, sizes.most));
         let mut launch = Launch::of_this_process(layout(ranks, sizes.most), TIMEOUT)?;
         launch.arguments = vec![RANK.into(), sizes.least.to_string().into(), sizes.most.to_string().into()];
         let mut wrong = None;
