@@ -285,7 +285,7 @@ impl Rows {
     }
 }
 
-/// Elements of a dim that each member holds. Groups are most often a power of two, and a small transfer takes as long as few divisions.
+/// Elements of a dim that each member holds. Of groups of a power of two it takes no division: a few of them take as long as a small transfer.
 fn block(dim: usize, members: usize) -> usize {
     match members.is_power_of_two() {
         true => (dim >> members.trailing_zeros()) + usize::from(dim & (members - 1) != 0),
