@@ -7,7 +7,7 @@
 use super::mover::{Carried, Copy, Origin, Pieces, SMALL_BYTES, Sources, Stage, Sum, Target};
 use super::peer::{Advance, Head, Need, Peer, Phase};
 use super::pull::{self, Member, chunk};
-use super::segment::{RING, Slot};
+use super::segment::{Awaited, RING, Slot};
 use super::{DType, Op, Reduce, Transfer};
 use crate::error::{Error, Result};
 use std::ops::Range;
@@ -200,15 +200,23 @@ impl Peer {
     /// That a member comes to a stage of a transfer.
     fn needs(&mut self, channel: u32, (member, stage, sequence): (usize, Stage, u64), what: &'static str) -> Advance {
         let awaited = self.segment.slot(channel, member).stage(stage, sequence);
-        let peer = self.channels[channel as usize].members[member];
-        self.channels[channel as usize].need = Some(Need { peer, channel: Some(channel), what, awaited });
+        self.awaits(channel, member, awaited, what)
+    }
+
+    fn awaits(&mut self, channel: u32, member: usize, awaited: Awaited, what: &'static str) -> Advance {
+        let state = &mut self.channels[channel as usize];
+        state.need = Some(Need { peer: state.members[member], channel: Some(channel), what, awaited });
         Advance::Waits
     }
 
     /// That a member posts the head.
-    fn needs_post(&mut self, channel: u32, member: usize) -> Advance {
-        let sequence = self.channels[channel as usize].finished;
-        self.needs(channel, (member, Stage::Posted, sequence), "has not started it")
+    fn needs_post(&mut self, channel: u32, head: &Head, member: usize) -> Advance {
+        let (sequence, slot) = (self.channels[channel as usize].finished, self.segment.slot(channel, member));
+        let awaited = match head.eager {
+            true => slot.carried(sequence, head.bytes),
+            false => slot.stage(Stage::Posted, sequence),
+        };
+        self.awaits(channel, member, awaited, "has not started it")
     }
 
     /// `Moved` once all members have posted the head.
@@ -216,7 +224,7 @@ impl Peer {
         let members = self.channels[channel as usize].members.len();
         for member in 0..members {
             if !self.has_posted(channel, head, member)? {
-                return Ok(self.needs_post(channel, member));
+                return Ok(self.needs_post(channel, head, member));
             }
         }
         self.follow(channel, 0..members, Stage::Posted)?;
@@ -225,7 +233,7 @@ impl Peer {
 
     fn receive(&mut self, channel: u32, head: &Head) -> Result<Advance> {
         if !self.has_posted(channel, head, 0)? {
-            return Ok(self.needs_post(channel, 0));
+            return Ok(self.needs_post(channel, head, 0));
         }
         self.follow(channel, 0..2, Stage::Posted)?;
         let target = self.tensor(channel, 0).target;
@@ -242,7 +250,7 @@ impl Peer {
             let index = me.after(served);
             if !self.has_posted(channel, head, index)? {
                 self.set_phase(channel, Phase::Read(served));
-                return Ok(self.needs_post(channel, index));
+                return Ok(self.needs_post(channel, head, index));
             }
             self.collect_from(channel, head, index)?;
         }

@@ -431,7 +431,11 @@ impl Rest {
             // Where no queue is served but the one that the need is of, only its counter is looked at.
             let others = peer.active.len() > usize::from(need.channel.is_some());
             let last = if others { self.spins - 1 } else { 0 };
-            while self.spins > last && !peer.segment.has_come(need.awaited) {
+            while self.spins > last {
+                if peer.segment.has_come(need.awaited) {
+                    peer.segment.fetch(need.awaited);
+                    break;
+                }
                 self.spins -= 1;
                 if self.spins < SPINS - EAGER_SPINS {
                     std::hint::spin_loop();

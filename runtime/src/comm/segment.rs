@@ -171,6 +171,8 @@ const CROWDED: usize = 24;
 pub struct Awaited {
     at: usize,
     value: u64,
+    /// What is read then that lies behind the counter's pair of lines.
+    news: Region,
 }
 
 /// One member's side of one channel.
@@ -244,6 +246,11 @@ impl Segment {
     /// Whether the counter has reached its value.
     pub fn has_come(&self, awaited: Awaited) -> bool {
         self.control.word64(awaited.at).load(Acquire) >= awaited.value
+    }
+
+    /// Has what is read next on its way, while what there is to do with it is being found out.
+    pub fn fetch(&self, awaited: Awaited) {
+        self.control.fetch(awaited.news);
     }
 
     /// Of an entry's sources.
@@ -346,7 +353,7 @@ impl Segment {
 
     /// That `rank` enters its barrier number `count`.
     pub fn agreement(&self, rank: u32, count: u64) -> Awaited {
-        Awaited { at: Self::rank_word(rank, RankWord::Agreed), value: count + 1 }
+        Awaited { at: Self::rank_word(rank, RankWord::Agreed), value: count + 1, news: Region::default() }
     }
 
     /// The value that `rank` brings to its barrier number `count`. Two suffice: nobody enters a barrier before all have read
@@ -411,7 +418,16 @@ impl<'a> Slot<'a> {
             Stage::Reduced => self.base + REDUCED,
             Stage::Done => self.base + DONE,
         };
-        Awaited { at, value: sequence + 1 }
+        Awaited { at, value: sequence + 1, news: Region::default() }
+    }
+
+    /// That the member posts transfer `sequence`, whose entry carries so many bytes of sources.
+    pub fn carried(self, sequence: u64, bytes: usize) -> Awaited {
+        let posted = self.stage(Stage::Posted, sequence);
+        match self.eager(sequence, bytes) {
+            offset if offset == self.entry(sequence) + CARRIED => Awaited { news: Region { offset, bytes }, ..posted },
+            _ => posted,
+        }
     }
 
     fn entry(self, sequence: u64) -> usize {
