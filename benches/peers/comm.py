@@ -3,7 +3,8 @@
     python benches/peers/comm.py [--ranks 2 4] [--max-bytes 67108864] [--rounds 5] [--out benches/COLLECTIVES.md]
 
 A figure is the median over rounds, in each of which every program measures all sizes itself, in one way: see `dcc bench comm --help`.
-It has a turn for small sizes and one for large ones, so that each is short: a host moves its guests between its cores.
+It has a turn for small sizes and one for large ones, so that each is short: a host moves its guests between its cores. dcc and Open MPI,
+which small sizes take a second or two, have several of those a round, in turns: what other guests do meanwhile changes as quickly.
 Open MPI's turn is a C program, gloo's is torch's Python. Ranks beyond the processors share them: Open MPI is told so, and to yield while
 it waits. A round of transfers is judged by its first ones and made shorter where it would take more than a tenth of a second; a turn
 that takes longer than --limit is cut off, and what it has not measured is said.
@@ -96,6 +97,14 @@ def lone_turn(o, pair, name, *span):
     raise Unfit(f"others kept {load:.2f} processors busy, or the processors were far from each other or shared their cores, {o.tries} times")
 
 
+def turns(o, spans):
+    """Round, ranks, sizes and program of each turn, in order."""
+    for round_, ranks, span in product(range(o.rounds), o.ranks, spans):
+        names = [*TURNS, *[name for name in TURNS if name != "gloo"] * ((o.small_turns if span[1] <= SMALL else 1) - 1)]
+        for place in range(len(names)):
+            yield round_, ranks, span, names[(place + round_) % len(names)]
+
+
 def measured(o):
     """{(ranks, program): {(kind, bytes): [microseconds of each round]}}, and the load of others at each turn."""
     found, loads, started = {}, [], time.monotonic()
@@ -105,8 +114,7 @@ def measured(o):
         pair.seen()
         time.sleep(0.2)
     spans = [span for span in ((4, min(SMALL, o.max_bytes)), (4 * SMALL, o.max_bytes)) if span[0] <= span[1]]
-    for round_, ranks, (least, most), place in product(range(o.rounds), o.ranks, spans, range(len(TURNS))):
-        name = list(TURNS)[(place + round_) % len(TURNS)]
+    for round_, ranks, (least, most), name in turns(o, spans):
         figures, load = lone_turn(o, pair, name, ranks, least, most)
         loads.append(load)
         for key, took in figures.items():
@@ -149,7 +157,8 @@ def head(o, commit, loads):
             f"{release('torch', 'torch', o.cache)}, Open MPI {release('mpi', 'openmpi', o.cache)}. Microseconds, medians of {o.rounds} rounds in turns, "
             f"± half the way from the fastest to the slowest; others kept at most {max(loads):.2f} processors busy before a turn. A turn of dcc and of "
             "Open MPI counts where the processors are near each other before it and after (a cache line takes less than 1.5 times what it takes at "
-            "least); of up to 4 KiB between as many ranks as processors, where both then add 0.8 times as many numbers as ever, or more.", "",
+            "least); of up to 4 KiB between as many ranks as processors, where both then add 0.8 times as many numbers as ever, or more. Of such sizes "
+            f"both have {o.small_turns} turns a round, one after the other.", "",
             f"    python benches/peers/comm.py {provenance.command_line()}".rstrip(), ""]
 
 
@@ -168,6 +177,7 @@ def arguments():
     p.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
     p.add_argument("--max-bytes", type=int, default=64 << 20)
     p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--small-turns", type=int, default=5, help="of sizes to 4 KiB, of dcc and Open MPI, in each round")
     p.add_argument("--limit", type=float, default=240, help="seconds of a turn, at most")
     p.add_argument("--max-load", type=float, default=0.2, help="processors that others may keep busy before a turn")
     p.add_argument("--wait", type=float, default=60, help="seconds to wait for that")
