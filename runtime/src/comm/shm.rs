@@ -130,19 +130,20 @@ impl Mapping {
 
     /// Takes the cache lines of a region that is written soon away from who read them, so that stores to it do not wait for that.
     pub fn take(&self, region: Region) {
-        self.check(region.offset, region.bytes);
-        for at in region.range().step_by(LINE) {
-            // SAFETY: in bounds.
-            own_line(unsafe { self.base.as_ptr().add(at) });
-        }
+        self.ask_for(region, Access::Write);
     }
 
     /// Asks for the cache lines of a region that is read soon.
     pub fn fetch(&self, region: Region) {
+        self.ask_for(region, Access::Read);
+    }
+
+    #[inline(always)]
+    fn ask_for(&self, region: Region, access: Access) {
         self.check(region.offset, region.bytes);
         for at in region.range().step_by(LINE) {
             // SAFETY: in bounds.
-            fetch_line(unsafe { self.base.as_ptr().add(at) });
+            ask_for_line(unsafe { self.base.as_ptr().add(at) }, access);
         }
     }
 
@@ -162,39 +163,34 @@ impl Mapping {
     }
 }
 
-/// Asks for a cache line to write to; processors that cannot do that do nothing.
+/// Asks for a cache line; processors that cannot do that do nothing.
 #[cfg(target_arch = "x86_64")]
-fn own_line(at: *const u8) {
+#[inline(always)]
+fn ask_for_line(at: *const u8, access: Access) {
     // SAFETY: a hint, which no address makes fault.
-    unsafe { std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
+    unsafe {
+        match access {
+            Access::Read => std::arch::asm!("prefetcht0 [{}]", in(reg) at, options(nostack, preserves_flags, readonly)),
+            Access::Write => std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly)),
+        }
+    }
 }
 
 /// As on x86-64.
 #[cfg(target_arch = "aarch64")]
-fn own_line(at: *const u8) {
+#[inline(always)]
+fn ask_for_line(at: *const u8, access: Access) {
     // SAFETY: a hint, which no address makes fault.
-    unsafe { std::arch::asm!("prfm pstl1keep, [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
+    unsafe {
+        match access {
+            Access::Read => std::arch::asm!("prfm pldl1keep, [{}]", in(reg) at, options(nostack, preserves_flags, readonly)),
+            Access::Write => std::arch::asm!("prfm pstl1keep, [{}]", in(reg) at, options(nostack, preserves_flags, readonly)),
+        }
+    }
 }
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-fn own_line(_: *const u8) {}
-
-/// Asks for a cache line to read; processors that cannot do that do nothing.
-#[cfg(target_arch = "x86_64")]
-fn fetch_line(at: *const u8) {
-    // SAFETY: a hint, which no address makes fault.
-    unsafe { std::arch::asm!("prefetcht0 [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
-}
-
-/// As on x86-64.
-#[cfg(target_arch = "aarch64")]
-fn fetch_line(at: *const u8) {
-    // SAFETY: a hint, which no address makes fault.
-    unsafe { std::arch::asm!("prfm pldl1keep, [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
-}
-
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-fn fetch_line(_: *const u8) {}
+fn ask_for_line(_: *const u8, _: Access) {}
 
 /// Copies by stores that go around the caches: a line is not read before it is written. Four pages at a time: each is a stream that the
 /// processor fetches ahead.
