@@ -140,7 +140,15 @@ pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
     if options.parallel.parts() == 1 {
         training_options.sums = Sums::Shared;
     }
-    let mut training = train_step(&forward, &trainable, &training_options).map_err(|error| {
+    let read = match options.rewriting {
+        Rewriting::On => train::needed(&forward, &training_options.loss),
+        Rewriting::Off => Ok(forward.clone()),
+    };
+    let training = read.and_then(|read| {
+        log("what training reads", &read);
+        train_step(&read, &trainable, &training_options)
+    });
+    let mut training = training.map_err(|error| {
         // Why nothing trains may be what the exporter did.
         let told = imported.warnings.iter().filter(|_| !trainable.iter().any(|t| t.by_default));
         told.fold(error, |error, warning| error.note(warning))

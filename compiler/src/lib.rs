@@ -27,6 +27,7 @@ pub mod rewrite;
 pub mod schedule;
 pub mod sources;
 pub mod train;
+pub mod trim;
 
 pub use compile::{Compiled, Options, compile};
 pub use error::{Error, Result};

@@ -163,6 +163,11 @@ fn at_least_f32(graph: &mut Graph, x: NodeId) -> Result<NodeId> {
     }
 }
 
+/// The name of the output that the loss will be of. Errors as [`attach`].
+pub fn output_of(graph: &Graph, options: &LossOptions) -> Result<String> {
+    choose(graph, options).map(|(_, name, _)| name)
+}
+
 /// The loss to build and the output it is of.
 fn choose(graph: &Graph, options: &LossOptions) -> Result<(LossKind, String, NodeId)> {
     let marked = |name: &String| options.loss_outputs.contains(name);

@@ -16,6 +16,7 @@ use crate::loss::{self, Loss, LossOptions};
 use crate::ops::{Op, Param};
 use crate::optimizer::{self, OptimizerOptions, Update};
 use crate::precision::{self, Mixed, Scaler, Stored};
+use crate::trim::trim;
 use dcc_program::Glob;
 use dcc_program::kernel::{BinaryOp, CompareOp};
 use dcc_program::program::{ParamKind, Piece};
@@ -176,6 +177,14 @@ pub fn updates(graph: &Graph) -> Vec<Update> {
     graph.outputs.iter().filter_map(|(name, new)| Some(Update { param: leaf(name)?, new: *new })).collect()
 }
 
+/// The part of a forward graph that its training step reads: what the output of the loss depends on, and statistics. Errors: the loss is not clear.
+pub fn needed(forward: &Graph, options: &LossOptions) -> Result<Graph> {
+    let of_loss = loss::output_of(forward, options)?;
+    let mut graph = forward.clone();
+    graph.outputs.retain(|(name, _)| *name == of_loss || Statistic::parse(name).is_some());
+    trim(&graph)
+}
+
 /// Builds the training step of a forward graph and its evaluation.
 /// Errors: the loss is not clear, nothing trains, an option is out of range, an op on the way has no gradient.
 pub fn train_step(forward: &Graph, trainable: &[Trainable], options: &TrainingOptions) -> Result<Training> {
@@ -273,9 +282,21 @@ fn without_dropout(graph: &Graph) -> Result<Graph> {
 /// The p of `uniform ≥ p`.
 fn drop_rate(graph: &Graph, condition: NodeId) -> Option<f64> {
     let node = &graph[condition];
-    let Op::Compare(crate::ops::Compare { op: CompareOp::Ge }) = node.op else { return None };
-    let Op::Uniform(_) = graph[node.operands[0]].op else { return None };
-    splat(graph, node.operands[1])
+    match node.op {
+        Op::Slice(_) => drop_rate(graph, node.operands[0]),
+        Op::Compare(crate::ops::Compare { op: CompareOp::Ge }) if is_random(graph, node.operands[0]) => {
+            splat(graph, node.operands[1])
+        }
+        _ => None,
+    }
+}
+
+fn is_random(graph: &Graph, id: NodeId) -> bool {
+    match graph[id].op {
+        Op::Uniform(_) => true,
+        Op::Slice(_) => is_random(graph, graph[id].operands[0]),
+        _ => false,
+    }
 }
 
 /// The number that all elements are.

@@ -5,7 +5,9 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use dcc_kernels::library::attention::{Attention, Gradient, Gradients, Inputs, Mask, Shape, Strides};
 use dcc_kernels::library::convolution::{Convolution, Form, IMAGE, KERNEL, OUTPUT, Plain, Spatial};
 use dcc_kernels::library::half::Half;
-use dcc_kernels::library::matmul::{DotGeneral, Factor};
+use dcc_kernels::library::matmul::{self, DotGeneral};
+use dcc_kernels::library::pool::{Axis, MaxPool};
+use dcc_kernels::library::scatter::{Factor, Indexed, Indices, ScatterAdd};
 use dcc_kernels::{Jit, Nest, Pool};
 use dcc_program::kernel::{Argument, BinaryOp, DimId, Expr, ExprId, Index, Kernel, Outside, Stmt, StoreMode, UnaryOp, VarId};
 use dcc_program::mesh::Extent;
@@ -18,6 +20,9 @@ fn all(criterion: &mut Criterion) {
     bench.matmul();
     bench.halves();
     bench.convolution();
+    bench.depthwise();
+    bench.pooling();
+    bench.scatter();
     bench.attention();
     bench.generated();
 }
@@ -72,9 +77,9 @@ impl Bench<'_> {
             let (a_row, a_step) = if layout.starts_with('N') { (k, 1) } else { (1, m) };
             let (b_step, b_column) = if layout.ends_with('N') { (n, 1) } else { (1, k) };
             let factors = [
-                Factor { size: m, lhs: Some(a_row), rhs: None, out: Some(n) },
-                Factor { size: n, lhs: None, rhs: Some(b_column), out: Some(1) },
-                Factor { size: k, lhs: Some(a_step), rhs: Some(b_step), out: None },
+                matmul::Factor { size: m, lhs: Some(a_row), rhs: None, out: Some(n) },
+                matmul::Factor { size: n, lhs: None, rhs: Some(b_column), out: Some(1) },
+                matmul::Factor { size: k, lhs: Some(a_step), rhs: Some(b_step), out: None },
             ];
             let (a, b, mut c) = (vec![1.0f32; m * k], vec![0.5f32; k * n], vec![0f32; m * n]);
             let dot = DotGeneral::<f32>::new(&factors);
@@ -126,27 +131,80 @@ impl Bench<'_> {
             (8, 96, 32, 64, 3, 1),
             (8, 192, 64, 32, 3, 1),
         ] {
-            let (pad, y) = (taps / 2, size / stride);
-            let (image, output, kernel) = (samples * c * size * size, samples * o * y * y, o * c * taps * taps);
+            let y = size / stride;
             let plain = [
                 Plain { size: samples, strides: [Some(c * size * size), Some(o * y * y), None] },
                 Plain { size: c, strides: [Some(size * size), None, Some(taps * taps)] },
                 Plain { size: o, strides: [None, Some(y * y), Some(c * taps * taps)] },
             ];
-            let dim = |strides| Spatial { sizes: [size, y, taps], strides, stride, dilation: 1, pad: pad as isize };
-            let spatial = [dim([size, y, taps]), dim([1, 1, 1])];
-            let sizes = [image, output, kernel];
-            for (result, operands, what) in
-                [(OUTPUT, [IMAGE, KERNEL], "forward"), (IMAGE, [OUTPUT, KERNEL], "image"), (KERNEL, [IMAGE, OUTPUT], "kernel")]
-            {
-                let convolution = Convolution::<f32>::new(Form { result, operands }, &plain, &spatial);
-                let [a, b] = operands.map(|role| vec![0.5f32; sizes[role]]);
-                let (mut to, mut workspace) = (vec![0f32; sizes[result]], vec![0f32; convolution.workspace()]);
-                let name = format!("convolution {what} {c}->{o} {size}x{size} {taps}x{taps}/{stride}");
-                self.time(&name, Throughput::Elements(convolution.flops() as u64), |pool| {
-                    convolution.run(pool, false, &a, &b, &mut to, &mut workspace)
-                });
-            }
+            let sizes = [samples * c * size * size, samples * o * y * y, o * c * taps * taps];
+            self.convolve(&format!("{c}->{o}"), &plain, sizes, [size, y, taps, stride]);
+        }
+    }
+
+    /// MobileNetV2's and EfficientNet's, of 16 images: channels, size of the image, taps, stride.
+    fn depthwise(&self) {
+        for (c, size, taps, stride) in
+            [(128, 48, 3, 1), (96, 24, 3, 1), (96, 12, 5, 1), (640, 3, 3, 1), (64, 48, 3, 2), (384, 6, 3, 2)]
+        {
+            let (samples, y) = (16, size / stride);
+            let plain = [
+                Plain { size: samples, strides: [Some(c * size * size), Some(c * y * y), None] },
+                Plain { size: c, strides: [Some(size * size), Some(y * y), Some(taps * taps)] },
+            ];
+            let sizes = [samples * c * size * size, samples * c * y * y, c * taps * taps];
+            self.convolve(&format!("depthwise {c}"), &plain, sizes, [size, y, taps, stride]);
+        }
+    }
+
+    /// Both ways; elements of the image, the output and the kernel; square planes and windows: [image, output, taps, stride].
+    fn convolve(&self, channels: &str, plain: &[Plain], sizes: [usize; 3], [size, y, taps, stride]: [usize; 4]) {
+        let dim = |strides| Spatial { sizes: [size, y, taps], strides, stride, dilation: 1, pad: (taps / 2) as isize };
+        let spatial = [dim([size, y, taps]), dim([1, 1, 1])];
+        for (result, operands, what) in
+            [(OUTPUT, [IMAGE, KERNEL], "forward"), (IMAGE, [OUTPUT, KERNEL], "image"), (KERNEL, [IMAGE, OUTPUT], "kernel")]
+        {
+            let convolution = Convolution::<f32>::new(Form { result, operands }, plain, &spatial);
+            let [a, b] = operands.map(|role| vec![0.5f32; sizes[role]]);
+            let (mut to, mut workspace) = (vec![0f32; sizes[result]], vec![0f32; convolution.workspace()]);
+            let name = format!("convolution {what} {channels} {size}x{size} {taps}x{taps}/{stride}");
+            self.time(&name, Throughput::Elements(convolution.flops() as u64), |pool| {
+                convolution.run(pool, false, &a, &b, &mut to, &mut workspace)
+            });
+        }
+    }
+
+    /// Greatest elements of windows, ResNet's and VGG's: planes, size of the image, taps, stride. GB/s of image, values and places.
+    fn pooling(&self) {
+        for (planes, size, taps, stride) in [(32 * 64, 32, 3, 2), (16 * 64, 64, 2, 2), (16 * 512, 8, 2, 2), (8 * 32, 28, 3, 1)]
+        {
+            let pad = (taps / 2 * usize::from(taps % 2 == 1)) as isize;
+            let axis = Axis { image: size, outputs: size / stride, taps, stride, dilation: 1, pad };
+            let (image, outputs) = (size * size, axis.outputs * axis.outputs);
+            let pooled = MaxPool { planes: (0..planes).map(|p| [p * image, p * outputs]).collect(), axes: vec![axis; 2] };
+            let x: Vec<f32> = (0..planes * image).map(|i| (i * 7919 % 1009) as f32).collect();
+            let (mut values, mut places) = (vec![0f32; planes * outputs], vec![0; planes * outputs]);
+            let bytes = 4 * (x.len() + 2 * values.len()) as u64;
+            self.time(&format!("pooling {planes} of {size}x{size} {taps}x{taps}/{stride}"), Throughput::Bytes(bytes), |pool| {
+                pooled.run(pool, f32::NEG_INFINITY, &x, &mut values, &mut places)
+            });
+        }
+    }
+
+    /// Gradients of tables: tokens, rows, columns. GB/s of updates, and of rows read and written.
+    fn scatter(&self) {
+        for (tokens, rows, columns) in [(512, 50257, 768), (1024, 1000, 256), (4096, 100, 64)] {
+            let factors = [
+                Factor { size: tokens, index: Some(1), update: Some(columns), out: None },
+                Factor { size: columns, index: None, update: Some(1), out: Some(1) },
+            ];
+            let scatter = ScatterAdd::new(&factors, Indexed { stride: columns, offset: 0, valid: rows });
+            let indices: Vec<i64> = (0..tokens).map(|t| (t * 7919 % rows) as i64).collect();
+            let (updates, mut table) = (vec![0.5f32; tokens * columns], vec![0f32; rows * columns]);
+            let bytes = 12 * (tokens * columns) as u64;
+            self.time(&format!("scatter {tokens} of {columns} into {rows}"), Throughput::Bytes(bytes), |pool| {
+                scatter.run(pool, Indices::I64(&indices), &updates, &mut table)
+            });
         }
     }
 

@@ -5,6 +5,7 @@ mod gradient;
 mod nodes;
 mod sharding;
 pub mod torch;
+mod trim;
 
 use dcc::graph::{Graph, NodeId};
 use dcc::interp::{Bindings, Data, Tensor};

@@ -103,7 +103,7 @@ fn sources(graph: &Graph) -> Vec<Source> {
             Op::Const(_) => Source::Constants,
             Op::Uniform(_) => Source::Uniform(id),
             Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select(_) | Op::Cast(_) => of_operands(),
-            Op::BroadcastInDim(_) | Op::Reshape(_) => of_operands(),
+            Op::BroadcastInDim(_) | Op::Reshape(_) | Op::Slice(_) => of_operands(),
             _ => Source::Other,
         });
     }
@@ -150,7 +150,7 @@ fn value(graph: &Graph, steps: &[NodeId], uniform: NodeId, u: f64) -> Option<f64
         let operands = || node.operands.iter().map(|operand| &values[operand]).collect::<Vec<&Tensor>>();
         let value = match node.op {
             _ if id == uniform => Tensor::filled(&ty, u),
-            Op::BroadcastInDim(_) | Op::Reshape(_) => operands()[0].clone(),
+            Op::BroadcastInDim(_) | Op::Reshape(_) | Op::Slice(_) => operands()[0].clone(),
             _ => node.op.eval(&operands(), &ty),
         };
         values.insert(id, value);

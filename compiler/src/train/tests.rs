@@ -363,24 +363,57 @@ fn nothing_to_train_is_an_error() {
     assert_eq!(error.what, "no parameter trains: none is selected");
 }
 
+/// Dropout of a tenth, as ONNX's becomes.
+fn dropped(g: &mut Graph, x: NodeId, id: u32) -> NodeId {
+    let scalar = |g: &mut Graph, kind| g.add(Scalar { kind, dtype: DType::I64 }, &[]).unwrap();
+    let (seed, step) = (scalar(g, ScalarKind::Seed), scalar(g, ScalarKind::Step));
+    let uniform = g.add(Uniform { id, shape: g.ty(x).shape.clone() }, &[seed, step]).unwrap();
+    let rate = g.splat_like(0.1, uniform).unwrap();
+    let kept = g.compare(CompareOp::Ge, uniform, rate).unwrap();
+    let scaled = g.scale(x, 1.0 / 0.9).unwrap();
+    let zero = g.splat_like(0.0, x).unwrap();
+    g.select(kept, scaled, zero).unwrap()
+}
+
 #[test]
 fn evaluation_has_no_dropout() {
     let mut g = Graph::new();
     let x = input(&mut g, "x", DType::F32, &[B, C]);
     let w = weight(&mut g, "w", &[C, C]);
     let h = g.dot("b i, i c -> b c", x, w).unwrap();
-    let scalar = |g: &mut Graph, kind| g.add(Scalar { kind, dtype: DType::I64 }, &[]).unwrap();
-    let (seed, step) = (scalar(&mut g, ScalarKind::Seed), scalar(&mut g, ScalarKind::Step));
-    let uniform = g.add(Uniform { id: 0, shape: Shape::from_slice(&[B, C]) }, &[seed, step]).unwrap();
-    let rate = g.splat_like(0.1, uniform).unwrap();
-    let kept = g.compare(CompareOp::Ge, uniform, rate).unwrap();
-    let scaled = g.scale(h, 1.0 / 0.9).unwrap();
-    let zero = g.splat_like(0.0, h).unwrap();
-    let y = g.select(kept, scaled, zero).unwrap();
+    let y = dropped(&mut g, h, 0);
     g.outputs.push(("y".to_owned(), y));
     let eval = without_dropout(&g).unwrap();
     let ops: Vec<&str> = eval.nodes.iter().map(|n| n.op.name()).collect();
     assert_eq!(ops, ["input", "param", "dot_general"]);
+}
+
+#[test]
+fn evaluation_of_one_position_has_no_dropout() {
+    let mut g = Graph::new();
+    let x = input(&mut g, "x", DType::F32, &[B, T, C]);
+    let w = weight(&mut g, "w", &[C, C]);
+    // The second one is of one position, whose constants the first one has for all.
+    let first = dropped(&mut g, x, 0);
+    let mixed = g.sum(first, &[1]).unwrap();
+    let mixed = g.broadcast(mixed, &[B, T, C], &[0, 2]).unwrap();
+    let h = g.dot("b t i, i c -> b t c", mixed, w).unwrap();
+    let last = dropped(&mut g, h, 1);
+    let (start, stride) = (Shape::from_slice(&[0, 2, 0]), Shape::from_elem(1, 3));
+    let slice = crate::ops::Slice { start, limit: Shape::from_slice(&[B, 3, C]), stride };
+    let one = g.add(slice, &[last]).unwrap();
+    g.outputs.push(("y".to_owned(), one));
+    let needed = needed(&g, &LossOptions { kind: LossKind::Mse, ..LossOptions::default() }).unwrap();
+    let uniforms = |graph: &Graph| graph.nodes.iter().filter(|n| matches!(n.op, Op::Uniform(_))).count();
+    assert_eq!((uniforms(&needed), uniforms(&without_dropout(&needed).unwrap())), (2, 0));
+    let select = needed.nodes.iter().rfind(|n| matches!(n.op, Op::Select(_))).unwrap();
+    assert_eq!(select.ty.shape.as_slice(), [B, 1, C]);
+    // Random numbers are those of the whole.
+    let bindings = Bindings { seed: 3, step: 1, ..Bindings::default() }
+        .input("x", wave(&[B, T, C], 1.0, 0.7, 0.0))
+        .weight("w", wave(&[C, C], 1.0, 0.3, 0.0));
+    let of = |graph: &Graph| outputs(graph, &bindings, Precision::Exact).unwrap();
+    assert_eq!(of(&needed), of(&g));
 }
 
 #[test]
