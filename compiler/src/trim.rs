@@ -76,7 +76,7 @@ fn steps(rank: usize) -> Shape {
 /// The window that a node computes where `wanted` is read. Samples stay together: meshes and microbatches share them out.
 fn made_of(graph: &Graph, node: &Node, wanted: &Window, batch: &BTreeSet<u8>) -> Window {
     let mut window = whole(&node.ty);
-    // Less than that is saved where few elements are left out, and sizes that divide well would be lost for it.
+    // To leave out fewer would save little, and cost sizes that divide well.
     let is_little = |dim: usize| !wanted[dim].is_empty() && 2 * (wanted[dim].end - wanted[dim].start) <= node.ty.shape[dim];
     let dims: Vec<usize> = (0..wanted.len()).filter(|&dim| is_little(dim) && !batch.contains(&(dim as u8))).collect();
     if dims.is_empty() {
@@ -153,14 +153,15 @@ fn part(out: &mut Graph, value: NodeId, slice: Slice) -> Result<NodeId> {
     if is_dense && shape == out.ty(value).shape {
         return Ok(value);
     }
-    let Op::BroadcastInDim(op) = out[value].op.clone() else { return out.add(slice, &[value]) };
-    if !is_dense {
-        return out.add(slice, &[value]);
+    match out[value].op.clone() {
+        Op::BroadcastInDim(op) if is_dense => {
+            let of = |bounds: &Shape| -> Shape { op.dims.iter().map(|&dim| bounds[usize::from(dim)]).collect() };
+            let inner = Slice { start: of(&slice.start), limit: of(&slice.limit), stride: of(&slice.stride) };
+            let repeated = part(out, out[value].operands[0], inner)?;
+            out.add(BroadcastInDim { shape, dims: op.dims }, &[repeated])
+        }
+        _ => out.add(slice, &[value]),
     }
-    let of = |bounds: &Shape| -> Shape { op.dims.iter().map(|&dim| bounds[usize::from(dim)]).collect() };
-    let inner = Slice { start: of(&slice.start), limit: of(&slice.limit), stride: of(&slice.stride) };
-    let repeated = part(out, out[value].operands[0], inner)?;
-    out.add(BroadcastInDim { shape, dims: op.dims }, &[repeated])
 }
 
 /// The op of a node of whose result the window `made` is computed.
