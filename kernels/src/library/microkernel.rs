@@ -181,6 +181,10 @@ unsafe fn write<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Block<V:
 /// Rows that one pointer into A serves: what an address can hold beside it are one, two and three strides.
 const GROUP: usize = 4;
 
+/// Steps between additions to pointers, where that can be: on processors with short vectors, and where another thread has half of a core,
+/// all that is no multiply-add takes from them.
+const TOGETHER: usize = 4;
+
 /// The products; `ADJACENT` where the rows of A lie side by side, `COPY` for what is copied.
 ///
 /// # Safety
@@ -201,7 +205,21 @@ unsafe fn sums<V: Vector, const ROWS: usize, const VECTORS: usize, const ADJACEN
         for (g, pointer) in groups.iter_mut().enumerate().filter(|_| !ADJACENT) {
             *pointer = opaque(t.a.wrapping_offset((g * GROUP) as isize * t.a_row));
         }
-        for _ in 0..t.depth {
+        let mut depth = t.depth;
+        // Of packed panels, and rows that are read as they lie, the steps are constants.
+        let (a_step, b_step) = (if ADJACENT { ROWS } else { 1 }, VECTORS * V::LANES);
+        if COPY == NO_COPY && (t.a_step, t.b_step) == (a_step as isize, b_step as isize) && last == V::LANES {
+            while depth >= TOGETHER {
+                for step in 0..TOGETHER {
+                    let right: [V; VECTORS] = std::array::from_fn(|j| V::load(b.add(step * b_step + j * V::LANES)));
+                    multiply::<V, ROWS, VECTORS, ADJACENT>(&mut sums, right, &groups, [row, (step * a_step) as isize]);
+                }
+                groups.iter_mut().for_each(|pointer| *pointer = pointer.wrapping_add(TOGETHER * a_step));
+                b = b.add(TOGETHER * b_step);
+                depth -= TOGETHER;
+            }
+        }
+        for _ in 0..depth {
             let mut right = [V::zero(); VECTORS];
             for (j, vector) in right.iter_mut().enumerate() {
                 let p = b.add(j * V::LANES);
@@ -222,18 +240,33 @@ unsafe fn sums<V: Vector, const ROWS: usize, const VECTORS: usize, const ADJACEN
                 }
                 copies.b = copies.b.add(VECTORS * V::LANES);
             }
-            for (i, sums) in sums.iter_mut().enumerate() {
-                let group = if ADJACENT { 0 } else { i / GROUP };
-                // Pairs that are read where they lie need not be aligned as one.
-                let left = V::splat(groups[group].offset((i - group * GROUP) as isize * row).read_unaligned());
-                for (sum, vector) in sums.iter_mut().zip(right) {
-                    *sum = left.step(vector, *sum);
-                }
-            }
+            multiply::<V, ROWS, VECTORS, ADJACENT>(&mut sums, right, &groups, [row, 0]);
             groups.iter_mut().for_each(|pointer| *pointer = pointer.wrapping_offset(t.a_step));
             b = b.offset(t.b_step);
         }
         sums
+    }
+}
+
+/// One step: the rows' factors lie `row` apart, `ahead` of the pointers of their groups.
+///
+/// # Safety
+/// As `block`.
+#[inline(always)]
+unsafe fn multiply<V: Vector, const ROWS: usize, const VECTORS: usize, const ADJACENT: bool>(
+    sums: &mut [[V; VECTORS]; ROWS],
+    right: [V; VECTORS],
+    groups: &[*const V::E; MAX_ROWS / GROUP],
+    [row, ahead]: [isize; 2],
+) {
+    for (i, sums) in sums.iter_mut().enumerate() {
+        let group = if ADJACENT { 0 } else { i / GROUP };
+        // SAFETY: the caller's. Pairs that are read where they lie need not be aligned as one.
+        let left = unsafe { V::splat(groups[group].offset((i - group * GROUP) as isize * row + ahead).read_unaligned()) };
+        for (sum, vector) in sums.iter_mut().zip(right) {
+            // SAFETY: the caller's.
+            *sum = unsafe { left.step(vector, *sum) };
+        }
     }
 }
 
