@@ -1,8 +1,8 @@
 //! Communication between the ranks of one run: collectives over groups, send and receive over pairs.
 //!
-//! A transfer is a `start` and a `wait`. A start blocks nothing; a wait ends once the transfer is complete: the target
-//! is written and nobody reads the source any more. Until then neither region may be touched. A small message is complete before anybody
-//! receives it; all other transfers have been started by all members then.
+//! A transfer is prepared once; each time that it is made is a `start` and a `wait`. A start blocks nothing; a wait ends once the transfer is
+//! complete: the target is written and nobody reads the source any more. Until then neither region may be touched. A small message is
+//! complete before anybody receives it; all other transfers have been started by all members then.
 //! Transfers of one group are matched in the order of their starts, those of one ordered pair of ranks likewise (FIFO).
 //! Every wait serves all started transfers of its rank, so that the order of waits cannot deadlock; `progress` serves them between
 //! computations, so that peers do not wait for a rank that computes.
@@ -19,6 +19,8 @@ pub mod local;
 pub mod mover;
 #[cfg(target_os = "linux")]
 mod peer;
+#[cfg(target_os = "linux")]
+mod prepared;
 #[cfg(target_os = "linux")]
 pub(crate) mod pull;
 mod reduce;
@@ -51,9 +53,13 @@ pub trait Comm: Send {
     /// Says where the rank is: what errors, here and at the peers, name. Cheap enough for every instruction.
     fn mark(&mut self, place: &Place);
 
-    /// Starts a transfer of as many tensors as there are `ops`, all of one kind, group and reduction; messages are of one. Blocks
-    /// nothing. Errors: a region outside of the arena, sizes that do not fit the transfer, tensors that do not fit each other.
-    fn start(&mut self, ops: &[Op]) -> Result<Token>;
+    /// Checks a transfer of as many tensors as there are `ops`, all of one kind, group and reduction; messages are of one. It is kept as long as
+    /// the communicator, and carries the label of the last `mark`. Errors: a region outside of the arena, sizes that do not fit the
+    /// transfer, tensors that do not fit each other.
+    fn prepare(&mut self, ops: &[Op]) -> Result<TransferId>;
+
+    /// Starts a transfer that this communicator has prepared. Blocks nothing. Errors: those of `progress`.
+    fn start(&mut self, transfer: TransferId) -> Result<Token>;
 
     /// Does what can be done for started transfers without waiting for anybody. Cheap where nobody did anything since. Errors: a peer
     /// started another transfer in one's place.
@@ -102,6 +108,10 @@ impl Region {
         self.offset..self.offset + self.bytes
     }
 }
+
+/// A prepared transfer of one communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TransferId(pub(crate) u32);
 
 /// A started transfer. Every token is waited for once. It is one word: what is stored in parts and loaded whole waits until the stores
 /// before it, of what peers are told, have left the processor.

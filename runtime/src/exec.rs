@@ -22,7 +22,7 @@ pub use site::{Bound, Site};
 pub use tally::Tally;
 pub use world::World;
 
-use crate::comm::{self, Comm, Label, Op, Place, Region, Token};
+use crate::comm::{self, Comm, Label, Op, Place, Region, Token, TransferId};
 use crate::cuda::{Graph, Row};
 use crate::device::{Call, Device};
 use crate::error::Result;
@@ -39,7 +39,9 @@ pub struct Executor {
     /// Of each section, what a device with memory of its own runs as one from the second step on.
     rows: Vec<Vec<Row>>,
     turns: Vec<Turn>,
-    flights: Flights,
+    transfers: Vec<Transfers>,
+    /// Those in flight: by token, oldest first.
+    flights: Vec<VecDeque<Flight>>,
     inputs: Vec<Port>,
     outputs: Vec<Port>,
     parameters: Vec<Parameter>,
@@ -79,18 +81,19 @@ impl Instruction {
 
 enum Action {
     Compute(Call),
-    Start { tensors: Vec<Tensor>, token: usize },
+    /// `number`: among those of its section.
+    Start {
+        tensors: Vec<Tensor>,
+        number: usize,
+        token: usize,
+    },
     Wait(usize),
 }
 
-/// Transfers in flight.
-struct Flights {
-    /// By token, oldest first.
-    open: Vec<VecDeque<Flight>>,
-    /// The tensors of the one that is being started.
-    ops: Vec<Op>,
-}
+/// What the starts of a section are to the communicator, where its blocks lie in one place; `None` before the first of each.
+type Transfers = Vec<Option<TransferId>>;
 
+/// A transfer in flight.
 struct Flight {
     token: Token,
     /// What is copied to the device when it lands, where transfers go through the host.
@@ -109,6 +112,8 @@ struct Turn {
     section: usize,
     microbatch: u32,
     bases: Bases,
+    /// The index of its `Transfers`.
+    transfers: usize,
     label: Label,
     /// Input ports to fill before, output ports to read after: index, arena bytes.
     fills: Vec<(usize, Range<usize>)>,
@@ -160,7 +165,10 @@ impl Executor {
                         comm.progress()?;
                         body.nth(row.calls().len() - 2);
                     }
-                    None => run(instruction, turn, device, comm, &mut self.flights, &mut trace)?,
+                    None => {
+                        let flights = Flights { transfers: &mut self.transfers[turn.transfers], open: &mut self.flights };
+                        run(instruction, turn, device, comm, flights, &mut trace)?;
+                    }
                 }
             }
             turn.graphs = graphs;
@@ -224,6 +232,12 @@ impl Executor {
     }
 }
 
+/// What starts and waits of one execution of a section go by.
+struct Flights<'a> {
+    transfers: &'a mut Transfers,
+    open: &'a mut [VecDeque<Flight>],
+}
+
 fn run_row(row: &Row, graph: &mut Option<Graph>, section: &[Instruction], turn: &Turn, device: &mut Device) -> Result<()> {
     let label = &section[row.calls().start].label;
     if let Some(graph) = graph {
@@ -244,7 +258,7 @@ fn run(
     turn: &Turn,
     device: &mut Device,
     comm: &mut dyn Comm,
-    flights: &mut Flights,
+    flights: Flights<'_>,
     trace: &mut Option<&mut Trace>,
 ) -> Result<()> {
     let began = trace.as_ref().map(|_| now_ns());
@@ -256,17 +270,22 @@ fn run(
             }
             Stream::Compute
         }
-        Action::Start { tensors, token } => {
+        Action::Start { tensors, number, token } => {
             let region = |span: &Option<Span>| span.map_or(Region::default(), |span| turn.bases.region(span));
             let op = |t: &Tensor| Op { transfer: t.transfer, source: region(&t.source), target: region(&t.target) };
-            flights.ops.clear();
-            flights.ops.extend(tensors.iter().map(op));
+            let transfer = match flights.transfers[*number] {
+                Some(transfer) => transfer,
+                None => {
+                    let ops: Vec<Op> = tensors.iter().map(op).collect();
+                    *flights.transfers[*number].insert(comm.prepare(&ops)?)
+                }
+            };
             let staged = device.is_apart() && !comm.is_on_device();
             if staged {
-                flights.ops.iter().try_for_each(|op| device.get(op.source.range()))?;
+                tensors.iter().try_for_each(|tensor| device.get(region(&tensor.source).range()))?;
             }
-            let targets = if staged { flights.ops.iter().map(|op| op.target.range()).collect() } else { Vec::new() };
-            flights.open[*token].push_back(Flight { token: comm.start(&flights.ops)?, targets });
+            let targets = if staged { tensors.iter().map(|t| region(&t.target).range()).collect() } else { Vec::new() };
+            flights.open[*token].push_back(Flight { token: comm.start(transfer)?, targets });
             Stream::Comm
         }
         Action::Wait(token) => {

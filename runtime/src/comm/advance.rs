@@ -5,10 +5,11 @@
 //! writes once all have read; all others read peer by peer.
 
 use super::mover::{Carried, Copy, Origin, Pieces, SMALL_BYTES, Sources, Stage, Sum, Target};
-use super::peer::{Advance, Head, Need, Peer, Phase};
+use super::peer::{Advance, Channel, Head, Need, Peer, Phase};
+use super::prepared::Prepared;
 use super::pull::{self, Member, chunk};
-use super::segment::{Awaited, RING, Slot};
-use super::{DType, Op, Reduce, Transfer};
+use super::segment::{Awaited, RING, Segment, Slot};
+use super::{DType, Op, Reduce, Transfer, TransferId};
 use crate::error::{Error, Result};
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
@@ -18,17 +19,17 @@ pub const NOT_READ: &str = "has not finished it";
 
 impl Peer {
     /// The head, all at once, by a mover that can.
-    fn whole(&mut self, channel: u32, head: &Head) -> Result<Advance> {
-        let (me, sends) = (self.me(channel), matches!(self.tensor(channel, 0).transfer, Transfer::Send { .. }));
+    fn whole(&mut self, channel: u32, head: TransferId) -> Result<Advance> {
+        let (me, sends) = (self.me(channel), matches!(self.tensor(head, 0).transfer, Transfer::Send { .. }));
         if sends {
             self.follow(channel, me.index..me.index + 1, Stage::Posted)?;
         } else if let Advance::Waits = self.all_posted(channel, head)? {
             return Ok(Advance::Waits);
         }
-        let Peer { channels, mover, received, .. } = self;
-        let tensors = || channels[channel as usize].tensors.range(..head.tensors);
-        mover.transfer(channel, &mut tensors(), me)?;
-        *received += tensors().map(|op| read(op, me)).sum::<u64>();
+        let Peer { transfers, mover, received, .. } = self;
+        let ops = &transfers[head].ops;
+        mover.transfer(channel, ops, me)?;
+        *received += ops.iter().map(|op| read(op, me)).sum::<u64>();
         if sends { Ok(self.finish_head(channel)) } else { self.done(channel) }
     }
 
@@ -38,54 +39,48 @@ impl Peer {
             self.post(channel)?;
         }
         let state = &self.channels[channel as usize];
-        let Some(&head) = state.queue.front() else { return Ok(Advance::Idle) };
+        let Some(&Head { transfer: head, phase, .. }) = state.queue.front() else { return Ok(Advance::Idle) };
         if state.posted <= state.finished {
             let before = state.posted - RING;
             let member = self.undone(channel, before).unwrap_or(state.readers.start);
             return Ok(self.needs(channel, (member, Stage::Done, before), "has not finished the transfers before it"));
         }
         if !self.is_at_once && self.mover.is_whole() {
-            return self.whole(channel, &head);
+            return self.whole(channel, head);
         }
-        match (self.channels[channel as usize].tensors[0].transfer, head.phase) {
+        match (self.tensor(head, 0).transfer, phase) {
             (Transfer::Send { .. }, _) => Ok(self.finish_head(channel)),
-            (Transfer::Recv { .. }, _) => self.receive(channel, &head),
+            (Transfer::Recv { .. }, _) => self.receive(channel, head),
             (Transfer::AllGather { .. } | Transfer::AllToAll { .. }, Phase::Read(served)) => {
-                self.collect(channel, &head, served)
+                self.collect(channel, head, served)
             }
-            (Transfer::ReduceScatter { reduce, dtype, .. }, _) => match self.all_posted(channel, &head)? {
-                Advance::Moved => self.reduce_rows(channel, &head, (reduce, dtype)),
+            (Transfer::ReduceScatter { reduce, dtype, .. }, _) => match self.all_posted(channel, head)? {
+                Advance::Moved => self.reduce_rows(channel, head, (reduce, dtype)),
                 waiting => Ok(waiting),
             },
-            (Transfer::AllReduce { reduce, dtype, .. }, Phase::Read(_)) => match self.all_posted(channel, &head)? {
-                Advance::Moved if head.eager => self.reduce_carried(channel, &head, (reduce, dtype)),
-                Advance::Moved if head.bytes <= SMALL_BYTES => self.reduce_small(channel, &head, (reduce, dtype)),
-                Advance::Moved => self.reduce_chunk(channel, &head, (reduce, dtype)),
+            (Transfer::AllReduce { reduce, dtype, .. }, Phase::Read(_)) => match self.all_posted(channel, head)? {
+                Advance::Moved if self.transfers[head].eager => self.reduce_carried(channel, head, (reduce, dtype)),
+                Advance::Moved if self.transfers[head].bytes <= SMALL_BYTES => {
+                    self.reduce_small(channel, head, (reduce, dtype))
+                }
+                Advance::Moved => self.reduce_chunk(channel, head, (reduce, dtype)),
                 waiting => Ok(waiting),
             },
-            (_, Phase::WriteHeld) => self.write_held(channel, &head),
-            (_, Phase::Gather(served)) => self.gather_chunk(channel, &head, served),
+            (_, Phase::WriteHeld) => self.write_held(channel, head),
+            (_, Phase::Gather(served)) => self.gather_chunk(channel, head, served),
         }
     }
 
     /// Posts started transfers in order, as far as the ring has room.
     pub(super) fn post(&mut self, channel: u32) -> Result<()> {
-        let Peer { channels, segment, .. } = self;
+        let Peer { channels, transfers, segment, .. } = self;
         let state = &mut channels[channel as usize];
         let (before, mut end) = (state.posted, 0);
         while state.posted < state.started && state.has_room(segment, channel) {
-            let index = (state.posted - state.finished) as usize;
-            let head = &state.queue[index];
-            let tensors = (state.posted_tensors..state.posted_tensors + head.tensors).map(|tensor| &state.tensors[tensor]);
             if state.is_read {
-                let slot = segment.slot(channel, state.index);
-                slot.describe(state.posted, head.signature, &state.places[index].label);
-                end = match head.eager {
-                    true => slot.carry(state.posted, head.bytes, tensors.map(|op| segment.arena(self.rank).slice(op.source))),
-                    false => slot.place(state.posted, tensors.map(|op| (op.source.offset, op.target.offset))),
-                };
+                let transfer = state.queue[(state.posted - state.finished) as usize].transfer;
+                end = tell(segment, self.rank, (channel, state), (state.posted, &transfers[transfer]));
             }
-            state.posted_tensors += head.tensors;
             state.posted += 1;
         }
         let posted = before..state.posted;
@@ -97,16 +92,16 @@ impl Peer {
     }
 
     /// Sends a small message that nothing stands before: it is over at once, and in no queue. Whether that could be.
-    pub(super) fn deliver(&mut self, channel: u32, ops: &[Op], (signature, bytes): (u64, usize)) -> Result<bool> {
-        let Peer { channels, segment, place, .. } = self;
-        let state = &mut channels[channel as usize];
-        let is_message = matches!(ops[0].transfer, Transfer::Send { .. });
+    pub(super) fn deliver(&mut self, transfer: TransferId) -> Result<bool> {
+        let Peer { channels, transfers, segment, .. } = self;
+        let prepared = &transfers[transfer];
+        let (channel, state) = (prepared.channel, &mut channels[prepared.channel as usize]);
+        let is_message = matches!(prepared.ops[0].transfer, Transfer::Send { .. });
         if !is_message || !state.queue.is_empty() || !state.has_room(segment, channel) {
             return Ok(false);
         }
-        let (slot, sequence) = (segment.slot(channel, state.index), state.started);
-        slot.describe(sequence, signature, &place.label);
-        let end = slot.carry(sequence, bytes, ops.iter().map(|op| segment.arena(self.rank).slice(op.source)));
+        let sequence = state.posted;
+        let end = tell(segment, self.rank, (channel, state), (sequence, prepared));
         (state.started, state.posted, state.finished) = (sequence + 1, sequence + 1, sequence + 1);
         self.stamp(channel, sequence..sequence + 1, end)?;
         Ok(true)
@@ -151,12 +146,7 @@ impl Peer {
 
     fn finish_head(&mut self, channel: u32) -> Advance {
         let state = &mut self.channels[channel as usize];
-        let tensors = state.queue.pop_front().map_or(0, |head| head.tensors);
-        state.places.pop_front();
-        for _ in 0..tensors {
-            state.tensors.pop_front();
-        }
-        state.posted_tensors -= tensors;
+        state.queue.pop_front();
         state.finished += 1;
         Advance::Moved
     }
@@ -173,7 +163,7 @@ impl Peer {
     }
 
     /// Whether `member` posted the head. Errors: it posted another transfer in its place.
-    fn has_posted(&self, channel: u32, head: &Head, member: usize) -> Result<bool> {
+    fn has_posted(&self, channel: u32, head: TransferId, member: usize) -> Result<bool> {
         let state = &self.channels[channel as usize];
         if member == state.index {
             return Ok(state.posted > state.finished);
@@ -182,19 +172,19 @@ impl Peer {
         if !slot.is_posted(state.finished) {
             return Ok(false);
         }
-        if slot.signature(state.finished) == head.signature {
+        if slot.signature(state.finished) == self.transfers[head].signature {
             return Ok(true);
         }
         let peer = state.members[member];
-        let tensors = state.tensors.range(..head.tensors);
-        let bytes: usize = tensors.map(|op| op.source.bytes.max(op.target.bytes)).sum();
+        let ops = &self.transfers[head].ops;
+        let bytes: usize = ops.iter().map(|op| op.source.bytes.max(op.target.bytes)).sum();
         Err(Error::mismatch(format!(
             "ranks {} and {peer} meet in different transfers: {} of {bytes} bytes here, `{}` there",
             self.rank,
-            state.tensors[0].transfer.name(),
+            ops[0].transfer.name(),
             slot.label(state.finished).text()
         ))
-        .at(format!("rank {} at {}", self.rank, state.places[0])))
+        .at(format!("rank {} at {}", self.rank, self.started_at(&state.queue[0]))))
     }
 
     /// That a member comes to a stage of a transfer.
@@ -210,17 +200,17 @@ impl Peer {
     }
 
     /// That a member posts the head.
-    fn needs_post(&mut self, channel: u32, head: &Head, member: usize) -> Advance {
+    fn needs_post(&mut self, channel: u32, head: TransferId, member: usize) -> Advance {
         let (sequence, slot) = (self.channels[channel as usize].finished, self.segment.slot(channel, member));
-        let awaited = match head.eager {
-            true => slot.carried(sequence, head.bytes),
+        let awaited = match self.transfers[head].eager {
+            true => slot.carried(sequence, self.transfers[head].bytes),
             false => slot.stage(Stage::Posted, sequence),
         };
         self.awaits(channel, member, awaited, "has not started it")
     }
 
     /// `Moved` once all members have posted the head.
-    fn all_posted(&mut self, channel: u32, head: &Head) -> Result<Advance> {
+    fn all_posted(&mut self, channel: u32, head: TransferId) -> Result<Advance> {
         let members = self.channels[channel as usize].members.len();
         for member in 0..members {
             if !self.has_posted(channel, head, member)? {
@@ -231,12 +221,12 @@ impl Peer {
         Ok(Advance::Moved)
     }
 
-    fn receive(&mut self, channel: u32, head: &Head) -> Result<Advance> {
+    fn receive(&mut self, channel: u32, head: TransferId) -> Result<Advance> {
         if !self.has_posted(channel, head, 0)? {
             return Ok(self.needs_post(channel, head, 0));
         }
         self.follow(channel, 0..2, Stage::Posted)?;
-        let target = self.tensor(channel, 0).target;
+        let target = self.tensor(head, 0).target;
         let (origin, source) = self.origin(channel, head, 0, (0, 0));
         self.mover.copy(channel, origin, &Copy::piece(source, target.offset, target.bytes))?;
         self.received += target.bytes as u64;
@@ -244,7 +234,7 @@ impl Peer {
     }
 
     /// all_gather and all_to_all: one peer after the other, own block first.
-    fn collect(&mut self, channel: u32, head: &Head, served: usize) -> Result<Advance> {
+    fn collect(&mut self, channel: u32, head: TransferId, served: usize) -> Result<Advance> {
         let me = self.me(channel);
         for served in served..me.members {
             let index = me.after(served);
@@ -257,14 +247,14 @@ impl Peer {
         self.done(channel)
     }
 
-    fn collect_from(&mut self, channel: u32, head: &Head, index: usize) -> Result<()> {
+    fn collect_from(&mut self, channel: u32, head: TransferId, index: usize) -> Result<()> {
         let Member { index: own, members } = self.me(channel);
         self.follow(channel, index..index + 1, Stage::Posted)?;
         let from = Member { index, members };
         let (mut bytes, mut before) = (0, 0);
-        for tensor in 0..head.tensors {
+        for tensor in 0..self.tensors(head) {
             let (origin, source) = self.origin(channel, head, index, (tensor, before));
-            let op = self.tensor(channel, tensor);
+            let op = self.tensor(head, tensor);
             before += op.source.bytes;
             let copy = match op.transfer {
                 Transfer::AllGather { rows, .. } => pull::gather(source, from, rows, op.target.offset),
@@ -279,19 +269,23 @@ impl Peer {
     }
 
     /// Where the source of a member's tensor is, which lies so many bytes behind the first of its transfer.
-    fn origin(&self, channel: u32, head: &Head, member: usize, (tensor, before): (usize, usize)) -> (Origin, usize) {
+    fn origin(&self, channel: u32, head: TransferId, member: usize, (tensor, before): (usize, usize)) -> (Origin, usize) {
         let (state, slot) = (&self.channels[channel as usize], self.segment.slot(channel, member));
         let arena = Origin::Arena(state.members[member]);
-        match head.eager {
+        match self.transfers[head].eager {
             // An entry just written is not read again before its lines are back from who reads them.
-            _ if member == state.index => (arena, state.tensors[tensor].source.offset),
-            true => (Origin::Entry, slot.eager(state.finished, head.bytes) + before),
+            _ if member == state.index => (arena, self.tensor(head, tensor).source.offset),
+            true => (Origin::Entry, slot.eager(state.finished, self.transfers[head].bytes) + before),
             false => (arena, slot.source(state.finished, tensor)),
         }
     }
 
-    fn tensor(&self, channel: u32, tensor: usize) -> &Op {
-        &self.channels[channel as usize].tensors[tensor]
+    fn tensor(&self, head: TransferId, tensor: usize) -> &Op {
+        &self.transfers[head].ops[tensor]
+    }
+
+    fn tensors(&self, head: TransferId) -> usize {
+        self.transfers[head].ops.len()
     }
 
     fn me(&self, channel: u32) -> Member {
@@ -301,11 +295,12 @@ impl Peer {
 
     /// Reduces pieces of the head's tensor of that number; counts what is read of others.
     fn reduce(&mut self, channel: u32, tensor: usize, kind: (Reduce, DType), pieces: Pieces, to: Target) -> Result<()> {
-        let Peer { channels, segment, mover, .. } = self;
+        let Peer { channels, transfers, segment, mover, .. } = self;
         let state = &channels[channel as usize];
-        let (head, before) = (&state.queue[0], || state.tensors.range(..tensor).map(|op| op.source.bytes).sum());
-        let eager = head.eager.then(|| Carried { bytes: head.bytes, before: before() });
-        let own = (state.index, state.tensors[tensor].source.offset);
+        let Prepared { ops, eager, bytes, .. } = &transfers[state.queue[0].transfer];
+        let before = || ops[..tensor].iter().map(|op| op.source.bytes).sum();
+        let eager = eager.then(|| Carried { bytes: *bytes, before: before() });
+        let own = (state.index, ops[tensor].source.offset);
         let sources = Sources { segment, channel, sequence: state.finished, tensor, members: &state.members, own, eager };
         let (reduce, dtype) = kind;
         mover.reduce(channel, &Sum { sources, reduce, dtype, pieces }, to)?;
@@ -313,10 +308,10 @@ impl Peer {
         Ok(())
     }
 
-    fn reduce_rows(&mut self, channel: u32, head: &Head, kind: (Reduce, DType)) -> Result<Advance> {
+    fn reduce_rows(&mut self, channel: u32, head: TransferId, kind: (Reduce, DType)) -> Result<Advance> {
         let me = self.me(channel);
-        for tensor in 0..head.tensors {
-            let op = self.tensor(channel, tensor);
+        for tensor in 0..self.tensors(head) {
+            let op = self.tensor(head, tensor);
             let Transfer::ReduceScatter { rows, .. } = op.transfer else { unreachable!("only this one is scattered") };
             let own = rows.range(me.index, me.members);
             let pieces = Pieces {
@@ -331,10 +326,10 @@ impl Peer {
         self.done(channel)
     }
 
-    fn reduce_chunk(&mut self, channel: u32, head: &Head, kind: (Reduce, DType)) -> Result<Advance> {
+    fn reduce_chunk(&mut self, channel: u32, head: TransferId, kind: (Reduce, DType)) -> Result<Advance> {
         let me = self.me(channel);
-        for tensor in 0..head.tensors {
-            let op = self.tensor(channel, tensor);
+        for tensor in 0..self.tensors(head) {
+            let op = self.tensor(head, tensor);
             let own = chunk(op.source.bytes, me);
             let to = Target::Arena(op.target.offset + own.start);
             self.reduce(channel, tensor, kind, Pieces::one(own.start, own.len()), to)?;
@@ -344,7 +339,7 @@ impl Peer {
     }
 
     /// A reduced chunk of a peer may be read, and the own copy of its source overwritten: the peer was its only reader.
-    fn gather_chunk(&mut self, channel: u32, head: &Head, served: usize) -> Result<Advance> {
+    fn gather_chunk(&mut self, channel: u32, head: TransferId, served: usize) -> Result<Advance> {
         let me = self.me(channel);
         if served == me.members {
             return self.done(channel);
@@ -355,9 +350,9 @@ impl Peer {
             return Ok(self.needs(channel, (index, Stage::Reduced, sequence), "has not reduced its part"));
         }
         self.follow(channel, index..index + 1, Stage::Reduced)?;
-        let Peer { channels, segment, mover, received, .. } = self;
+        let Peer { channels, transfers, segment, mover, received, .. } = self;
         let (state, slot) = (&channels[channel as usize], segment.slot(channel, index));
-        for (tensor, op) in state.tensors.range(..head.tensors).enumerate() {
+        for (tensor, op) in transfers[head].ops.iter().enumerate() {
             let range = chunk(op.target.bytes, Member { index, ..me });
             let copy = Copy::piece(slot.target(sequence, tensor) + range.start, op.target.offset + range.start, range.len());
             mover.copy(channel, Origin::Arena(state.members[index]), &copy)?;
@@ -367,18 +362,18 @@ impl Peer {
     }
 
     /// Everything, at once to the target: of all sources only the own one may lie there, which is read before.
-    fn reduce_carried(&mut self, channel: u32, head: &Head, kind: (Reduce, DType)) -> Result<Advance> {
-        for tensor in 0..head.tensors {
-            let op = self.tensor(channel, tensor);
+    fn reduce_carried(&mut self, channel: u32, head: TransferId, kind: (Reduce, DType)) -> Result<Advance> {
+        for tensor in 0..self.tensors(head) {
+            let op = self.tensor(head, tensor);
             self.reduce(channel, tensor, kind, Pieces::one(0, op.source.bytes), Target::Arena(op.target.offset))?;
         }
         self.done(channel)
     }
 
-    fn reduce_small(&mut self, channel: u32, head: &Head, kind: (Reduce, DType)) -> Result<Advance> {
+    fn reduce_small(&mut self, channel: u32, head: TransferId, kind: (Reduce, DType)) -> Result<Advance> {
         let mut at = 0;
-        for tensor in 0..head.tensors {
-            let bytes = self.tensor(channel, tensor).source.bytes;
+        for tensor in 0..self.tensors(head) {
+            let bytes = self.tensor(head, tensor).source.bytes;
             self.reduce(channel, tensor, kind, Pieces::one(0, bytes), Target::Held(at))?;
             at += bytes;
         }
@@ -387,19 +382,30 @@ impl Peer {
     }
 
     /// The target may be the source: all members must have read it.
-    fn write_held(&mut self, channel: u32, head: &Head) -> Result<Advance> {
+    fn write_held(&mut self, channel: u32, head: TransferId) -> Result<Advance> {
         let sequence = self.channels[channel as usize].finished;
         if let Some(member) = self.undone(channel, sequence) {
             return Ok(self.needs(channel, (member, Stage::Done, sequence), NOT_READ));
         }
         self.follow(channel, self.channels[channel as usize].readers.clone(), Stage::Done)?;
         let mut at = 0;
-        for tensor in 0..head.tensors {
-            let target = self.tensor(channel, tensor).target;
+        for tensor in 0..self.tensors(head) {
+            let target = self.tensor(head, tensor).target;
             self.mover.copy(channel, Origin::Held, &Copy::piece(at, target.offset, target.bytes))?;
             at += target.bytes;
         }
         Ok(self.finish_head(channel))
+    }
+}
+
+/// Writes into the own slot what a transfer of that number is, and where its sources are, or the sources. Bytes of the entry up to the end of
+/// that.
+fn tell(segment: &Segment, rank: u32, (channel, state): (u32, &Channel), (sequence, prepared): (u64, &Prepared)) -> usize {
+    let (slot, ops) = (segment.slot(channel, state.index), prepared.ops.iter());
+    slot.describe(sequence, prepared.signature, &prepared.label);
+    match prepared.eager {
+        true => slot.carry(sequence, prepared.bytes, ops.map(|op| segment.arena(rank).slice(op.source))),
+        false => slot.place(sequence, ops.map(|op| (op.source.offset, op.target.offset))),
     }
 }
 
@@ -423,48 +429,4 @@ fn read(op: &Op, me: Member) -> u64 {
         Transfer::Recv { .. } => op.target.bytes,
     };
     bytes as u64
-}
-
-/// Equal on both sides of a transfer iff they mean the same; not stable between builds. All words of a tensor are mixed at once: one
-/// after the other they would take as long as a cache line from core to core.
-pub(super) fn signature(ops: &[Op]) -> u64 {
-    /// Odd: no bits of a word are lost.
-    const MIX: [u64; 8] = {
-        let mut mix = [0x9e37_79b9_7f4a_7c15_u64; 8];
-        let mut i = 1;
-        while i < mix.len() {
-            mix[i] = mix[i - 1].wrapping_mul(0xd134_2543_de82_ef95) | 1;
-            i += 1;
-        }
-        mix
-    };
-    ops.iter().fold(ops.len() as u64, |all, op| {
-        let words = words(op);
-        let mixed = (0..words.len()).fold(0, |mixed: u64, i| mixed.wrapping_add(words[i].wrapping_mul(MIX[i])));
-        (all.rotate_left(7) ^ mixed ^ mixed >> 32).wrapping_mul(MIX[0])
-    })
-}
-
-/// What members of a transfer must agree on.
-fn words(op: &Op) -> [u64; 8] {
-    let bytes = op.source.bytes;
-    let sum = |kind: u64, reduce: Reduce, dtype: DType| kind | (reduce as u64) << 8 | (dtype as u64) << 16;
-    let words = match op.transfer {
-        Transfer::Send { .. } => [bytes, 0, 0, 0, 0, 0, 0],
-        Transfer::Recv { .. } => [op.target.bytes, 0, 0, 0, 0, 0, 0],
-        Transfer::AllReduce { .. } => [bytes, 0, 0, 0, 0, 0, 0],
-        Transfer::AllGather { rows, .. } | Transfer::ReduceScatter { rows, .. } => {
-            [bytes, rows.outer, rows.dim, rows.inner, 0, 0, 0]
-        }
-        Transfer::AllToAll { exchange: e, .. } => [bytes, e.outer, e.first, e.middle, e.second, e.inner, e.split as usize],
-    };
-    let kind = match op.transfer {
-        Transfer::Send { .. } | Transfer::Recv { .. } => 0,
-        Transfer::AllReduce { reduce, dtype, .. } => sum(1, reduce, dtype),
-        Transfer::AllGather { .. } => 2,
-        Transfer::ReduceScatter { reduce, dtype, .. } => sum(3, reduce, dtype),
-        Transfer::AllToAll { .. } => 4,
-    };
-    let [a, b, c, d, e, f, g] = words.map(|word| word as u64);
-    [kind, a, b, c, d, e, f, g]
 }

@@ -49,7 +49,7 @@ pub trait Mover: Send {
     }
 
     /// Starts this rank's part of a whole transfer of these tensors. All members come to the transfers of a channel in one order.
-    fn transfer(&mut self, _channel: u32, _tensors: &mut dyn Iterator<Item = &Op>, _me: Member) -> Result<()> {
+    fn transfer(&mut self, _channel: u32, _tensors: &[Op], _me: Member) -> Result<()> {
         unreachable!("it moves parts of transfers")
     }
 

@@ -6,12 +6,13 @@
 //! waits and between computations: each wait serves every queue, again and again, and after a while sleeps on the rank's doorbell, which
 //! peers ring where they find it asleep.
 
-use super::advance::{NOT_READ, signature};
+use super::advance::NOT_READ;
 use super::mover::{Mover, Stage};
+use super::prepared::{Prepared, Transfers};
 use super::pull::Pull;
 use super::segment::{Awaited, RING, Segment, WAKE};
 use super::shm::{self, Arena};
-use super::{Comm, Hello, Op, Patience, Place, Stop, Token, Transfer};
+use super::{Comm, Hello, Op, Patience, Place, Stop, Token, TransferId};
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -36,6 +37,7 @@ pub struct Peer {
     /// Whether each rank has a core.
     alone: bool,
     pub(super) place: Place,
+    pub(super) transfers: Transfers,
     /// The groups, then the lanes of each ordered pair of ranks.
     pub(super) channels: Vec<Channel>,
     /// Channels with started transfers that still need work of this rank.
@@ -65,12 +67,6 @@ pub(super) struct Channel {
     /// Whether others read what this rank posts: all but the receiver of a pair.
     pub is_read: bool,
     pub queue: VecDeque<Head>,
-    /// Where each of them was started. Apart: a copy of both at once would read what was just stored in parts.
-    pub places: VecDeque<Place>,
-    /// The tensors of all in the queue.
-    pub tensors: VecDeque<Op>,
-    /// How many of those are posted.
-    pub posted_tensors: usize,
     pub started: u64,
     pub posted: u64,
     /// Transfers that may be posted: a bound that was true once.
@@ -81,16 +77,14 @@ pub(super) struct Channel {
     pub need: Option<Need>,
 }
 
-/// What is to be known of a transfer to advance it.
-#[derive(Clone, Copy, Debug)]
+/// A started transfer. Its fields are looked at one by one: a copy of all of it would read at once what was just stored in parts.
+#[derive(Debug)]
 pub(super) struct Head {
-    pub tensors: usize,
-    /// Of all sources, those of the sender where this rank receives.
-    pub bytes: usize,
-    /// Whether its sources go with what is posted.
-    pub eager: bool,
-    pub signature: u64,
+    pub transfer: TransferId,
     pub phase: Phase,
+    /// Where it was started.
+    step: u64,
+    microbatch: u32,
 }
 
 /// Next thing to do for the head of a queue. Numbers count the peers already served, starting after the own index.
@@ -130,6 +124,7 @@ impl Peer {
             patience,
             alone: !segment.is_crowded(),
             place: Place::default(),
+            transfers: Transfers::default(),
             channels,
             active: Vec::with_capacity(64),
             mover: Box::new(Pull::new(segment.clone(), rank)),
@@ -146,7 +141,7 @@ impl Peer {
         Arena::new(self.segment.clone(), self.rank)
     }
 
-    /// From here on `mover` moves what is transferred, instead of one between the host's arenas. Before the first transfer.
+    /// From here on `mover` moves what is transferred, instead of one between the host's arenas. Before the first transfer is prepared.
     pub fn set_mover(&mut self, mover: Box<dyn Mover>) {
         self.is_at_once = mover.is_at_once();
         self.mover = mover;
@@ -154,29 +149,6 @@ impl Peer {
 
     pub fn segment(&self) -> &Arc<Segment> {
         &self.segment
-    }
-
-    fn channel_of(&self, transfer: &Transfer) -> Result<u32> {
-        let (rank, layout) = (self.rank, &self.segment.layout);
-        let channel = match *transfer {
-            Transfer::AllReduce { group, .. }
-            | Transfer::AllGather { group, .. }
-            | Transfer::ReduceScatter { group, .. }
-            | Transfer::AllToAll { group, .. } => {
-                layout.groups.get(group.0 as usize).filter(|group| group.0.contains(&rank)).map(|_| group.0)
-            }
-            Transfer::Send { to: other, .. } | Transfer::Recv { from: other, .. }
-                if other == rank || other >= layout.world() =>
-            {
-                None
-            }
-            Transfer::Send { to, lane } => layout.pair(rank, to, lane),
-            Transfer::Recv { from, lane } => layout.pair(from, rank, lane),
-        };
-        channel.ok_or_else(|| {
-            let what = format!("rank {rank} of {} has no such group or peer: {transfer:?}", layout.world());
-            Error::mismatch(what).at(self.place)
-        })
     }
 
     /// Serves every queue once; whether anything moved.
@@ -266,7 +238,12 @@ impl Peer {
 
     /// Where the transfer was started that a wait is for.
     fn place_of(&self, need: &Need) -> Place {
-        need.channel.and_then(|channel| self.channels[channel as usize].places.front()).copied().unwrap_or(self.place)
+        let head = need.channel.and_then(|channel| self.channels[channel as usize].queue.front());
+        head.map_or(self.place, |head| self.started_at(head))
+    }
+
+    pub(super) fn started_at(&self, head: &Head) -> Place {
+        Place { step: head.step, microbatch: head.microbatch, label: self.transfers[head.transfer].label }
     }
 
     /// A wait for a silent peer ends as an error that names it, or the rank that it waits for in turn.
@@ -316,31 +293,21 @@ impl Comm for Peer {
         self.segment.mark(self.rank, place);
     }
 
-    fn start(&mut self, ops: &[Op]) -> Result<Token> {
+    fn prepare(&mut self, ops: &[Op]) -> Result<TransferId> {
+        let prepared = Prepared::new(ops, self.rank, self.place.label, &self.segment, self.is_at_once);
         let wrong = |what| Error::mismatch(what).at(format!("rank {} at {}", self.rank, self.place));
-        let transfer = ops.first().ok_or_else(|| wrong("a transfer of nothing".to_owned()))?.transfer;
-        let channel = self.channel_of(&transfer)?;
-        if ops.len() > self.segment.layout.tensors(channel) || ops[1..].iter().any(|op| !op.transfer.is_like(&transfer)) {
-            return Err(wrong(format!("{} tensors that are no one {}", ops.len(), transfer.name())));
-        }
-        let state = &mut self.channels[channel as usize];
-        let arena_bytes = self.segment.arena(self.rank).bytes();
-        ops.iter().try_for_each(|op| check_sizes(op, state.members.len(), arena_bytes).map_err(wrong))?;
-        let bytes = match transfer {
-            Transfer::Recv { .. } => ops.iter().map(|op| op.target.bytes).sum(),
-            _ => ops.iter().map(|op| op.source.bytes).sum::<usize>(),
-        };
-        let eager = self.is_at_once && bytes <= self.segment.eager_bytes();
-        let token = Token::new(channel, state.started, eager);
-        let signature = signature(ops);
-        if eager && self.deliver(channel, ops, (signature, bytes))? {
+        Ok(self.transfers.push(prepared.map_err(wrong)?))
+    }
+
+    fn start(&mut self, transfer: TransferId) -> Result<Token> {
+        let Prepared { channel, eager, .. } = self.transfers[transfer];
+        let token = Token::new(channel, self.channels[channel as usize].started, eager);
+        if eager && self.deliver(transfer)? {
             return Ok(token);
         }
         let state = &mut self.channels[channel as usize];
-        state.tensors.extend(ops);
-        let head = Head { tensors: ops.len(), bytes, eager, signature, phase: Phase::Read(0) };
-        state.queue.push_back(head);
-        state.places.push_back(self.place);
+        let Place { step, microbatch, .. } = self.place;
+        state.queue.push_back(Head { transfer, phase: Phase::Read(0), step, microbatch });
         state.started += 1;
         if state.queue.len() == 1 {
             self.active.push(channel);
@@ -476,16 +443,12 @@ impl Drop for Peer {
 impl Channel {
     fn new(members: Vec<u32>, readers: Range<usize>, rank: u32) -> Channel {
         let index = members.iter().position(|&member| member == rank).unwrap_or(0);
-        let (queue, places, tensors) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
         Channel {
             members,
             index,
             is_read: readers.clone().any(|reader| reader != index),
             readers,
-            queue,
-            places,
-            tensors,
-            posted_tensors: 0,
+            queue: VecDeque::new(),
             started: 0,
             posted: 0,
             room: 0,
@@ -502,35 +465,4 @@ impl Channel {
         }
         self.posted < self.room
     }
-}
-
-/// Regions lie in the arena and have the sizes that the transfer says; the error is for the compiler's author.
-fn check_sizes(op: &Op, members: usize, arena_bytes: usize) -> std::result::Result<(), String> {
-    let (source, target) = match op.transfer {
-        Transfer::AllReduce { dtype, .. } => {
-            let bytes = op.source.bytes;
-            (Some(bytes), Some(if bytes.is_multiple_of(dtype.bytes() as usize) { bytes } else { usize::MAX }))
-        }
-        Transfer::AllGather { rows, .. } => (Some(rows.local_bytes(members)), Some(rows.global_bytes())),
-        Transfer::ReduceScatter { rows, .. } => (Some(rows.global_bytes()), Some(rows.local_bytes(members))),
-        Transfer::AllToAll { exchange, .. } => {
-            let (before, after) = exchange.local_bytes(members);
-            (Some(before), Some(after))
-        }
-        Transfer::Send { .. } => (Some(op.source.bytes), None),
-        Transfer::Recv { .. } => (None, Some(op.target.bytes)),
-    };
-    for (name, region, bytes) in [("source", op.source, source), ("target", op.target, target)] {
-        let Some(bytes) = bytes else { continue };
-        let end = region.offset.checked_add(region.bytes);
-        if region.bytes != bytes || end.is_none_or(|end| end > arena_bytes) {
-            return Err(format!(
-                "{} of a {name} of {} bytes at {} where {bytes} are due in an arena of {arena_bytes}",
-                op.transfer.name(),
-                region.bytes,
-                region.offset
-            ));
-        }
-    }
-    Ok(())
 }

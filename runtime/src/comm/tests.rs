@@ -53,6 +53,12 @@ fn ranks<T: Send>(peers: Vec<Peer>, body: impl Fn(Peer) -> T + Sync) -> Vec<T> {
     })
 }
 
+/// Prepares a transfer and starts it, once.
+fn start(peer: &mut Peer, ops: &[Op]) -> crate::error::Result<Token> {
+    let transfer = peer.prepare(ops)?;
+    peer.start(transfer)
+}
+
 fn everyone(world: u32) -> Group {
     Group((0..world).collect())
 }
@@ -222,7 +228,7 @@ fn run_cases(mut peer: Peer, cases: &[Case], seed: u64) {
         for case in batch {
             if let Some(member) = case.members.iter().position(|&m| m == rank) {
                 peer.mark(&Place { step: 1, microbatch: 0, label: Label::new(case.ops[member].transfer.name()) });
-                open.push((peer.start(&case.ops[member..=member]).unwrap(), case));
+                open.push((start(&mut peer, &case.ops[member..=member]).unwrap(), case));
             }
         }
         random.shuffle(&mut open);
@@ -273,7 +279,7 @@ fn sent(transport: Transport, crowded: bool, count: usize, bytes: usize) {
             if peer.rank() == 0 {
                 arena.write(offset, &value(i));
             }
-            let token = peer.start(&[Op { transfer, source: region, target: region }]).unwrap();
+            let token = start(&mut peer, &[Op { transfer, source: region, target: region }]).unwrap();
             peer.wait(token).unwrap();
             if peer.rank() == 1 {
                 let mut found = vec![0; bytes];
@@ -310,9 +316,9 @@ fn small_messages_need_no_receiver_yet() {
     let region = Region { offset: 0, bytes };
     let op = |transfer| Op { transfer, source: region, target: region };
     peers[0].arena().write(0, &vec![7; bytes]);
-    let token = peers[0].start(&[op(Transfer::Send { to: 1, lane: 0 })]).unwrap();
+    let token = start(&mut peers[0], &[op(Transfer::Send { to: 1, lane: 0 })]).unwrap();
     peers[0].wait(token).unwrap();
-    let token = peers[1].start(&[op(Transfer::Recv { from: 0, lane: 0 })]).unwrap();
+    let token = start(&mut peers[1], &[op(Transfer::Recv { from: 0, lane: 0 })]).unwrap();
     peers[1].wait(token).unwrap();
     let mut found = vec![0; bytes];
     peers[1].arena().read(0, &mut found);
@@ -331,9 +337,10 @@ fn many_ranks_and_many_open_transfers_share_few_cores() {
     let layout = Layout::new(vec![everyone(12)], vec![200 * 64; 12]);
     ranks(world(Transport::Shm, &layout, PATIENCE), |mut peer| {
         let arena = peer.arena();
+        let transfers: Vec<TransferId> = (0..200).map(|i| peer.prepare(&[all_reduce(i * 64, 4)]).unwrap()).collect();
         for step in 0..5u64 {
             (0..200).for_each(|i| arena.write(i * 64, &(i as f32).to_ne_bytes()));
-            let tokens: Vec<Token> = (0..200).map(|i| peer.start(&[all_reduce(i * 64, 4)]).unwrap()).collect();
+            let tokens: Vec<Token> = transfers.iter().map(|&transfer| peer.start(transfer).unwrap()).collect();
             tokens.iter().rev().for_each(|&token| peer.wait(token).unwrap());
             let mut found = [0; 4];
             arena.read(199 * 64, &mut found);
@@ -353,8 +360,11 @@ fn failing(transport: Transport, timeout: Duration, other: impl Fn(Peer) + Sync)
             other(peer);
             return None;
         }
-        peer.mark(&Place { step: 12, microbatch: 3, label: Label::new("forward: wait t4") });
-        let token = peer.start(&[all_reduce(0, 64)]).unwrap();
+        let place = |step, microbatch| Place { step, microbatch, label: Label::new("forward: wait t4") };
+        peer.mark(&place(1, 0));
+        let transfer = peer.prepare(&[all_reduce(0, 64)]).unwrap();
+        peer.mark(&place(12, 3));
+        let token = peer.start(transfer).unwrap();
         let error = peer.wait(token).unwrap_err();
         Some((error, began.elapsed()))
     });
@@ -395,7 +405,7 @@ fn a_peer_that_finished_or_does_something_else_is_an_error_at_once() {
         peer.mark(&Place { step: 12, microbatch: 3, label: Label::new("start all_reduce.max tp b9") });
         let mut op = all_reduce(0, 64);
         op.transfer = Transfer::AllReduce { group: GroupId(0), reduce: Reduce::Max, dtype: DType::F32 };
-        let token = peer.start(&[op]).unwrap();
+        let token = start(&mut peer, &[op]).unwrap();
         assert!(peer.wait(token).is_err());
     });
     let text = error.to_string();
@@ -416,7 +426,7 @@ fn a_hang_is_blamed_on_the_rank_that_all_wait_for() {
         let region = Region { offset: 0, bytes: 64 };
         let op = Op { transfer: Transfer::Recv { from: rank + 1, lane: 0 }, source: region, target: region };
         std::thread::sleep(timeout / 4 * rank);
-        let token = peer.start(&[op]).unwrap();
+        let token = start(&mut peer, &[op]).unwrap();
         Some(peer.wait(token).unwrap_err())
     });
     // Whichever of the two gives up first.
@@ -457,15 +467,15 @@ fn another_plan_is_refused_when_attaching() {
 fn wrong_regions_are_errors_not_accesses() {
     let layout = Layout::new(vec![Group(vec![0])], vec![4096; 2]);
     let mut peers = local::world(&layout, PATIENCE).unwrap();
-    assert!(peers[0].start(&[all_reduce(0, 64)]).is_ok());
-    assert!(peers[0].start(&[all_reduce(1 << 30, 64)]).is_err());
-    assert!(peers[0].start(&[all_reduce(0, 63)]).is_err());
-    assert!(peers[0].start(&[all_reduce(usize::MAX, 64)]).is_err());
-    assert!(peers[1].start(&[all_reduce(0, 64)]).is_err());
+    assert!(start(&mut peers[0], &[all_reduce(0, 64)]).is_ok());
+    assert!(start(&mut peers[0], &[all_reduce(1 << 30, 64)]).is_err());
+    assert!(start(&mut peers[0], &[all_reduce(0, 63)]).is_err());
+    assert!(start(&mut peers[0], &[all_reduce(usize::MAX, 64)]).is_err());
+    assert!(start(&mut peers[1], &[all_reduce(0, 64)]).is_err());
     let region = Region { offset: 0, bytes: 8 };
     for transfer in [Transfer::Send { to: 0, lane: 0 }, Transfer::Send { to: 2, lane: 0 }, Transfer::Recv { from: 9, lane: 0 }]
     {
-        assert!(peers[0].start(&[Op { transfer, source: region, target: region }]).is_err());
+        assert!(start(&mut peers[0], &[Op { transfer, source: region, target: region }]).is_err());
     }
 }
 
@@ -485,7 +495,7 @@ fn messages_that_nobody_receives_end_in_an_error_of_their_receiver() {
     let region = Region { offset: 0, bytes: 8 };
     let op = Op { transfer: Transfer::Send { to: 1, lane: 0 }, source: region, target: Region::default() };
     for sequence in 0..=segment::RING {
-        let token = peers[0].start(&[op]).unwrap();
+        let token = start(&mut peers[0], &[op]).unwrap();
         let sent = peers[0].wait(token);
         assert_eq!(sent.is_ok(), sequence < segment::RING);
         if let Err(error) = sent {

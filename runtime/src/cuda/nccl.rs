@@ -344,9 +344,9 @@ impl Mover for Nccl {
         self.gpu.stream().follow(&queue.last)
     }
 
-    fn transfer(&mut self, channel: u32, tensors: &mut dyn Iterator<Item = &Op>, me: Member) -> Result<()> {
+    fn transfer(&mut self, channel: u32, tensors: &[Op], me: Member) -> Result<()> {
         let mut used = 0;
-        let plans: Vec<Plan> = tensors.map(|op| Plan::new(op, me, &mut used)).collect();
+        let plans: Vec<Plan> = tensors.iter().map(|op| Plan::new(op, me, &mut used)).collect();
         let have = self.queue(channel).staging.last().map_or(0, Buffer::bytes);
         if used > have {
             let buffer = self.gpu.allocate(used)?;

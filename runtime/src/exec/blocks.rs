@@ -37,7 +37,7 @@ pub struct Span {
 }
 
 /// Arena offset of every block in one execution of a section.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bases(Box<[usize]>);
 
 impl Blocks {

@@ -1,19 +1,19 @@
 //! From a program to an executor: every instruction prepared, every input and output placed in the order.
 
-use super::blocks::{Blocks, Span};
+use super::blocks::{Bases, Blocks, Span};
 use super::ports::{Parameter, Port};
 use super::room::{self, Need};
 use super::site::Site;
 use super::tally::Tally;
 use super::world::World;
-use super::{Action, Executor, Flights, Fresh, Instruction, Tensor, Turn};
+use super::{Action, Executor, Flight, Fresh, Instruction, Tensor, Transfers, Turn};
 use crate::comm::Label;
 use crate::cuda::Texts;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::metrics::trace::Work;
 use crate::slice::Slice;
-use dcc_program::program::{self, BufferId, Instr, MOST_TENSORS, Program};
+use dcc_program::program::{self, BufferId, Instr, Program};
 use dcc_program::text::print_instr;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
@@ -54,7 +54,7 @@ impl Executor {
         let calls = |body: &Vec<Instruction>| device.rows(&body.iter().map(Instruction::call).collect::<Vec<_>>());
         let rows = sections.iter().map(calls).collect::<Result<Vec<_>>>()?;
         device.finish()?;
-        let flights = Flights { open: tokens.flights(program)?, ops: Vec::with_capacity(MOST_TENSORS) };
+        let (flights, transfers) = (tokens.flights(program)?, transfers(&sections, &mut turns));
         let inputs = program.inputs.iter().map(|input| port(&site, &input.name, input.buffer)).collect::<Result<_>>()?;
         let outputs = program.outputs.iter().map(|output| port(&site, &output.name, output.buffer)).collect::<Result<_>>()?;
         turns.iter_mut().for_each(|turn| turn.graphs.resize_with(rows[turn.section].len(), || None));
@@ -64,8 +64,36 @@ impl Executor {
         let scalar = |s: &program::Scalar| Ok((s.kind, site.ty(s.buffer).dtype, persistent(s.buffer)?));
         let scalars = program.scalars.iter().map(scalar).collect::<Result<_>>()?;
         let kept = parameters.iter().map(|parameter| parameter.range.clone()).collect();
-        Ok(Executor { sections, rows, turns, flights, inputs, outputs, parameters, kept, scalars, blocks, fresh, tally })
+        Ok(Executor {
+            sections,
+            rows,
+            turns,
+            transfers,
+            flights,
+            inputs,
+            outputs,
+            parameters,
+            kept,
+            scalars,
+            blocks,
+            fresh,
+            tally,
+        })
     }
+}
+
+/// One of each section and place of its blocks that there are; every turn gets its own.
+fn transfers(sections: &[Vec<Instruction>], turns: &mut [Turn]) -> Vec<Transfers> {
+    let is_start = |instruction: &&Instruction| matches!(instruction.action, Action::Start { .. });
+    let mut first: Vec<(usize, Bases)> = Vec::new();
+    for turn in turns {
+        let is_like = |(section, bases): &(usize, Bases)| (*section, bases) == (turn.section, &turn.bases);
+        turn.transfers = first.iter().position(is_like).unwrap_or(first.len());
+        if turn.transfers == first.len() {
+            first.push((turn.section, turn.bases.clone()));
+        }
+    }
+    first.iter().map(|(section, _)| vec![None; sections[*section].iter().filter(is_start).count()]).collect()
 }
 
 /// Workspaces in planned memory where there is room, else beside it.
@@ -190,7 +218,7 @@ impl Preparing<'_> {
                 let count = self.tokens.results.get(&token.0).map_or(0, |results| results.len()).max(instr.operands.len());
                 let tensors = (0..count).map(|n| self.tensor(token.0, transfer, instr, n)).collect::<Result<Vec<Tensor>>>()?;
                 self.tally.transfers += 1;
-                Some(Action::Start { tensors, token: self.tokens.index(token.0)? })
+                Some(Action::Start { tensors, number: self.tally.transfers as usize - 1, token: self.tokens.index(token.0)? })
             }
             program::Action::Wait(token) => Some(Action::Wait(self.tokens.index(token.0)?)),
         })
@@ -236,7 +264,7 @@ impl Tokens {
     }
 
     /// A queue per token, as long as it ever gets. Errors: a wait without start, a start without wait.
-    fn flights(&self, program: &Program) -> Result<Vec<VecDeque<super::Flight>>> {
+    fn flights(&self, program: &Program) -> Result<Vec<VecDeque<Flight>>> {
         let mut open = vec![(0usize, 0usize); self.index.len()];
         for step in &program.order {
             for instr in &program.sections[step.section as usize].body {
@@ -304,6 +332,7 @@ pub(super) fn turns(program: &Program, site: &Site<'_>, blocks: &Blocks) -> Resu
             section: step.section as usize,
             microbatch: step.microbatch,
             bases,
+            transfers: 0,
             label,
             fills,
             takes,

@@ -47,11 +47,14 @@ fn train(
     peer.handshake(&Hello { artifact, ..Hello::default() })?;
     let region = Region { offset: 0, bytes: 40_000 };
     let transfer = Transfer::AllReduce { group: GroupId(0), reduce: Reduce::Sum, dtype: DType::F32 };
+    let place = |step| Place { step, microbatch: 0, label: Label::new("forward: start all_reduce.sum tp b6") };
+    peer.mark(&place(0));
+    let transfer = peer.prepare(&[Op { transfer, source: region, target: region }])?;
     for step in 1..=steps {
-        peer.mark(&Place { step, microbatch: 0, label: Label::new("forward: start all_reduce.sum tp b6") });
+        peer.mark(&place(step));
         arena.write(0, &(step as f32).to_ne_bytes());
         trouble(&mut peer, step)?;
-        let token = peer.start(&[Op { transfer, source: region, target: region }])?;
+        let token = peer.start(transfer)?;
         peer.wait(token)?;
         let mut sum = [0; 4];
         arena.read(0, &mut sum);

@@ -8,7 +8,9 @@ use crate::cli::failure::Outcome;
 use crate::cli::flags;
 use crate::cli::output;
 use crate::error::Error;
-use dcc_runtime::comm::{Comm, DType, Exchange, Group, GroupId, Layout, Op, Patience, Reduce, Region, Rows, Side, Transfer};
+use dcc_runtime::comm::{
+    Comm, DType, Exchange, Group, GroupId, Layout, Op, Patience, Reduce, Region, Rows, Side, Transfer, TransferId,
+};
 use dcc_runtime::error as runtime;
 use dcc_runtime::launch::{self, Launch, Message, Worker};
 use dcc_runtime::signal::StopSignals;
@@ -197,19 +199,19 @@ fn measure(worker: &mut Worker, sizes: Sizes) -> runtime::Result<()> {
     // Pages are there before the clock runs; ones, whose sums are known.
     let ones: Vec<u8> = std::iter::repeat_n(1.0f32.to_ne_bytes(), 1 << 14).flatten().collect();
     (0..arena.bytes()).step_by(ones.len()).for_each(|at| arena.write(at, &ones[..ones.len().min(arena.bytes() - at)]));
-    warm_up(&mut comm, worker.world, room(worker.world, most))?;
+    warm_up(&mut comm, room(worker.world, most))?;
     for bytes in sizes.iter() {
         for kind in Kind::ALL {
-            let ops = ops(comm.rank(), worker.world, kind, bytes, room(worker.world, most));
+            let transfers = prepared(&mut comm, kind, bytes, room(worker.world, most))?;
             // As many as move 64 MiB, if there is time.
             let count = ((64 << 20) / bytes).clamp(4, 4096);
-            let within = MOST_NS / nanoseconds(&mut comm, &ops, count.min(FIRST))?;
+            let within = MOST_NS / nanoseconds(&mut comm, &transfers, count.min(FIRST))?;
             let count = count.min(within as usize).max(4);
             let mut rounds = Vec::with_capacity(ROUNDS);
             for _ in 0..ROUNDS {
                 // A message goes there and back.
                 let each = if kind == Kind::Send { 2.0 } else { 1.0 };
-                rounds.push(nanoseconds(&mut comm, &ops, count)? / each);
+                rounds.push(nanoseconds(&mut comm, &transfers, count)? / each);
             }
             if kind == Kind::AllReduce {
                 let mut sum = [0; 4];
@@ -230,10 +232,10 @@ fn measure(worker: &mut Worker, sizes: Sizes) -> runtime::Result<()> {
 }
 
 /// Until the system has given ranks that began on one processor others that are free.
-fn warm_up(comm: &mut impl Comm, ranks: u32, room: usize) -> runtime::Result<()> {
-    let (began, ops) = (Instant::now(), ops(comm.rank(), ranks, Kind::AllGather, 4, room));
+fn warm_up(comm: &mut impl Comm, room: usize) -> runtime::Result<()> {
+    let (began, transfers) = (Instant::now(), prepared(comm, Kind::AllGather, 4, room)?);
     loop {
-        nanoseconds(comm, &ops, 1024)?;
+        nanoseconds(comm, &transfers, 1024)?;
         // All stop at once.
         if comm.agree(began.elapsed().as_nanos() as u64)? > WARM_NS {
             return Ok(());
@@ -241,13 +243,13 @@ fn warm_up(comm: &mut impl Comm, ranks: u32, room: usize) -> runtime::Result<()>
     }
 }
 
-/// Nanoseconds of all `ops` on the slowest rank, mean of `count` times.
-fn nanoseconds(comm: &mut impl Comm, ops: &[Op], count: usize) -> runtime::Result<f64> {
+/// Nanoseconds of all `transfers` on the slowest rank, mean of `count` times.
+fn nanoseconds(comm: &mut impl Comm, transfers: &[TransferId], count: usize) -> runtime::Result<f64> {
     comm.agree(0)?;
     let began = Instant::now();
     for _ in 0..count {
-        for op in ops {
-            let token = comm.start(&[*op])?;
+        for &transfer in transfers {
+            let token = comm.start(transfer)?;
             comm.wait(token)?;
         }
     }
@@ -255,7 +257,11 @@ fn nanoseconds(comm: &mut impl Comm, ops: &[Op], count: usize) -> runtime::Resul
     Ok((all as f64 / count as f64).max(1.0))
 }
 
-/// What a rank starts and waits for, one after the other.
+/// What the rank starts and waits for, one after the other.
+fn prepared(comm: &mut impl Comm, kind: Kind, bytes: usize, room: usize) -> runtime::Result<Vec<TransferId>> {
+    ops(comm.rank(), comm.world(), kind, bytes, room).into_iter().map(|op| comm.prepare(&[op])).collect()
+}
+
 fn ops(rank: u32, ranks: u32, kind: Kind, bytes: usize, room: usize) -> Vec<Op> {
     let (group, reduce, dtype) = (GroupId(0), Reduce::Sum, DType::F32);
     let rows = Rows { outer: 1, dim: (bytes / 4).max(ranks as usize), inner: 4 };

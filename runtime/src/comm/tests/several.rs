@@ -30,7 +30,7 @@ fn run_transfers(transport: Transport, crowded: bool, count: u32, transfers: &[V
         for cases in transfers {
             let Some(member) = cases[0].members.iter().position(|&m| m == rank) else { continue };
             let ops: Vec<Op> = cases.iter().map(|case| case.ops[member]).collect();
-            open.push((peer.start(&ops).unwrap(), cases));
+            open.push((start(&mut peer, &ops).unwrap(), cases));
         }
         for (token, cases) in open.into_iter().rev() {
             peer.wait(token).unwrap();
@@ -92,21 +92,21 @@ fn tensors_that_do_not_fit_each_other_are_no_transfer() {
         transfer: Transfer::AllReduce { group: GroupId(0), reduce: Reduce::Max, dtype: DType::F32 },
         ..all_reduce(64, 64)
     };
-    assert!(peers[0].start(&[all_reduce(0, 64), largest]).is_err());
-    assert!(peers[0].start(&[]).is_err());
+    assert!(start(&mut peers[0], &[all_reduce(0, 64), largest]).is_err());
+    assert!(start(&mut peers[0], &[]).is_err());
     let many: Vec<Op> = (0..dcc_program::program::MOST_TENSORS + 1).map(|n| all_reduce(64 * n, 64)).collect();
-    assert!(peers[0].start(&many).is_err());
-    assert!(peers[0].start(&many[1..]).is_ok());
+    assert!(start(&mut peers[0], &many).is_err());
+    assert!(start(&mut peers[0], &many[1..]).is_ok());
     let region = Region { offset: 0, bytes: 8 };
     let send = Op { transfer: Transfer::Send { to: 1, lane: 0 }, source: region, target: region };
-    assert!(peers[0].start(&[send, send]).is_err());
+    assert!(start(&mut peers[0], &[send, send]).is_err());
 }
 
 /// Other members are told, whichever tensor differs.
 #[test]
 fn another_number_of_tensors_is_another_transfer() {
     let (error, _) = failing(Transport::Local, Duration::from_secs(60), |mut peer| {
-        let token = peer.start(&[all_reduce(0, 64), all_reduce(64, 64)]).unwrap();
+        let token = start(&mut peer, &[all_reduce(0, 64), all_reduce(64, 64)]).unwrap();
         assert!(peer.wait(token).is_err());
     });
     assert!(error.to_string().contains("DCC0603") || error.is_secondary(), "{error}");

@@ -1,7 +1,7 @@
 //! What transfers are told apart by: tokens and signatures.
 
 use super::*;
-use crate::comm::advance::signature;
+use crate::comm::prepared::signature;
 
 #[test]
 fn a_token_tells_its_channel_and_number() {
