@@ -2,6 +2,7 @@
 
 use super::segment::{Layout, Segment};
 use super::{DType, Label, Op, Reduce, Transfer, TransferId};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Index;
 
 /// What is known of a transfer before it starts.
@@ -107,24 +108,11 @@ fn check_sizes(op: &Op, members: usize, arena_bytes: usize) -> Result<(), String
     Ok(())
 }
 
-/// Equal on both sides of a transfer iff they mean the same; not stable between builds. All words of a tensor are mixed at once: one
-/// after the other they would take as long as a cache line from core to core.
+/// Equal on both sides of a transfer iff they mean the same; not stable between builds.
 pub(super) fn signature(ops: &[Op]) -> u64 {
-    /// Odd: no bits of a word are lost.
-    const MIX: [u64; 8] = {
-        let mut mix = [0x9e37_79b9_7f4a_7c15_u64; 8];
-        let mut i = 1;
-        while i < mix.len() {
-            mix[i] = mix[i - 1].wrapping_mul(0xd134_2543_de82_ef95) | 1;
-            i += 1;
-        }
-        mix
-    };
-    ops.iter().fold(ops.len() as u64, |all, op| {
-        let words = words(op);
-        let mixed = (0..words.len()).fold(0, |mixed: u64, i| mixed.wrapping_add(words[i].wrapping_mul(MIX[i])));
-        (all.rotate_left(7) ^ mixed ^ mixed >> 32).wrapping_mul(MIX[0])
-    })
+    let mut hasher = DefaultHasher::new();
+    ops.iter().for_each(|op| words(op).hash(&mut hasher));
+    hasher.finish()
 }
 
 /// What members of a transfer must agree on.
