@@ -39,7 +39,7 @@ pub struct Executor {
     /// Of each section, what a device with memory of its own runs as one from the second step on.
     rows: Vec<Vec<Row>>,
     turns: Vec<Turn>,
-    transfers: Vec<Transfers>,
+    transfers: Vec<Starts>,
     /// Those in flight: by token, oldest first.
     flights: Vec<VecDeque<Flight>>,
     inputs: Vec<Port>,
@@ -91,7 +91,7 @@ enum Action {
 }
 
 /// What the starts of a section are to the communicator, where its blocks lie in one place; `None` before the first of each.
-type Transfers = Vec<Option<TransferId>>;
+type Starts = Vec<Option<TransferId>>;
 
 /// A transfer in flight.
 struct Flight {
@@ -112,7 +112,7 @@ struct Turn {
     section: usize,
     microbatch: u32,
     bases: Bases,
-    /// The index of its `Transfers`.
+    /// The index of its `Starts`.
     transfers: usize,
     label: Label,
     /// Input ports to fill before, output ports to read after: index, arena bytes.
@@ -234,7 +234,7 @@ impl Executor {
 
 /// What starts and waits of one execution of a section go by.
 struct Flights<'a> {
-    transfers: &'a mut Transfers,
+    transfers: &'a mut Starts,
     open: &'a mut [VecDeque<Flight>],
 }
 

@@ -6,7 +6,7 @@ use super::room::{self, Need};
 use super::site::Site;
 use super::tally::Tally;
 use super::world::World;
-use super::{Action, Executor, Flight, Fresh, Instruction, Tensor, Transfers, Turn};
+use super::{Action, Executor, Flight, Fresh, Instruction, Starts, Tensor, Turn};
 use crate::comm::Label;
 use crate::cuda::Texts;
 use crate::device::Device;
@@ -54,7 +54,7 @@ impl Executor {
         let calls = |body: &Vec<Instruction>| device.rows(&body.iter().map(Instruction::call).collect::<Vec<_>>());
         let rows = sections.iter().map(calls).collect::<Result<Vec<_>>>()?;
         device.finish()?;
-        let (flights, transfers) = (tokens.flights(program)?, transfers(&sections, &mut turns));
+        let (flights, transfers) = (tokens.flights(program)?, starts(&sections, &mut turns));
         let inputs = program.inputs.iter().map(|input| port(&site, &input.name, input.buffer)).collect::<Result<_>>()?;
         let outputs = program.outputs.iter().map(|output| port(&site, &output.name, output.buffer)).collect::<Result<_>>()?;
         turns.iter_mut().for_each(|turn| turn.graphs.resize_with(rows[turn.section].len(), || None));
@@ -82,8 +82,8 @@ impl Executor {
     }
 }
 
-/// One of each section and place of its blocks that there are; every turn gets its own.
-fn transfers(sections: &[Vec<Instruction>], turns: &mut [Turn]) -> Vec<Transfers> {
+/// `Starts` of each section and place of its blocks that there are; every turn gets the index of its own.
+fn starts(sections: &[Vec<Instruction>], turns: &mut [Turn]) -> Vec<Starts> {
     let is_start = |instruction: &&Instruction| matches!(instruction.action, Action::Start { .. });
     let mut first: Vec<(usize, Bases)> = Vec::new();
     for turn in turns {
