@@ -8,16 +8,19 @@ which small sizes take a second or two, have several of those a round, in turns:
 Open MPI's turn is a C program, gloo's is torch's Python. Ranks beyond the processors share them: Open MPI is told so, and to yield while
 it waits. A round of transfers is judged by its first ones and made shorter where it would take more than a tenth of a second; a turn
 that takes longer than --limit is cut off, and what it has not measured is said.
+
+Each turn's figures are kept, in comm.json of --cache. A sitting that ended early, since the processors were not fit or it was interrupted,
+goes on with the turns that are left by the same command and --resume.
 """
 
 import argparse
+import itertools
 import json
 import os
 import signal
 import statistics
 import subprocess
 import time
-from itertools import product
 from pathlib import Path
 
 import environments
@@ -27,6 +30,7 @@ import provenance
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 KINDS = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
+KEPT = "comm.json"
 PROBES = 20  # looks at the processors before the first turn
 LARGE, SMALL = 1 << 20, 4096  # bytes: where the bars are about bandwidth, and about latency
 
@@ -99,29 +103,51 @@ def lone_turn(o, pair, name, *span):
 
 def turns(o, spans):
     """Round, ranks, sizes and program of each turn, in order."""
-    for round_, ranks, span in product(range(o.rounds), o.ranks, spans):
+    for round_, ranks, span in itertools.product(range(o.rounds), o.ranks, spans):
         names = [*TURNS, *[name for name in TURNS if name != "gloo"] * ((o.small_turns if span[1] <= SMALL else 1) - 1)]
         for place in range(len(names)):
             yield round_, ranks, span, names[(place + round_) % len(names)]
 
 
-def measured(o):
+def kept_turns(o, sitting):
+    """What the sitting that is resumed has of turns, in order. Errors: it is another commit's or another command's."""
+    if not o.resume:
+        return []
+    kept = json.loads((o.cache / KEPT).read_text()) if (o.cache / KEPT).exists() else {"sitting": None}
+    if kept["sitting"] != sitting:
+        raise SystemExit(f"error: {o.cache / KEPT} is of {kept['sitting']}, not of {sitting}: nothing to resume")
+    return kept["turns"]
+
+
+def keep(o, sitting, done):
+    """Writes what there is, or leaves what there was."""
+    new = o.cache / f"{KEPT}.new"
+    new.write_text(json.dumps({"sitting": sitting, "turns": done}))
+    new.replace(o.cache / KEPT)
+
+
+def measured(o, commit):
     """{(ranks, program): {(kind, bytes): [microseconds of each round]}}, and the load of others at each turn."""
-    found, loads, started = {}, [], time.monotonic()
+    started = time.monotonic()
+    sitting = [commit, *(getattr(o, name) for name in ("ranks", "max_bytes", "rounds", "small_turns"))]
+    done = kept_turns(o, sitting)
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # as in run.py's turns: torch's threads do not spin beside ranks
     pair = machine.Pair(o.cache, machine.processors(2))
     for _ in range(PROBES):
         pair.seen()
         time.sleep(0.2)
     spans = [span for span in ((4, min(SMALL, o.max_bytes)), (4 * SMALL, o.max_bytes)) if span[0] <= span[1]]
-    for round_, ranks, (least, most), name in turns(o, spans):
+    for round_, ranks, (least, most), name in itertools.islice(turns(o, spans), len(done), None):
         figures, load = lone_turn(o, pair, name, ranks, least, most)
-        loads.append(load)
-        for key, took in figures.items():
-            found.setdefault((ranks, name), {}).setdefault(key, []).append(took)
+        done.append({"ranks": ranks, "name": name, "load": load, "figures": [[*key, took] for key, took in figures.items()]})
+        keep(o, sitting, done)
         print(f"{time.monotonic() - started:5.0f} s  round {round_ + 1}, {ranks} ranks, {least} to {most} bytes, {name}: a cache line takes "
               f"{pair.least_ns:.0f} ns; others kept {load:.2f} processors busy", flush=True)
-    return found, loads
+    found = {}
+    for turn in done:
+        for kind, size, took in turn["figures"]:
+            found.setdefault((turn["ranks"], turn["name"]), {}).setdefault((kind, size), []).append(took)
+    return found, [turn["load"] for turn in done]
 
 
 def report(o, commit, found, loads):
@@ -183,6 +209,7 @@ def arguments():
     p.add_argument("--wait", type=float, default=60, help="seconds to wait for that")
     p.add_argument("--tries", type=int, default=20, help="how often a turn is made until the processors stay fit")
     p.add_argument("--cache", type=Path, default=ROOT / "target/peers")
+    p.add_argument("--resume", action="store_true", help="go on with the sitting that ended early")
     p.add_argument("--out", type=Path)
     return p.parse_args()
 
@@ -192,7 +219,7 @@ def main():
     o.cache.mkdir(parents=True, exist_ok=True)
     commit = provenance.commit()
     try:
-        found, loads = measured(o)
+        found, loads = measured(o, commit)
     except Unfit as reason:
         raise SystemExit(f"error: {reason}") from None
     text = report(o, commit, found, loads)

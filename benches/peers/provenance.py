@@ -12,10 +12,12 @@ def commit():
 
 
 def command_line():
-    """As it was given, but for what names places of this machine."""
+    """As it was given, but for what names places of this machine, and for that it was given more than once."""
     words, shown = iter(sys.argv[1:]), []
     for word in words:
         name, _, value = word.partition("=")
+        if name == "--resume":
+            continue
         if name not in ("--dcc", "--cache", "--out"):
             shown.append(shlex.quote(word))
         elif not value:
