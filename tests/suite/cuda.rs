@@ -1,46 +1,16 @@
 //! The CUDA back end on stand-ins for NVIDIA's libraries: kernels' texts compiled by g++, threads as fibers (`stand_in/`).
 
 use crate::command::{Folder, Output, dcc, dcc_command, finish, spawn};
-use crate::tidy::root;
+use crate::stand_in::{FLAGS, StandIns, cxx};
 use serde_json::Value;
 use std::process::Command;
-use std::sync::OnceLock;
-
-/// The C++ compiler: `CXX`, or g++.
-fn cxx() -> String {
-    std::env::var("CXX").unwrap_or_else(|_| "g++".to_owned())
-}
-
-/// The stand-ins, compiled once, and what they keep; in a folder of its own what is not installed everywhere.
-fn stand_ins() -> &'static Folder {
-    static BUILT: OnceLock<Folder> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let folder = Folder::new();
-        std::fs::create_dir(folder.at("more")).expect("a folder");
-        for (source, library, flags) in [
-            ("cuda.cpp", "libcuda.so", &["-ldl", "-pthread"][..]),
-            ("nvrtc.cpp", "libnvrtc.so", &[]),
-            ("cublaslt.cpp", "more/libcublasLt.so", &["-ldl"]),
-            ("nccl.cpp", "more/libnccl.so", &["-ldl", "-pthread"]),
-        ] {
-            let source = root().join("tests/stand_in").join(source);
-            let mut compiler = Command::new(cxx());
-            compiler.args(["-std=c++17", "-O2", "-shared", "-fPIC", "-o", &folder.at(library)]).arg(source).args(flags);
-            let done =
-                compiler.output().unwrap_or_else(|error| panic!("these tests need a C++ compiler, `{}`: {error}", cxx()));
-            assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-        }
-        folder
-    })
-}
 
 /// `dcc WORDS` with a stand-in GPU.
 fn on_gpu(words: &[&str], environment: &[(&str, &str)]) -> Output {
-    let folder = stand_ins();
-    let compiler = format!("{} -O1 -I{}", cxx(), root().join("tests/stand_in").display());
+    let stand_ins = StandIns::get();
     let mut command = dcc_command();
-    command.args(words).env("LD_LIBRARY_PATH", folder.path());
-    command.env("DCC_STAND_IN_CXX", compiler).env("DCC_STAND_IN_CACHE", folder.path());
+    command.args(words).env("LD_LIBRARY_PATH", stand_ins.path());
+    command.env("DCC_STAND_IN_CXX", stand_ins.compiler(FLAGS)).env("DCC_STAND_IN_CACHE", stand_ins.path());
     // No machine code from other runs: it might have another fault, or none.
     let own = Folder::new();
     command.env("XDG_CACHE_HOME", own.path());
@@ -218,7 +188,7 @@ fn transfers_between_gpus_are_ordered_by_events_alone() {
 #[test]
 fn ranks_exchange_by_nccl() {
     let folder = Folder::new();
-    let path = format!("{}:{}", stand_ins().path().display(), stand_ins().at("more"));
+    let path = StandIns::get().with_more();
     for (model, data, flags) in [
         ("gpt2_tiny", "gpt2_tiny_next", "--global-batch-size 4 --dp 2 --zero 3 --grad-accum 2 --grad-clip 1"),
         ("gpt2_tiny", "gpt2_tiny_next", "--global-batch-size 4 --tp 2 --pp 2 --grad-accum 2 --sequence-parallel"),
@@ -258,7 +228,7 @@ fn a_rank_that_fails_ends_the_run() {
 #[test]
 fn the_vendor_s_products_are_taken_where_they_are_faster() {
     let folder = Folder::new();
-    let path = format!("{}:{}", stand_ins().path().display(), stand_ins().at("more"));
+    let path = StandIns::get().with_more();
     let cache = folder.at("cache");
     let vendor = [("LD_LIBRARY_PATH", path.as_str()), ("XDG_CACHE_HOME", &cache)];
     for (model, data, flags, bound) in [
@@ -356,7 +326,7 @@ fn machine_code_is_kept() {
 fn machine_code_comes_with_an_artifact() {
     let folder = Folder::new();
     let without = Folder::new();
-    std::os::unix::fs::symlink(stand_ins().at("libcuda.so"), without.at("libcuda.so")).expect("a link");
+    std::os::unix::fs::symlink(StandIns::get().path().join("libcuda.so"), without.at("libcuda.so")).expect("a link");
     let model = "tests/models/gpt2_tiny.onnx";
     let flags = "--global-batch-size 4 --tp 2 --grad-clip 1";
     let data = "tests/models/data/gpt2_tiny_next.npz";
@@ -440,7 +410,7 @@ fn kernels_stay_inside_of_their_operands() {
     let artifact =
         compiled(&folder, "tests/models/gpt2_tiny.onnx", "--global-batch-size 4 --tp 2 --optimizer adamw --grad-clip 1");
     let sanitizer = sanitizer();
-    let compiler = format!("{} -O1 -fsanitize=address -I{}", cxx(), root().join("tests/stand_in").display());
+    let compiler = StandIns::get().compiler("-O1 -fsanitize=address");
     let environment = [
         ("DCC_STAND_IN_CXX", compiler.as_str()),
         ("LD_PRELOAD", &sanitizer),

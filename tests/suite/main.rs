@@ -57,6 +57,7 @@ mod rewriting;
 mod running;
 mod seconds;
 mod slopes;
+mod stand_in;
 mod steps;
 mod tidy;
 mod tolerance;
