@@ -15,7 +15,8 @@ use crate::plan::Plan;
 use crate::train::Output;
 use dcc_program::{Shape, TensorType};
 use region::Region;
-use std::collections::{BTreeMap, HashMap};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
 
 /// What is parted.
 #[derive(Clone, Copy, Debug)]
@@ -140,7 +141,7 @@ impl Parting<'_> {
     }
 
     fn chunk(&mut self, chunk: u64) {
-        let mut parts: HashMap<(NodeId, usize), NodeId> = HashMap::new();
+        let mut parts: FxHashMap<(NodeId, usize), NodeId> = FxHashMap::default();
         let region = self.region;
         for (&id, &becomes) in &region.parts {
             let node = &self.placed[id];
@@ -165,7 +166,7 @@ impl Parting<'_> {
     }
 
     /// A chunk of a value from outside: what repeats, counts, or is large and made of such values is made in that size, all else sliced.
-    fn given(&mut self, parts: &mut HashMap<(NodeId, usize), NodeId>, id: NodeId, dim: usize, chunk: u64) -> NodeId {
+    fn given(&mut self, parts: &mut FxHashMap<(NodeId, usize), NodeId>, id: NodeId, dim: usize, chunk: u64) -> NodeId {
         if let Some(&known) = parts.get(&(id, dim)) {
             return known;
         }

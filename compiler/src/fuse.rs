@@ -17,7 +17,8 @@ use assembly::assembly;
 use dcc_program::AxisList;
 use dcc_program::kernel::{DimId, Index};
 use limits::Limits;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Phase and stage.
 type Section = (Phase, Option<u32>);
@@ -58,7 +59,7 @@ pub struct Cluster {
     /// The inner dims: those that this cluster's reductions fold; none without reductions.
     pub inner: Vec<DimId>,
     /// Where each member's dims lie in the loop nest.
-    pub index: HashMap<NodeId, Vec<Index>>,
+    pub index: FxHashMap<NodeId, Vec<Index>>,
     /// Its only member is computed by a kernel of its own.
     alone: bool,
     /// Units that this one reads.
@@ -76,7 +77,7 @@ impl Cluster {
             members: Vec::new(),
             dims: Vec::new(),
             inner: Vec::new(),
-            index: HashMap::new(),
+            index: FxHashMap::default(),
             alone: false,
             reads: BTreeSet::new(),
             loads: BTreeSet::new(),

@@ -12,8 +12,10 @@ use crate::error::{Error, Result};
 use crate::ops::Op;
 use dcc_program::program::SectionKind;
 use dcc_program::{Mesh, TensorType};
+use hashbrown::hash_table::{Entry, HashTable};
+use rustc_hash::{FxBuildHasher, FxHashMap};
 use smallvec::SmallVec;
-use std::collections::HashMap;
+use std::hash::BuildHasher;
 
 pub use verify::verify;
 
@@ -62,8 +64,9 @@ pub struct Graph {
     /// Where in the model each node comes from; indices into `origin_names`.
     origins: Vec<u32>,
     origin_names: Vec<String>,
-    grad_of: HashMap<NodeId, GradOf>,
-    interned: HashMap<Node, NodeId>,
+    grad_of: FxHashMap<NodeId, GradOf>,
+    /// The nodes that `add` finds again.
+    interned: HashTable<NodeId>,
     /// What `add` stamps on new nodes.
     cursor: Cursor,
 }
@@ -119,10 +122,13 @@ impl Graph {
     /// Adds a node of a known type: leaves, and placed nodes whose sharding is decided.
     pub fn add_typed(&mut self, op: impl Into<Op>, operands: &[NodeId], ty: TensorType) -> NodeId {
         let node = self.node(op.into(), operands, ty);
-        if let Some(&id) = self.interned.get(&node) {
-            return id;
-        }
-        self.interned.insert(node.clone(), NodeId(self.nodes.len() as u32));
+        let (nodes, next) = (&self.nodes, NodeId(self.nodes.len() as u32));
+        let of = |id: NodeId| &nodes[id.0 as usize];
+        let hash = |node: &Node| FxBuildHasher.hash_one(node);
+        match self.interned.entry(hash(&node), |&id| *of(id) == node, |&id| hash(of(id))) {
+            Entry::Occupied(found) => return *found.get(),
+            Entry::Vacant(place) => place.insert(next),
+        };
         self.push(node)
     }
 

@@ -21,7 +21,8 @@ use crate::schedule::Layout;
 use crate::train::updates;
 use dcc_program::program::ParamKind;
 use dcc_program::{AxisId, AxisList, Reduce, Sharding, TensorType};
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 pub use accumulate::can_accumulate;
 
@@ -58,21 +59,21 @@ struct Placer<'a> {
     /// Stages whose contributions reach a node of the backward pass; of a parameter, the stages that read it.
     reach: Vec<BTreeSet<u32>>,
     /// Placed value of a logical node on a stage, by the phase that reads it where that matters.
-    built: HashMap<(NodeId, u32, Phase), NodeId>,
+    built: FxHashMap<(NodeId, u32, Phase), NodeId>,
     /// The strategy that each logical node was first computed with.
-    strategies: HashMap<NodeId, Strategy>,
+    strategies: FxHashMap<NodeId, Strategy>,
     /// Clones in section `count` of placed forward nodes.
-    counted: HashMap<NodeId, NodeId>,
+    counted: FxHashMap<NodeId, NodeId>,
     sources: Vec<bool>,
     /// Sources of nothing but sources.
     constants: Vec<bool>,
     /// Of one microbatch: sums that are resolved in place, which nobody reads as sums from then on.
-    resolved: HashSet<NodeId>,
+    resolved: FxHashSet<NodeId>,
     /// Forward nodes that depend on no parameter: masks, positions, labels.
     of_data: Vec<bool>,
     sums: BTreeMap<NodeId, gradient::PlacedSum>,
     /// Placed gradients of values that stages compute.
-    gradients: HashSet<NodeId>,
+    gradients: FxHashSet<NodeId>,
     regions: zero::Regions,
     /// The node that is being placed, of those that are computed once per microbatch or by the update.
     reader: NodeId,
@@ -91,15 +92,15 @@ impl<'a> Placer<'a> {
             out,
             stage: Vec::with_capacity(graph.nodes.len()),
             reach: Vec::new(),
-            built: HashMap::new(),
-            strategies: HashMap::new(),
-            counted: HashMap::new(),
-            resolved: HashSet::new(),
+            built: FxHashMap::default(),
+            strategies: FxHashMap::default(),
+            counted: FxHashMap::default(),
+            resolved: FxHashSet::default(),
             sources: Vec::new(),
             constants: Vec::new(),
             of_data: Vec::new(),
             sums: BTreeMap::new(),
-            gradients: HashSet::new(),
+            gradients: FxHashSet::default(),
             regions: zero::regions(graph, plan),
             reader: NodeId(0),
             here: 0,
@@ -208,7 +209,7 @@ impl<'a> Placer<'a> {
 
     fn place_outputs(&mut self) -> Result<()> {
         let last = self.plan.parts() - 1;
-        let replaced: HashMap<NodeId, NodeId> = updates(self.graph).into_iter().map(|u| (u.new, u.param)).collect();
+        let replaced: FxHashMap<NodeId, NodeId> = updates(self.graph).into_iter().map(|u| (u.new, u.param)).collect();
         for (name, id) in &self.graph.outputs {
             let stages = self.output_stages(*id, last);
             for stage in stages {

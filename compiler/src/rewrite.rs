@@ -24,9 +24,10 @@ use crate::graph::{GradOf, Graph, NodeId, Operands, Phase};
 use crate::ops::Op;
 use region::Kind;
 use rules::{Rule, Scope};
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use solve::{Local, Problem, Solution};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use term::Head;
 
 /// The names of all rules.
@@ -48,7 +49,7 @@ struct Rewriter<'a> {
     out: Graph,
     /// The new node of each old one that has one.
     map: Vec<Option<NodeId>>,
-    solved: HashMap<Problem, Solution>,
+    solved: FxHashMap<Problem, Solution>,
     /// Own nodes that another region or an output reads.
     read: Vec<bool>,
 }
@@ -69,7 +70,7 @@ impl<'a> Rewriter<'a> {
         out.mesh = graph.mesh.clone();
         let map = vec![None; graph.nodes.len()];
         let read = vec![false; graph.nodes.len()];
-        Rewriter { graph, rules, kinds: region::kinds(graph), out, map, solved: HashMap::new(), read }
+        Rewriter { graph, rules, kinds: region::kinds(graph), out, map, solved: FxHashMap::default(), read }
     }
 
     fn run(mut self, training: bool) -> Result<Graph> {
@@ -163,7 +164,7 @@ impl<'a> Rewriter<'a> {
         let phase = self.graph[own[0]].phase;
         let mut region = Region { phase, problem, nodes: Vec::new(), outputs: Vec::new() };
         let members: BTreeSet<NodeId> = own.iter().copied().collect();
-        let mut place: HashMap<NodeId, u32> = HashMap::new();
+        let mut place: FxHashMap<NodeId, u32> = FxHashMap::default();
         for &id in own {
             self.enter(&mut region, &members, &mut place, id);
         }
@@ -174,7 +175,7 @@ impl<'a> Rewriter<'a> {
         region
     }
 
-    fn enter(&self, region: &mut Region, members: &BTreeSet<NodeId>, place: &mut HashMap<NodeId, u32>, id: NodeId) -> u32 {
+    fn enter(&self, region: &mut Region, members: &BTreeSet<NodeId>, place: &mut FxHashMap<NodeId, u32>, id: NodeId) -> u32 {
         if let Some(&at) = place.get(&id) {
             return at;
         }

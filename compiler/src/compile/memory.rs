@@ -10,7 +10,7 @@ use crate::plan::{self, Front, Overlap, Parallel, Plan};
 use crate::recompute::{self, Recompute, Repeats};
 use crate::schedule::{self, Order};
 use dcc_program::program::{Action, Mode, Program};
-use std::collections::HashSet;
+use rustc_hash::FxHashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// A plan with what is computed again, the placed graph, its order and its programs.
@@ -121,7 +121,7 @@ impl Search<'_> {
             return Ok(best);
         }
         best = better(best, all, self.limit);
-        let mut seen: HashSet<u64> = HashSet::new();
+        let mut seen: FxHashSet<u64> = FxHashSet::default();
         for repeats in quick[1..last].iter().copied().chain(Repeats::slower()) {
             let plan = Plan { repeats, ..plan.clone() };
             let again = self.again(&placed, &plan)?;

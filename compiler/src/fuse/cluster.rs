@@ -6,7 +6,8 @@ use crate::graph::NodeId;
 use crate::ops::Op;
 use dcc_program::Sharding;
 use dcc_program::kernel::{DimId, Index};
-use std::collections::{BTreeSet, HashMap};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeSet;
 
 impl Fuser<'_> {
     pub(super) fn assign_reduce(&mut self, id: NodeId) -> ClusterId {
@@ -178,7 +179,7 @@ impl Fuser<'_> {
     }
 
     /// Whether a node of `readers` reads one of `read` at another index than the one at which that lies.
-    fn reads_elsewhere(&self, readers: &HashMap<NodeId, Vec<Index>>, read: &HashMap<NodeId, Vec<Index>>) -> bool {
+    fn reads_elsewhere(&self, readers: &FxHashMap<NodeId, Vec<Index>>, read: &FxHashMap<NodeId, Vec<Index>>) -> bool {
         let mut elsewhere = false;
         for (&member, index) in readers {
             refs::visit(self.graph, &self.fusion, member, index, &mut |operand, at| {
@@ -233,7 +234,7 @@ impl Fuser<'_> {
             members: Vec::new(),
             dims,
             inner: Vec::new(),
-            index: HashMap::new(),
+            index: FxHashMap::default(),
             alone: false,
             reads: BTreeSet::new(),
             loads: BTreeSet::new(),
@@ -312,7 +313,7 @@ impl Fuser<'_> {
 
 /// Where the members of `from` lie in the loops of `into`: at the same ones, or, if they have no inner ones, at the outer ones.
 /// `None` where the loops are neither.
-fn moved_loops(into: &Cluster, from: &Cluster) -> Option<HashMap<NodeId, Vec<Index>>> {
+fn moved_loops(into: &Cluster, from: &Cluster) -> Option<FxHashMap<NodeId, Vec<Index>>> {
     let alike = |x: &LoopDim, y: &LoopDim| x.size == y.size && x.axes == y.axes;
     let same = into.dims.len() == from.dims.len() && into.dims.iter().zip(&from.dims).all(|(x, y)| alike(x, y));
     if same && (into.inner == from.inner || into.inner.is_empty() || from.inner.is_empty()) {

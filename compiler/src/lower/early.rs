@@ -7,7 +7,8 @@
 use super::select::Selected;
 use crate::schedule::Turns;
 use dcc_program::program::{Action, BufferId, Instr, ParamKind, SectionId, SectionKind, TokenId};
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Section, by its turn, and behind how many of its instructions.
 type At = (usize, usize);
@@ -44,14 +45,14 @@ struct Moves {
     /// The first backward section.
     earliest: At,
     /// Where each piece of memory is written last, and where it is touched last, by what stands in the passes.
-    written: HashMap<BufferId, At>,
-    touched: HashMap<BufferId, At>,
+    written: FxHashMap<BufferId, At>,
+    touched: FxHashMap<BufferId, At>,
     /// Memory of parameters and optimizer state; what of it the moved instructions have written.
-    lasting: HashSet<BufferId>,
-    renewed: HashSet<BufferId>,
+    lasting: FxHashSet<BufferId>,
+    renewed: FxHashSet<BufferId>,
     /// What the instructions that stay, so far, read and write.
-    reads: HashSet<BufferId>,
-    writes: HashSet<BufferId>,
+    reads: FxHashSet<BufferId>,
+    writes: FxHashSet<BufferId>,
 }
 
 impl Moves {
@@ -65,15 +66,15 @@ impl Moves {
         let mut moves = Moves {
             storage: selected.storage.clone(),
             earliest,
-            written: HashMap::new(),
-            touched: HashMap::new(),
+            written: FxHashMap::default(),
+            touched: FxHashMap::default(),
             lasting,
-            renewed: HashSet::new(),
-            reads: HashSet::new(),
-            writes: HashSet::new(),
+            renewed: FxHashSet::default(),
+            reads: FxHashSet::default(),
+            writes: FxHashSet::default(),
         };
         for (turn, id) in order.iter().enumerate().filter(|(_, id)| id.kind != SectionKind::Update) {
-            let mut started: HashMap<TokenId, &Instr> = HashMap::new();
+            let mut started: FxHashMap<TokenId, &Instr> = FxHashMap::default();
             for (i, instr) in bodies.get(id).copied().unwrap_or(&[]).iter().enumerate() {
                 let at = (turn, i + 1);
                 let flying = match instr.action {

@@ -13,7 +13,7 @@ use crate::graph::{Graph, NodeId};
 use crate::ops::Op;
 use dcc_program::DType;
 use dcc_program::kernel::{Argument, BinaryOp, CompareOp, DimId, Expr, ExprId, Index, Kernel, Outside, Stmt, StoreMode, VarId};
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 /// A kernel and the nodes whose buffers are its inputs and outputs.
 pub struct Emitted {
@@ -103,9 +103,9 @@ struct Emitter<'a> {
     cluster: Option<&'a Cluster>,
     kernel: Kernel,
     inputs: Vec<NodeId>,
-    vars: HashMap<NodeId, VarId>,
-    memo: HashMap<(NodeId, Vec<Index>), ExprId>,
-    interned: HashMap<Expr, ExprId>,
+    vars: FxHashMap<NodeId, VarId>,
+    memo: FxHashMap<(NodeId, Vec<Index>), ExprId>,
+    interned: FxHashMap<Expr, ExprId>,
     /// What loads give where the element at hand may not exist.
     outside: Outside,
 }
@@ -118,9 +118,9 @@ impl<'a> Emitter<'a> {
             cluster,
             kernel: Kernel::default(),
             inputs: Vec::new(),
-            vars: HashMap::new(),
-            memo: HashMap::new(),
-            interned: HashMap::new(),
+            vars: FxHashMap::default(),
+            memo: FxHashMap::default(),
+            interned: FxHashMap::default(),
             outside: Outside::Never,
         }
     }

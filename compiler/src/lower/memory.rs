@@ -18,8 +18,9 @@ use crate::schedule::Turns;
 use dcc_program::program::{Action, Area, BufferId, Instr, Place, Program, SectionId, SectionKind, Step};
 use line::Line;
 use reuse::Lives;
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Offsets are multiples of a cache line.
 const ALIGN: u64 = 64;
@@ -114,7 +115,7 @@ pub(super) fn bodies(selected: &Selected) -> BTreeMap<SectionId, &[Instr]> {
 fn lives(selected: &Selected) -> BTreeMap<BufferId, Life> {
     let mut lives: BTreeMap<BufferId, Life> = BTreeMap::new();
     for (id, body) in bodies(selected) {
-        let mut flying = HashMap::new();
+        let mut flying = FxHashMap::default();
         for (i, instr) in body.iter().enumerate() {
             let mut touched: Vec<BufferId> = instr.results.iter().chain(&instr.operands).copied().collect();
             match instr.action {

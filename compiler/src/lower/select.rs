@@ -14,7 +14,8 @@ use dcc_program::program::{
     Action, Buffer, BufferId, Input, Instr, Library, Mode, Output, Param, Place, Program, Scalar, Section, SectionId,
     StageGroup, StoreMode, TokenId, Transfer,
 };
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A program whose buffers have no places, and what `memory` must know to place them.
 pub(super) struct Selected {
@@ -33,7 +34,7 @@ pub(super) struct Selection<'a, 'b> {
     stage: &'b Stage<'a>,
     out: Selected,
     buffers: BTreeMap<NodeId, BufferId>,
-    kernels: HashMap<Kernel, u32>,
+    kernels: FxHashMap<Kernel, u32>,
     /// Sums of which a term has been made.
     begun: BTreeSet<NodeId>,
     body: Vec<Instr>,
@@ -69,7 +70,7 @@ impl<'a, 'b> Selection<'a, 'b> {
             stage,
             out,
             buffers: BTreeMap::new(),
-            kernels: HashMap::new(),
+            kernels: FxHashMap::default(),
             begun: BTreeSet::new(),
             body: Vec::new(),
             tokens: 0,

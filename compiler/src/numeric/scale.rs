@@ -13,7 +13,8 @@ use crate::plan::{Plan, Strategy};
 use crate::schedule;
 use dcc_program::program::{ParamKind, Piece};
 use dcc_program::{AxisId, FactorId, Mesh, TensorType};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Elements that a step may compute on all ranks, about a minute's work.
 const BUDGET: f64 = 2e7;
@@ -92,7 +93,7 @@ struct Dims {
     fixed: Vec<bool>,
     ties: Vec<Tie>,
     /// Of a class: the ties that it has a part in.
-    parts: HashMap<usize, Vec<usize>>,
+    parts: FxHashMap<usize, Vec<usize>>,
     /// How many shards each class was and is cut into, by axes that lie on it together.
     shards: BTreeMap<usize, BTreeSet<(u64, u64)>>,
     rules: Vec<Rule>,
@@ -107,7 +108,7 @@ impl Dims {
             sizes: Vec::new(),
             fixed: Vec::new(),
             ties: Vec::new(),
-            parts: HashMap::new(),
+            parts: FxHashMap::default(),
             shards: BTreeMap::new(),
             rules,
         };
@@ -158,7 +159,7 @@ impl Dims {
 
     /// A sum of gradients is of the value's shape, even where it has none to sum; state is of its parameter's.
     fn join_gradients(&mut self, graph: &Graph) {
-        let mut params: HashMap<(&str, Option<Piece>), NodeId> = HashMap::new();
+        let mut params: FxHashMap<(&str, Option<Piece>), NodeId> = FxHashMap::default();
         for id in graph.ids() {
             if let Op::Param(param) = &graph[id].op
                 && param.kind == ParamKind::Weight

@@ -6,10 +6,11 @@
 use crate::error::Result;
 use crate::graph::{Graph, NodeId, Phase};
 use crate::ops::Op;
-use std::collections::{BTreeSet, HashSet};
+use rustc_hash::FxHashSet;
+use std::collections::BTreeSet;
 
 /// `placed` with its backward nodes in halves. `gradients`: those of values that stages compute.
-pub(super) fn halve(placed: Graph, gradients: &HashSet<NodeId>) -> Result<Graph> {
+pub(super) fn halve(placed: Graph, gradients: &FxHashSet<NodeId>) -> Result<Graph> {
     let input = inputs(&placed, gradients);
     placed.map(|out, id, node, operands| {
         if node.phase == Phase::Backward {
@@ -20,7 +21,7 @@ pub(super) fn halve(placed: Graph, gradients: &HashSet<NodeId>) -> Result<Graph>
 }
 
 /// Which backward nodes belong to the input half.
-fn inputs(placed: &Graph, gradients: &HashSet<NodeId>) -> Vec<bool> {
+fn inputs(placed: &Graph, gradients: &FxHashSet<NodeId>) -> Vec<bool> {
     let live = placed.live();
     let backward = |id: &NodeId| live[id.0 as usize] && placed[*id].phase == Phase::Backward;
     let mut input = vec![false; placed.nodes.len()];

@@ -6,7 +6,7 @@ use crate::graph::{GradOf, NodeId, Phase};
 use crate::ops::{Op, Rule};
 use crate::plan::Strategy;
 use dcc_program::{AxisId, AxisList, FactorSpec, Reduce};
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 impl Placer<'_> {
     /// The strategy of logical `id`, whose placed operands are `values` (`None` for sources, which follow).
@@ -28,7 +28,7 @@ impl Placer<'_> {
         let mut lies: Vec<Option<Vec<AxisList>>> = values.iter().map(lie).collect();
         if lies.iter().all(Option::is_none) {
             // What is made of nothing but sources lies as what these are made of.
-            let mut known = HashMap::new();
+            let mut known = FxHashMap::default();
             for (lies, operand) in lies.iter_mut().zip(self.contributions(id, stage)) {
                 *lies = Some(self.lies(operand, (stage, phase), &mut known)?);
             }
@@ -41,7 +41,7 @@ impl Placer<'_> {
         &mut self,
         id: NodeId,
         (stage, phase): (u32, Phase),
-        known: &mut HashMap<NodeId, Vec<AxisList>>,
+        known: &mut FxHashMap<NodeId, Vec<AxisList>>,
     ) -> Result<Vec<AxisList>> {
         if let Some(found) = known.get(&id) {
             return Ok(found.clone());

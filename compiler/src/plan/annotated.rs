@@ -10,7 +10,8 @@ use crate::graph::{Graph, NodeId};
 use crate::import::index_of;
 use crate::ops::Op;
 use dcc_program::Shape;
-use std::collections::{BTreeMap, HashMap};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
 
 /// What annotations ask of a plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,15 +42,15 @@ pub struct StageWish {
 
 /// The values of a graph by the nodes of the file that they came of.
 pub struct Origins {
-    by_node: HashMap<usize, Vec<NodeId>>,
-    params: HashMap<String, Vec<NodeId>>,
-    inputs: HashMap<String, NodeId>,
+    by_node: FxHashMap<usize, Vec<NodeId>>,
+    params: FxHashMap<String, Vec<NodeId>>,
+    inputs: FxHashMap<String, NodeId>,
 }
 
 impl Origins {
     pub(crate) fn of(forward: &Forward) -> Origins {
         let graph = forward.graph;
-        let mut origins = Origins { by_node: HashMap::new(), params: HashMap::new(), inputs: HashMap::new() };
+        let mut origins = Origins { by_node: FxHashMap::default(), params: FxHashMap::default(), inputs: FxHashMap::default() };
         let mut ids = forward.order.clone();
         ids.sort_unstable();
         for id in ids {

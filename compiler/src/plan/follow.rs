@@ -3,13 +3,15 @@
 use super::Plan;
 use crate::graph::{Graph, Node, NodeId, Phase};
 use crate::ops::Op;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The plan of `graph` by that of `of`, which is `plan`. A node that `of` has too (same op, same operands) takes its strategy and
 /// stage; any other follows its operands, on the last of their stages or the next that holds the parameters it reads. Parameters keep
 /// their shardings and stages.
 pub fn follow(graph: &Graph, plan: &Plan, of: &Graph) -> Plan {
-    let known: HashMap<&Node, NodeId> = of.ids().filter(|&id| of[id].phase == Phase::Forward).map(|id| (&of[id], id)).collect();
+    let known: FxHashMap<&Node, NodeId> =
+        of.ids().filter(|&id| of[id].phase == Phase::Forward).map(|id| (&of[id], id)).collect();
     let holders = param_holders(plan, of);
     // The stage with the loss of training tells the run what evaluation gives.
     let reports = of.outputs.iter().filter_map(|(_, id)| plan.stages.get(id).copied()).max();
@@ -61,10 +63,10 @@ fn common<'s>(mut sets: impl Iterator<Item = &'s BTreeSet<u32>>) -> Option<BTree
 }
 
 /// The stages of the ranks that read each parameter.
-fn param_holders<'g>(plan: &Plan, graph: &'g Graph) -> HashMap<&'g str, BTreeSet<u32>> {
+fn param_holders<'g>(plan: &Plan, graph: &'g Graph) -> FxHashMap<&'g str, BTreeSet<u32>> {
     let layout = plan.layout();
     let mut readers: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); graph.nodes.len()];
-    let mut holders: HashMap<&str, BTreeSet<u32>> = HashMap::new();
+    let mut holders: FxHashMap<&str, BTreeSet<u32>> = FxHashMap::default();
     for id in graph.ids().rev().filter(|&id| graph[id].phase == Phase::Forward) {
         let mine = match plan.stages.get(&id) {
             Some(&stage) => BTreeSet::from([stage]),

@@ -14,13 +14,13 @@ use crate::graph::{Graph, NodeId, Operands};
 use crate::ops::{Binary, Cast, Convolution, DotGeneral, Op};
 use dcc_program::DType;
 use dcc_program::kernel::BinaryOp;
-use std::collections::{HashMap, HashSet};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// `graph`, a forward graph, with its contractions in `half`. Inputs, parameters and outputs keep their dtypes.
 pub fn narrow(graph: &Graph, half: DType) -> Result<Graph> {
-    let mut pass = Pass { half, narrowed: HashMap::new(), trains: Vec::new(), reads: Vec::new() };
+    let mut pass = Pass { half, narrowed: FxHashMap::default(), trains: Vec::new(), reads: Vec::new() };
     let biased = biased(graph);
-    let summed: HashSet<NodeId> = biased.values().copied().collect();
+    let summed: FxHashSet<NodeId> = biased.values().copied().collect();
     let mut out = graph.map(|out, id, node, operands| {
         let was = |i: usize| graph.ty(node.operands[i]).dtype;
         let any = |of: &[bool]| operands.iter().any(|o| of[o.0 as usize]);
@@ -61,7 +61,7 @@ pub fn narrow(graph: &Graph, half: DType) -> Result<Graph> {
 struct Pass {
     half: DType,
     /// By f32 node: the same in half floats.
-    narrowed: HashMap<NodeId, NodeId>,
+    narrowed: FxHashMap<NodeId, NodeId>,
     /// By new node: whether a parameter has a part in it.
     trains: Vec<bool>,
     /// Whether an input has.
@@ -98,7 +98,7 @@ impl Pass {
 }
 
 /// By sum: the contraction that it adds a bias to, which nothing else reads. Where something else is added too, that sum is f32 anyway.
-fn biased(graph: &Graph) -> HashMap<NodeId, NodeId> {
+fn biased(graph: &Graph) -> FxHashMap<NodeId, NodeId> {
     let mut readers = vec![Vec::new(); graph.nodes.len()];
     let mut of_data = vec![false; graph.nodes.len()];
     for id in graph.ids() {

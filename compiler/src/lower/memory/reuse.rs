@@ -5,7 +5,8 @@ use crate::lower::select::Selected;
 use dcc_program::check::may_replace;
 use dcc_program::kernel::Stmt;
 use dcc_program::program::{Action, BufferId, Instr, SectionId};
-use std::collections::{BTreeMap, HashMap};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
 
 /// Pieces of scratch with the first and the last instruction of the line that touch them.
 pub(super) type Lives = BTreeMap<BufferId, (usize, usize)>;
@@ -18,8 +19,8 @@ pub(super) fn join(
     line: &Line,
     sizes: &BTreeMap<BufferId, u64>,
     lives: &mut Lives,
-) -> HashMap<BufferId, BufferId> {
-    let mut joined: HashMap<BufferId, BufferId> = HashMap::new();
+) -> FxHashMap<BufferId, BufferId> {
+    let mut joined: FxHashMap<BufferId, BufferId> = FxHashMap::default();
     for (at, instr) in line.instructions(bodies) {
         let Some(i) = last_result(selected, instr) else { continue };
         let own = selected.storage[instr.results[i].0 as usize];

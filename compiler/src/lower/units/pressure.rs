@@ -7,16 +7,17 @@ use super::{Members, Stage, unit_of, visit};
 use crate::fuse::Unit;
 use crate::graph::NodeId;
 use crate::ops::Op;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) struct Pressure {
     /// Bytes of each value of the section.
-    bytes: HashMap<NodeId, i64>,
+    bytes: FxHashMap<NodeId, i64>,
     /// Units that have yet to read it.
-    readers: HashMap<NodeId, Vec<Unit>>,
-    growth: HashMap<Unit, i64>,
+    readers: FxHashMap<NodeId, Vec<Unit>>,
+    growth: FxHashMap<Unit, i64>,
     /// Growth that is none, by what the unit reads.
-    slack: HashMap<Unit, i64>,
+    slack: FxHashMap<Unit, i64>,
 }
 
 /// How many times larger than its results what a unit reads is for these to count as nothing.
@@ -56,8 +57,8 @@ impl Pressure {
         reads: &BTreeMap<Unit, BTreeSet<NodeId>>,
         crossing: &BTreeSet<NodeId>,
     ) -> Pressure {
-        let (growth, slack) = (HashMap::new(), HashMap::new());
-        let mut pressure = Pressure { bytes: HashMap::new(), readers: HashMap::new(), growth, slack };
+        let (growth, slack) = (FxHashMap::default(), FxHashMap::default());
+        let mut pressure = Pressure { bytes: FxHashMap::default(), readers: FxHashMap::default(), growth, slack };
         let bytes = |n: NodeId| stage.graph.ty(n).local_bytes(&stage.plan.mesh) as i64;
         for (&unit, nodes) in members {
             let read: BTreeSet<NodeId> = operands(stage, nodes).into_iter().filter(|n| !is_state(stage, *n)).collect();

@@ -20,8 +20,8 @@ use crate::graph::NodeId;
 use crate::ops::{Op, Rule};
 use dcc_program::factors::DimFactors;
 use dcc_program::{AxisId, AxisList, FactorId, Mesh, Reduce, Sharding, TensorType};
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use std::collections::HashMap;
 
 /// Cost in a unit that the whole model's work sets, so that sums are exact and large models do not overflow.
 pub(super) type Cost = u64;
@@ -228,12 +228,12 @@ impl Builder<'_> {
         let forward = self.forward;
         let decided = |id: &NodeId| matches!(forward.kind(*id), Kind::Param | Kind::Begin | Kind::Batched);
         let ids: Vec<NodeId> = forward.order.iter().copied().filter(decided).collect();
-        let index: HashMap<NodeId, usize> = ids.iter().enumerate().map(|(i, &id)| (id, i)).collect();
+        let index: FxHashMap<NodeId, usize> = ids.iter().enumerate().map(|(i, &id)| (id, i)).collect();
         let (items, classes, kinds, mesh) = (Vec::new(), Vec::new(), Vec::new(), mesh.clone());
         let mut problem = Problem { items, classes, kinds, axes, mesh, machine, scale: 1.0 };
         problem.scale = self.scale(&problem, &ids);
-        let mut classes: HashMap<Class, usize> = HashMap::new();
-        let mut kinds: HashMap<ValueKind, usize> = HashMap::new();
+        let mut classes: FxHashMap<Class, usize> = FxHashMap::default();
+        let mut kinds: FxHashMap<ValueKind, usize> = FxHashMap::default();
         for &id in &ids {
             let value = self.value_kind(id);
             let next = kinds.len();
@@ -273,7 +273,7 @@ impl Builder<'_> {
         problem: &Problem,
         id: NodeId,
         kind: usize,
-        index: &HashMap<NodeId, usize>,
+        index: &FxHashMap<NodeId, usize>,
     ) -> Result<(Class, SmallVec<[usize; 3]>)> {
         let forward = self.forward;
         let node = &forward.graph[id];
