@@ -165,9 +165,11 @@ pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
     let pins = options.parallel.pins.iter().map(known).collect();
     let parallel = Parallel { microbatches: batch.accumulate, wishes, pins, ..options.parallel.clone() };
     let Fitting { plan, placed, order, programs: train, .. } = memory::fit(&training.graph, &parallel, options)?;
+    let train = checked(train)?;
     let eval_plan = plan::follow(&training.eval, &plan, &training.graph);
     let eval_placed = place::place(&training.eval, &eval_plan)?;
-    let eval = programs(&eval_placed, &eval_plan, &schedule::order(&eval_plan), options, Mode::Eval, &train)?;
+    let eval =
+        programs(&eval_placed, &eval_plan, &schedule::order(&eval_plan), options, Mode::Eval, &train).and_then(checked)?;
     log("placed", &placed);
     let instructions: usize = train.iter().flat_map(|p| &p.sections).map(|s| s.body.len()).sum();
     tracing::info!(stages = train.len(), instructions, "lowered and checked");
@@ -269,7 +271,7 @@ fn order(placed: &Graph, plan: &Plan, options: &Options) -> Result<Order> {
     search::order(order, &options.parallel.machine, options.memory_limit, lowered)
 }
 
-/// Lowering and the gate; parameters stand where the programs `beside` have them.
+/// Lowering; parameters stand where the programs `beside` have them. What is kept of this must be `checked`.
 fn programs(
     placed: &Graph,
     plan: &Plan,
@@ -283,6 +285,11 @@ fn programs(
     if !beside.is_empty() {
         programs.iter_mut().enumerate().try_for_each(|(stage, program)| lower::share(beside, stage, program))?;
     }
+    Ok(programs)
+}
+
+/// The gate.
+fn checked(programs: Vec<Program>) -> Result<Vec<Program>> {
     check::programs(&programs).map_err(|fault| {
         programs.iter().for_each(|program| tracing::debug!("refused:\n{}", dcc_program::text::print(program)));
         Error::gate(fault)

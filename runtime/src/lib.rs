@@ -25,6 +25,7 @@ pub mod launch;
 mod library;
 pub mod lr;
 pub mod metrics;
+pub mod parallel;
 #[cfg(target_os = "linux")]
 pub mod run;
 // Masks signals, which no safe interface offers.

@@ -1,6 +1,6 @@
 //! Evaluation: a model's outputs, or a loss and its gradients, computed on one device by the lowering and kernels of training.
 
-use super::{Options, inputs, programs, simplify, tensors};
+use super::{Options, checked, inputs, programs, simplify, tensors};
 use crate::error::{Error, Result};
 use crate::graph::{self, Graph, NodeId, Phase};
 use crate::import::{self, Model, OutputInfo};
@@ -112,7 +112,7 @@ impl Subject {
         let computed = |id: &NodeId| graph[*id].phase == Phase::Forward && !graph[*id].operands.is_empty();
         plan.stages.extend(graph.ids().filter(computed).map(|id| (id, 0)));
         let placed = place::place(&graph, &plan)?;
-        let programs = programs(&placed, &plan, &schedule::order(&plan), &options, Mode::Eval, &[])?;
+        let programs = programs(&placed, &plan, &schedule::order(&plan), &options, Mode::Eval, &[]).and_then(checked)?;
         Ok(Evaluation { inputs: inputs::of_graphs(&[&source]), source, graph, programs })
     }
 

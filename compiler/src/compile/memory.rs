@@ -10,6 +10,7 @@ use crate::plan::{self, Front, Overlap, Parallel, Plan};
 use crate::recompute::{self, Recompute, Repeats};
 use crate::schedule::{self, Order};
 use dcc_program::program::{Action, Mode, Program};
+use dcc_runtime::parallel;
 use rustc_hash::FxHashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -55,6 +56,9 @@ fn better(first: Fitting, second: Fitting, limit: u64) -> Fitting {
     if takes_second { second } else { first }
 }
 
+/// Ways that are tried at once, at most: each has the programs of all stages in memory.
+const AT_ONCE: usize = 8;
+
 struct Search<'a> {
     graph: &'a Graph,
     parallel: &'a Parallel,
@@ -69,7 +73,7 @@ impl Search<'_> {
         let front = Front::of(self.graph, self.parallel)?;
         let alone = |number: usize| {
             let plan = front.plan(number)?;
-            self.attempt(&place::place(self.graph, &plan)?, &plan, self.repeats(&plan)[0])
+            self.attempt(&self.placed(&plan)?, &plan, self.repeats(&plan)[0])
         };
         let mut best = alone(0)?;
         if best.peak > self.limit {
@@ -100,7 +104,7 @@ impl Search<'_> {
     /// Of what takes little time to compute again the least that fits the limit. If all of it does not, of that and of more what is
     /// estimated to take the least time; if nothing fits, what needs least.
     fn climb(&self, plan: Plan) -> Result<Fitting> {
-        let placed = place::place(self.graph, &plan)?;
+        let placed = self.placed(&plan)?;
         let quick = self.repeats(&plan);
         let last = quick.len() - 1;
         let attempt = |repeats: Repeats| self.attempt(&placed, &plan, repeats);
@@ -121,28 +125,34 @@ impl Search<'_> {
             return Ok(best);
         }
         best = better(best, all, self.limit);
-        let mut seen: FxHashSet<u64> = FxHashSet::default();
-        for repeats in quick[1..last].iter().copied().chain(Repeats::slower()) {
-            let plan = Plan { repeats, ..plan.clone() };
-            let again = self.again(&placed, &plan)?;
-            // Many ways are the same for this model.
-            let mut hasher = DefaultHasher::new();
-            again.nodes.hash(&mut hasher);
-            if seen.insert(hasher.finish()) {
-                best = better(best, self.lowered(again, plan)?, self.limit);
-            }
+        let more: Vec<Repeats> = quick[1..last].iter().copied().chain(Repeats::slower()).collect();
+        let more = self.different(&placed, &plan, &more)?;
+        for some in more.chunks(parallel::threads(AT_ONCE)) {
+            let tried = parallel::side_by_side(some, AT_ONCE, |&repeats| attempt(repeats))?;
+            best = tried.into_iter().fold(best, |best, next| better(best, next, self.limit));
         }
         Ok(best)
+    }
+
+    /// Those that give this model another graph than all before them.
+    fn different(&self, placed: &Graph, plan: &Plan, all: &[Repeats]) -> Result<Vec<Repeats>> {
+        let hashes = parallel::side_by_side(all, AT_ONCE, |&repeats| -> Result<u64> {
+            let mut hasher = DefaultHasher::new();
+            recompute::apply(placed.clone(), &Plan { repeats, ..plan.clone() })?.nodes.hash(&mut hasher);
+            Ok(hasher.finish())
+        })?;
+        let mut seen = FxHashSet::default();
+        Ok(all.iter().zip(hashes).filter(|(_, hash)| seen.insert(*hash)).map(|(repeats, _)| *repeats).collect())
     }
 
     /// A plan, placed, with so much computed again.
     fn attempt(&self, placed: &Graph, plan: &Plan, repeats: Repeats) -> Result<Fitting> {
         let plan = Plan { repeats, ..plan.clone() };
-        self.lowered(self.again(placed, &plan)?, plan)
+        self.lowered(recompute::apply(placed.clone(), &plan)?, plan)
     }
 
-    fn again(&self, placed: &Graph, plan: &Plan) -> Result<Graph> {
-        recompute::apply(chunk::apply(placed.clone(), plan, Limits::USUAL), plan)
+    fn placed(&self, plan: &Plan) -> Result<Graph> {
+        Ok(chunk::apply(place::place(self.graph, plan)?, plan, Limits::USUAL))
     }
 
     /// The programs of a plan, placed, with what is computed again.

@@ -7,15 +7,14 @@ use super::nvrtc::{self, Image};
 use super::shipped::Shipped;
 use super::{Arch, Kernels, Target};
 use crate::error::{Error, Result};
+use crate::parallel::side_by_side;
 use dcc_kernels::cuda::Source;
 use std::collections::BTreeMap;
-use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Most parts, and threads that compile.
-const PARTS: usize = 16;
+pub(super) const PARTS: usize = 16;
 /// Bytes of text that are worth a part: each has the prelude.
 const SHARE: usize = 50_000;
 
@@ -24,7 +23,7 @@ const SHARE: usize = 50_000;
 /// Errors: NVRTC is missing and nothing else fits; it refuses a text.
 pub fn images(sources: &[Source], arch: Arch, folder: Option<&Path>, shipped: &Shipped) -> Result<Vec<(Image, usize)>> {
     let parts = parts(sources);
-    let images = side_by_side(&parts, |part| {
+    let images = side_by_side(&parts, PARTS, |part| {
         let text = Kernels::text(part);
         if let Some(image) = shipped.made_for(&text, arch) {
             return Ok(image);
@@ -52,24 +51,6 @@ fn advised(error: Error, arch: Arch, shipped: &Shipped) -> Error {
             names.join(", ")
         )),
     }
-}
-
-/// `make` of each, on as many threads as there are processors. Errors: the first item's that has one.
-pub(super) fn side_by_side<T: Sync, R: Send + Sync>(items: &[T], make: impl Fn(&T) -> Result<R> + Sync) -> Result<Vec<R>> {
-    let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(PARTS).min(items.len());
-    let (next, done) = (AtomicUsize::new(0), items.iter().map(|_| OnceLock::new()).collect::<Vec<_>>());
-    std::thread::scope(|scope| {
-        let work = || {
-            while let Some((item, done)) =
-                Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|n| Some((items.get(n)?, done.get(n)?)))
-            {
-                let _ = done.set(make(item));
-            }
-        };
-        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-    });
-    done.into_iter().map(|result| result.into_inner().expect("every item was made")).collect()
 }
 
 /// Neighbouring sources of about as much text, alike on all machines: what one compiled, another finds.

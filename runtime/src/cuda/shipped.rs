@@ -7,6 +7,7 @@ use super::nvrtc::Image;
 use super::{Arch, Kernels, Target, Texts, cache};
 use crate::error::Result;
 use crate::exec::{World, add_texts};
+use crate::parallel::side_by_side;
 use bytes::Bytes;
 use dcc_kernels::cuda::Source;
 use dcc_program::artifact::Artifact;
@@ -86,7 +87,8 @@ pub fn code(artifact: &Artifact, targets: &[Target]) -> Result<BTreeMap<String, 
     }
     let texts: Vec<(&String, Target)> =
         wanted.keys().flat_map(|text| targets.iter().map(move |target| (text, *target))).collect();
-    let images = cache::side_by_side(&texts, |&(text, target)| cache::compiled(text, target, cache::folder().as_deref()))?;
+    let images =
+        side_by_side(&texts, cache::PARTS, |&(text, target)| cache::compiled(text, target, cache::folder().as_deref()))?;
     let named =
         texts.iter().zip(&images).map(|(&(text, target), image)| (name(text, target), Bytes::from(cache::packed(image))));
     Ok(named.collect())
