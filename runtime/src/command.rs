@@ -5,7 +5,7 @@ use crate::signal::StopSignals;
 use clap::Parser;
 use std::path::PathBuf;
 
-/// Train a compiled model (.dcc) on this machine's CPUs, one process per rank
+/// Train a compiled model (.dcc) on this machine's CPUs or NVIDIA GPUs
 #[derive(clap::Parser)]
 #[command(name = "dcc-run", version)]
 struct Arguments {

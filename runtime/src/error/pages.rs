@@ -110,8 +110,8 @@ pub const PAGES: &[(u16, &str, &str)] = &[
     (
         803,
         "a device failed",
-        "The device is missing, out of memory or reported an error. CPUs need Linux on x86-64 with AVX2 to run; compiling works \
-         elsewhere, and the artifact can be run with `dcc-run` on another machine. `--max-isa` cannot name instructions that the \
+        "The device is missing, out of memory or reported an error. Training on CPUs needs Linux, on x86-64 or 64-bit Arm; compiling \
+         works elsewhere, and the artifact can be run with `dcc-run` on another machine. `--max-isa` cannot name instructions that the \
          machine lacks.",
     ),
     (
