@@ -21,7 +21,7 @@ static USED: OnceLock<Isa> = OnceLock::new();
 
 impl Isa {
     /// Those of this architecture.
-    const ALL: &[Isa] = match cfg!(target_arch = "aarch64") {
+    pub const ALL: &[Isa] = match cfg!(target_arch = "aarch64") {
         true => &[Isa::Baseline, Isa::Neon],
         false => &[Isa::Baseline, Isa::Avx2, Isa::Avx512],
     };

@@ -5,7 +5,7 @@ use crate::data::{self, Fill, Layout, Order};
 use crate::error::{Error, Result};
 use crate::init::Rule;
 use crate::lr::{LearningRate, Schedule};
-use clap::builder::ValueParser;
+use clap::builder::{PossibleValuesParser, ValueParser};
 use dcc_kernels::Isa;
 use dcc_program::Glob;
 use serde::{Deserialize, Serialize};
@@ -118,7 +118,7 @@ pub struct Flags {
 #[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 pub struct Instructions {
     /// Use no better vector instructions than these, in generated code too (default: the machine's best)
-    #[arg(long, value_name = "ISA", value_parser = ["baseline", "avx2", "avx512"], help_heading = "Execution")]
+    #[arg(long, value_name = "ISA", value_parser = instruction_sets(), help_heading = "Execution")]
     pub max_isa: Option<String>,
 }
 
@@ -131,6 +131,11 @@ impl Instructions {
             Error::device(format!("--max-isa {name}: {what}")).help("without --max-isa, the machine's best is used")
         })
     }
+}
+
+/// Those of this architecture.
+fn instruction_sets() -> PossibleValuesParser {
+    PossibleValuesParser::new(Isa::ALL.iter().map(|isa| isa.name()))
 }
 
 /// `A=B`, split at the first `=`.
