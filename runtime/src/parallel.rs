@@ -31,3 +31,28 @@ pub fn side_by_side<T: Sync, R: Send + Sync, E: Send + Sync>(
 pub fn threads(most: usize) -> usize {
     std::thread::available_parallelism().map_or(1, NonZero::get).min(most)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_and_errors_come_in_the_order_of_items() {
+        let items: Vec<u32> = (0..100).collect();
+        // Later items are done sooner.
+        let late = |n: u32| std::thread::sleep(std::time::Duration::from_micros(u64::from(100 - n) * 20));
+        for most in [1, 3, 100] {
+            let double = |&n: &u32| -> Result<u32, u32> {
+                late(n);
+                Ok(2 * n)
+            };
+            assert_eq!(side_by_side(&items, most, double), Ok(items.iter().map(|n| 2 * n).collect()));
+            let odd = |&n: &u32| {
+                late(n);
+                if n > 6 && n % 2 == 1 { Err(n) } else { Ok(n) }
+            };
+            assert_eq!(side_by_side(&items, most, odd), Err(7));
+        }
+        assert_eq!(side_by_side(&[], 8, |&n: &u32| Err::<u32, u32>(n)), Ok(Vec::new()));
+    }
+}
