@@ -151,6 +151,7 @@ impl Search<'_> {
         self.lowered(recompute::apply(placed.clone(), &plan)?, plan)
     }
 
+    /// The placed graph before anything is computed again.
     fn placed(&self, plan: &Plan) -> Result<Graph> {
         Ok(chunk::apply(place::place(self.graph, plan)?, plan, Limits::USUAL))
     }
