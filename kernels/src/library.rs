@@ -16,6 +16,8 @@ pub mod random;
 pub mod scatter;
 mod simd;
 mod sweep;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 pub mod top_k;
 mod transform;
 pub mod vector;

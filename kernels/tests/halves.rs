@@ -1,13 +1,18 @@
 //! Products of half floats against f64: all layouts, odd shapes, f32 and rounded results, every kind of product that there is.
 
 use dcc_kernels::Pool;
+use dcc_kernels::cpu::isa::Isa;
 use dcc_kernels::library::half::Half;
 use dcc_kernels::library::matmul::{DotGeneral, Factor, Product};
 use dcc_program::DType;
 
 /// Half types with the kinds of product that each may have.
-const KINDS: [(DType, Product); 3] =
-    [(DType::BF16, Product::Pairs), (DType::BF16, Product::Widened), (DType::F16, Product::Widened)];
+const KINDS: [(DType, Product); 4] = [
+    (DType::BF16, Product::Tiles),
+    (DType::BF16, Product::Pairs),
+    (DType::BF16, Product::Widened),
+    (DType::F16, Product::Widened),
+];
 
 /// "mk kn mn" with the sizes of its letters, row-major.
 fn factors(spec: &str, sizes: &[(char, usize)]) -> Vec<Factor> {
@@ -112,6 +117,7 @@ fn all_layouts_of_a_matrix_product() {
         check(spec, &[('m', 14), ('n', 35), ('k', 1025)]);
         check(spec, &[('m', 13), ('n', 40), ('k', 1538)]);
         check(spec, &[('m', 30), ('n', 70), ('k', 2048)]);
+        check(spec, &[('m', 48), ('n', 33), ('k', 2080)]);
     }
 }
 
@@ -160,12 +166,11 @@ fn what_is_no_number() {
 
 /// The instructions for bf16 are used where there are any, and only for it.
 #[test]
-fn pairs_are_for_bf16() {
+fn pairs_and_tiles_are_for_bf16() {
     let factors = factors("mk kn mn", &[('m', 4), ('n', 5), ('k', 6)]);
-    assert!(DotGeneral::with_product(&factors, DType::F16, Product::Pairs).is_none());
+    let has = |dtype, product| DotGeneral::with_product(&factors, dtype, product).is_some();
+    assert!(!has(DType::F16, Product::Pairs) && !has(DType::F16, Product::Tiles));
     assert!(DotGeneral::of_halves(&factors, DType::F32).is_none());
-    assert_eq!(
-        DotGeneral::with_product(&factors, DType::BF16, Product::Pairs).is_some(),
-        dcc_kernels::cpu::isa::Isa::has_bf16_products()
-    );
+    assert_eq!(has(DType::BF16, Product::Pairs), Isa::has_bf16_products());
+    assert_eq!(has(DType::BF16, Product::Tiles), Isa::detect() == Isa::Amx);
 }

@@ -12,6 +12,8 @@ pub enum Isa {
     Avx2,
     /// 512-bit vectors (F, DQ, BW, VL).
     Avx512,
+    /// The same, and tiles of bf16 (AMX_TILE, AMX_BF16), which the system lets this process use.
+    Amx,
     /// 128-bit vectors with fused multiply-add, of all 64-bit Arm processors.
     Neon,
 }
@@ -23,7 +25,7 @@ impl Isa {
     /// Those of this architecture.
     pub const ALL: &[Isa] = match cfg!(target_arch = "aarch64") {
         true => &[Isa::Baseline, Isa::Neon],
-        false => &[Isa::Baseline, Isa::Avx2, Isa::Avx512],
+        false => &[Isa::Baseline, Isa::Avx2, Isa::Avx512, Isa::Amx],
     };
 
     /// The best instruction set of this machine, or the one that this process is limited to.
@@ -54,6 +56,7 @@ impl Isa {
             Isa::Baseline => "baseline",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
             Isa::Neon => "neon",
         }
     }
@@ -68,11 +71,16 @@ impl Isa {
         Isa::ALL.iter().copied().filter(|isa| *isa <= Isa::detect())
     }
 
-    /// Whether there are instructions for sums in f32 of products of bf16 (AVX512_BF16). Unlike those of all else, their results differ
-    /// from what other machines compute: in the order of the sums, and in subnormal numbers, which they take for zero.
+    /// Whether it has 512-bit vectors.
+    pub fn has_avx512(self) -> bool {
+        matches!(self, Isa::Avx512 | Isa::Amx)
+    }
+
+    /// Whether there are instructions for sums in f32 of pairs of products of bf16 (AVX512_BF16). As with those for tiles, and unlike all
+    /// else, their results differ from what other machines compute: in the order of the sums, and in subnormal numbers, which are zero to them.
     pub fn has_bf16_products() -> bool {
         #[cfg(target_arch = "x86_64")]
-        return Isa::detect() == Isa::Avx512 && is_x86_feature_detected!("avx512bf16");
+        return Isa::detect().has_avx512() && is_x86_feature_detected!("avx512bf16");
         #[cfg(not(target_arch = "x86_64"))]
         false
     }
@@ -86,10 +94,30 @@ fn probe() -> Isa {
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512vl");
     match (avx2, avx512) {
+        (true, true) if may_use_tiles() => Isa::Amx,
         (true, true) => Isa::Avx512,
         (true, false) => Isa::Avx2,
         _ => Isa::Baseline,
     }
+}
+
+/// Whether there are tiles of bf16 and this process may use them: Linux saves their 8 KiB at a change of threads for those alone that ask.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn may_use_tiles() -> bool {
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    /// Of EDX of leaf 7: AMX_BF16 and AMX_TILE.
+    const TILES: u32 = 1 << 22 | 1 << 24;
+    /// From the kernel's `asm/prctl.h`, and the number of the tiles' data among what is saved.
+    const ARCH_REQ_XCOMP_PERM: i32 = 0x1023;
+    const XFEATURE_XTILEDATA: i64 = 18;
+    let there = __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & TILES == TILES;
+    // SAFETY: a request by number, without memory of ours.
+    there && unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) } == 0
+}
+
+#[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
+fn may_use_tiles() -> bool {
+    false
 }
 
 #[cfg(target_arch = "aarch64")]

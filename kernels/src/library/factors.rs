@@ -4,7 +4,8 @@
 //! bf16 of consecutive steps. Half floats become words while panels are packed: there is no copy of a whole operand.
 
 use super::microkernel::Kernels;
-use super::pack::{Pack, PackSide};
+use super::pack::{Pack, PackSide, Size, Source};
+use super::simd::{LINE, prefetch};
 
 /// Copies of panels of `S` as words of `E`'s size.
 #[derive(Clone, Copy)]
@@ -15,6 +16,7 @@ pub(super) struct Packing<E, S> {
     pub pack_side: PackSide<S, E>,
     /// Packs one step as the second of the words that have the step before it.
     pub second: Pack<S, E>,
+    pub lay: Lay<S>,
     pub round: Round<E, S>,
 }
 
@@ -25,6 +27,12 @@ pub(super) struct Place<P> {
     pub row: isize,
     pub column: isize,
 }
+
+/// to[i * apart + q] = from[i * stride + q * step] for i < rows, q < steps: rows whose steps lie side by side.
+///
+/// # Safety
+/// The addresses above are readable and writable; the machine has the instruction set.
+pub(super) type Lay<S> = unsafe fn(Source<S>, *mut S, Size);
 
 /// Rounds so many rows and columns of sums to the type that the result is stored in.
 ///
@@ -45,7 +53,20 @@ impl<E: Copy> Packing<E, E> {
                 }
             }
         }
-        Packing { steps: 1, pack: kernels.pack, pack_side: kernels.pack_side, second: kernels.pack, round: copy }
+        Packing { steps: 1, pack: kernels.pack, pack_side: kernels.pack_side, second: kernels.pack, lay, round: copy }
+    }
+}
+
+/// # Safety
+/// As `Lay`; the step is 1.
+unsafe fn lay<S>(source: Source<S>, to: *mut S, Size { rows, apart, steps, .. }: Size) {
+    debug_assert_eq!(source.step, 1, "rows are copied as they lie");
+    for i in 0..rows {
+        let from = source.from.wrapping_offset(i as isize * source.stride);
+        let next = from.wrapping_offset(source.stride);
+        (0..steps).step_by(LINE / size_of::<S>()).for_each(|step| prefetch(next.wrapping_add(step)));
+        // SAFETY: the caller's.
+        unsafe { std::ptr::copy_nonoverlapping(from, to.add(i * apart), steps) };
     }
 }
 
@@ -56,6 +77,8 @@ pub enum Product {
     Widened,
     /// Two bf16 at a time, by instructions for that.
     Pairs,
+    /// Tiles of pairs of bf16.
+    Tiles,
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -71,9 +94,9 @@ pub(super) fn halves(_dtype: dcc_program::DType, _product: Product) -> Option<(K
 mod x86 {
     use super::{Kernels, Packing, Place, Product};
     use crate::cpu::isa::Isa;
-    use crate::library::microkernel;
     use crate::library::pack::{Size, Source};
     use crate::library::simd::{Element, prefetch, x86::Bf16Pairs, x86::turn};
+    use crate::library::{microkernel, tiles};
     use dcc_program::DType;
     use std::arch::x86_64::*;
 
@@ -84,10 +107,13 @@ mod x86 {
 
     /// Kernels and packing of products of `dtype`; `None` where it is no half float or the machine lacks the instructions.
     pub(in crate::library) fn halves(dtype: DType, product: Product) -> Option<(Kernels<f32>, Packing<f32, u16>)> {
-        if Isa::detect() != Isa::Avx512 {
+        if !Isa::detect().has_avx512() {
             return None;
         }
         match (dtype, product) {
+            (DType::BF16, Product::Tiles) if Isa::detect() == Isa::Amx => {
+                Some((tiles::kernels(), Packing { lay: lay_turned, ..packing::<Pairs>() }))
+            }
             (DType::BF16, Product::Pairs) if Isa::has_bf16_products() => {
                 Some((microkernel::bf16_pairs::<Bf16Pairs>(), packing::<Pairs>()))
             }
@@ -196,7 +222,49 @@ mod x86 {
     }
 
     fn packing<H: Half>() -> Packing<f32, u16> {
-        Packing { steps: H::STEPS, pack: pack::<H>, pack_side: pack_side::<H>, second, round: round::<H> }
+        Packing { steps: H::STEPS, pack: pack::<H>, pack_side: pack_side::<H>, second, lay: super::lay, round: round::<H> }
+    }
+
+    /// Of all layouts.
+    ///
+    /// # Safety
+    /// As `Lay`.
+    #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
+    unsafe fn lay_turned(source: Source<u16>, to: *mut u16, size: Size) {
+        let Size { rows, apart, steps, .. } = size;
+        let at = |i: usize, q: usize| source.from.wrapping_offset(i as isize * source.stride + q as isize * source.step);
+        if source.step == 1 {
+            // SAFETY: the caller's.
+            return unsafe { super::lay(source, to, size) };
+        }
+        for (q, first) in (0..steps).step_by(2 * LANES).flat_map(|q| (0..rows).step_by(LANES).map(move |first| (q, first))) {
+            let (lanes, count) = ((rows - first).min(LANES), (steps - q).min(2 * LANES));
+            let stored = ((1u64 << count) - 1) as __mmask32;
+            // SAFETY: the caller's; the hints read nothing, the arrays have all lanes.
+            unsafe {
+                let mut r = [_mm512_setzero_ps(); LANES];
+                for (word, words) in r.iter_mut().enumerate().take(count.div_ceil(2)) {
+                    let (p, is_pair) = (at(first, q + 2 * word), 2 * word + 1 < count);
+                    let next = p.wrapping_offset(source.step);
+                    *words = if source.stride == 1 {
+                        prefetch(p.wrapping_offset(2 * LANES as isize * source.step));
+                        prefetch(next.wrapping_offset(2 * LANES as isize * source.step));
+                        Pairs::along(p, is_pair.then_some(next), lanes)
+                    } else {
+                        let mut halves = [[0; LANES]; 2];
+                        for i in 0..lanes {
+                            halves[0][i] = *p.offset(i as isize * source.stride);
+                            halves[1][i] = if is_pair { *next.offset(i as isize * source.stride) } else { 0 };
+                        }
+                        Pairs::along(halves[0].as_ptr(), Some(halves[1].as_ptr()), LANES)
+                    };
+                }
+                turn(&mut r);
+                for (i, row) in r.into_iter().enumerate().take(lanes) {
+                    _mm512_mask_storeu_epi16(to.add((first + i) * apart + q).cast(), stored, _mm512_castps_si512(row));
+                }
+            }
+        }
     }
 
     /// # Safety

@@ -8,8 +8,8 @@
 mod panels;
 
 use super::factors::{Packing, Place};
-use super::microkernel::{Block, Copies, Kernels, MAX_COLUMNS, MAX_ROWS, Stretch};
-use super::simd::{Element, LINE};
+use super::microkernel::{Block, Copies, Kernels, MAX_COLUMNS, MAX_ROWS, Stretch, VECTOR_PACE, VECTOR_ROWS};
+use super::simd::{Element, LINE, prefetch};
 use crate::cpu::pool::{Pool, WORKER_BYTES, Worker};
 use panels::Stripes;
 use std::mem::MaybeUninit;
@@ -30,8 +30,9 @@ const ROW_BYTES: usize = 144 << 10;
 const B_BYTES: usize = 576 << 10;
 const _: () = assert!(ROW_BYTES <= A_BYTES && A_BYTES + B_BYTES <= WORKER_BYTES);
 // A panel of the widest element at least, each row as long as a piece and a line or two.
-const _: () = assert!(MAX_ROWS * (WHOLE * size_of::<f64>() + 2 * LINE) <= ROW_BYTES);
-/// Multiply-adds that are worth a chunk of their own.
+const _: () = assert!(VECTOR_ROWS * (WHOLE * size_of::<f64>() + 2 * LINE) <= ROW_BYTES);
+const _: () = assert!(MAX_ROWS * (WHOLE * size_of::<f32>() + 2 * LINE) <= A_BYTES);
+/// Multiply-adds that are worth a chunk of their own, of vectors.
 const CHUNK: usize = 1 << 19;
 
 /// Rows (columns) that are computed together, and the parts of A (B) that they come from.
@@ -160,30 +161,37 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
             let by_row = self.strides.c_row >= self.strides.c_column;
             let (i, j) = if by_row { (block / across, block % across) } else { (block % down, block / down) };
             let share = |part: usize, parts: usize, panels: usize| part * panels / parts..(part + 1) * panels / parts;
+            // SAFETY: the machine has what the kernels need.
+            self.kernels.enter.into_iter().for_each(|enter| unsafe { enter() });
             for item in &self.batch[first..self.batch.len().min(first + items)] {
                 // SAFETY: the caller's; blocks are apart.
                 unsafe { self.block(shift(operands, item), share(i, down, rows), share(j, across, columns), worker) };
             }
+            // SAFETY: as above; no block follows.
+            self.kernels.leave.into_iter().for_each(|leave| unsafe { leave() });
         });
     }
 
     /// Nanoseconds of `multiply_adds`, for the pool's break-even.
     fn nanoseconds(&self, multiply_adds: usize) -> usize {
-        multiply_adds / (8 * self.kernels.lanes)
+        (multiply_adds as f64 * self.kernels.pace / self.kernels.lanes as f64 / 1000.0) as usize
     }
 
     /// Row panels, and column panels, that are worked on at once.
     fn together(&self) -> [usize; 2] {
         let [row, column] = self.panel_elements();
-        let a_bytes = if self.read_a == Rows::Packed { A_BYTES } else { ROW_BYTES };
-        let b_bytes = if self.read_a == Rows::InPlace { B_BYTES } else { WORKER_BYTES - A_BYTES };
+        // Tiles read panels faster than a core's own caches give them: they need many of either side to meet each other.
+        let is_tiled = self.kernels.words > 1;
+        let a_bytes = if is_tiled || self.read_a == Rows::Packed { A_BYTES } else { ROW_BYTES };
+        let b_bytes = if !is_tiled && self.read_a == Rows::InPlace { B_BYTES } else { WORKER_BYTES - A_BYTES };
         [a_bytes / size_of::<E>() / row, b_bytes / size_of::<E>() / column]
     }
 
     /// Products of a chunk, and the blocks that each is cut into, down and across: what takes the least time, half a chunk's waiting at the
     /// end included. More blocks wait less and pack more.
     fn grid(&self, threads: usize) -> (usize, [usize; 2]) {
-        let items = CHUNK.min(self.work * self.batch.len() / 4).div_ceil(self.work.max(1)).max(1);
+        let chunk = (CHUNK as f64 * VECTOR_PACE / self.kernels.pace) as usize;
+        let items = chunk.min(self.work * self.batch.len() / 4).div_ceil(self.work.max(1)).max(1);
         if items > 1 || threads == 1 {
             return (items, [1, 1]);
         }
@@ -192,7 +200,7 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
         // Picoseconds, as in `swap_costs_less`.
         let cost = |&[down, across]: &[usize; 2]| {
             let (height, width) = (rows.div_ceil(down), columns.div_ceil(across));
-            let product = (height * width) as f64 * depth * 125.0 / self.kernels.lanes as f64;
+            let product = (height * width) as f64 * depth * self.kernels.pace / self.kernels.lanes as f64;
             let per_row =
                 depth / self.kernels.columns as f64 * 60.0 * height as f64 * width.div_ceil(self.together()[1]) as f64;
             let per_column = depth / self.kernels.rows as f64 * 100.0 * width as f64;
@@ -420,6 +428,9 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
                     (self.packing.round)(from, target(part), part.size, block.columns);
                 }
                 return;
+            }
+            if block.c_column == 1 {
+                (0..rows as isize).for_each(|i| prefetch(to.wrapping_offset(i * block.c_row)));
             }
             let mut sums = MaybeUninit::<[E; MAX_ROWS * MAX_COLUMNS]>::uninit();
             let (tile, width) = (sums.as_mut_ptr().cast::<E>(), self.kernels.columns as isize);

@@ -68,7 +68,9 @@ impl DotGeneral<f32, u16> {
     /// # Panics
     /// If a factor belongs to one operand only.
     pub fn of_halves(factors: &[Factor], dtype: DType) -> Option<Self> {
-        [Product::Pairs, Product::Widened].into_iter().find_map(|product| Self::with_product(factors, dtype, product))
+        [Product::Tiles, Product::Pairs, Product::Widened]
+            .into_iter()
+            .find_map(|product| Self::with_product(factors, dtype, product))
     }
 
     /// Plans for products of one kind. `None` where this machine or the dtype has none.
@@ -116,6 +118,7 @@ impl<E: Element, S: Copy + Send + Sync> DotGeneral<E, S> {
         let few = if plain { Few::new([&m, &n, &k], offsets(&batch), kernels.few) } else { None };
         let swapped = swap_costs_less(&kernels, packing.steps, &m, &n, &k);
         let most = most_words(&k, packing.steps) * packing.steps;
+        let words = kernels.words;
         if swapped {
             std::mem::swap(&mut m, &mut n);
             [&mut batch, &mut m, &mut n, &mut k].into_iter().for_each(|dims| dims.iter_mut().for_each(|dim| dim.1.swap(0, 1)));
@@ -129,15 +132,18 @@ impl<E: Element, S: Copy + Send + Sync> DotGeneral<E, S> {
             c_row: inner_m.1[2],
             c_column: inner_n.1[2],
         };
-        let rows = panels(&m, 0, kernels.rows, true);
-        let columns = panels(&n, 1, kernels.columns, false);
-        let pieces = pieces(&k, packing.steps, most);
+        let rows = panels(&m, 0, kernels.rows, if words == 1 { Cut::Even } else { Cut::Rows });
+        let columns = panels(&n, 1, kernels.columns, Cut::Columns);
+        let pieces = pieces(&k, packing.steps * words, most);
         let work = count(&m) * count(&n) * count(&k);
         let gemm = Gemm {
             kernels,
             packing,
             batch: offsets(&batch),
-            read_a: read_a::<E, S>(&strides, [&rows, &columns], &pieces, (packing.steps, kernels.rows)),
+            read_a: match words {
+                1 => read_a::<E, S>(&strides, [&rows, &columns], &pieces, (packing.steps, kernels.rows)),
+                _ => read_tiles(&strides, &rows, &pieces, [kernels.lanes, packing.steps * words]),
+            },
             pack_b: size_of::<E>() != size_of::<S>()
                 || !columns.is_whole()
                 || is_broken(&pieces, |run| run.b, strides.b_step)
@@ -145,7 +151,7 @@ impl<E: Element, S: Copy + Send + Sync> DotGeneral<E, S> {
                 || (rows.panels.len() > 2 && strides.b_step > NEAR && !overlap(&columns, &pieces, strides.b_step)),
             rows,
             columns,
-            longest: pieces.iter().map(|runs| words_of(runs, packing.steps)).max().unwrap_or(1).max(1),
+            longest: pieces.iter().map(|runs| words_of(runs, packing.steps)).max().unwrap_or(1).max(1).next_multiple_of(words),
             pieces,
             strides,
             work,
@@ -247,7 +253,7 @@ fn swap_costs_less<E>(kernels: &Kernels<E>, steps: usize, m: &[Dim], n: &[Dim], 
         let held = height / (height / kernels.rows as f64).ceil();
         let write = if short { write + 50.0 } else { write };
         let slow = ((held + vectors) / (held * vectors)).max(8.0 / (held * vectors)).max(1.0);
-        let product = 125.0 / steps as f64 / lanes * slow * vectors * lanes / panel as f64;
+        let product = kernels.pace / steps as f64 / lanes * slow * vectors * lanes / panel as f64;
         count(rows) * depth * pack_rows
             + count(columns) * depth * pack(column, b)
             + count(rows) * count(columns) * (write * pieces + product * depth)
@@ -273,14 +279,25 @@ fn joint(dims: &[Dim]) -> usize {
     (1..dims.len()).rev().take_while(follows).last().map_or(dims.len().saturating_sub(1), |d| d - 1)
 }
 
-/// Panels of at most `most` rows or columns. `even` makes them equally large, and lets those of short stretches of C have several.
-fn panels(dims: &[Dim], operand: usize, most: usize, even: bool) -> Side {
+/// How a side is cut into panels.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Cut {
+    /// Whole ones and a rest; one ends where a stretch of C does.
+    Columns,
+    /// Whole ones and a rest, those of short stretches of C have several.
+    Rows,
+    /// The same, but equally large.
+    Even,
+}
+
+/// Panels of at most `most` rows or columns.
+fn panels(dims: &[Dim], operand: usize, most: usize, cut: Cut) -> Side {
     let (run, strides) = inner(dims);
-    let first = if even && is_short(dims, most) { 0 } else { joint(dims) };
+    let first = if cut != Cut::Columns && is_short(dims, most) { 0 } else { joint(dims) };
     let (outer, within) = dims.split_at(first);
     let runs = offsets(&within[..within.len().saturating_sub(1)]);
     let size = run * runs.len();
-    let width = match even && size > 0 {
+    let width = match cut == Cut::Even && size > 0 {
         // Whole runs, or equal parts of them, are packed fastest.
         true if runs.len() > 1 && run <= most => run * (most / run),
         true if runs.len() > 1
@@ -341,6 +358,18 @@ fn read_a<E, S>(strides: &Strides, [rows, columns]: [&Side; 2], pieces: &[Vec<Ru
     if copied { Rows::Copied } else { Rows::InPlace }
 }
 
+/// How tiles read A: where it lies if its rows are whole tiles of steps side by side, of so many rows and steps. A block reads each line
+/// once, so that it matters little in which set of a cache that falls.
+fn read_tiles(strides: &Strides, rows: &Side, pieces: &[Vec<Run>], [height, steps]: [usize; 2]) -> Rows {
+    let whole = |runs: &Vec<Run>| runs.last().is_some_and(|run| (run.position + run.size).is_multiple_of(steps));
+    let lies = strides.a_step == 1
+        && rows.is_whole()
+        && rows.panels.iter().all(|panel| panel.size.is_multiple_of(height))
+        && pieces.iter().all(whole)
+        && !is_broken(pieces, |run| run.a, strides.a_step);
+    if lies { Rows::InPlace } else { Rows::Copied }
+}
+
 /// Whether runs of a side do not follow one another, so that it can't be read as it is.
 fn is_broken(pieces: &[Vec<Run>], at: fn(&Run) -> isize, step: isize) -> bool {
     let follows = |first: &Run, run: &Run| at(run) == at(first) + run.position as isize * step;
@@ -384,7 +413,7 @@ fn words_of(runs: &[Run], steps: usize) -> usize {
 }
 
 /// Cuts the contracted dims into pieces of equal length, at most so many steps, a function of these dims only, and these into runs along the
-/// inner dim. Words have so many steps; pieces end with whole ones where they can.
+/// inner dim. Blocks take so many steps at a time; pieces end with whole ones where they can.
 fn pieces(dims: &[Dim], steps: usize, most: usize) -> Vec<Vec<Run>> {
     let (size, strides) = inner(dims);
     let outer = offsets(&dims[..dims.len().saturating_sub(1)]);

@@ -2,8 +2,8 @@
 //!
 //! A row's factor is broadcast from A (any strides), a column's comes as vectors from B (unit column stride). Every element of C
 //! is a chain of fused multiply-adds in ascending depth, so that all shapes of block and all instruction sets give the same bits.
-//! The exceptions are products of bf16 on machines that sum pairs of them (`bf16_pairs`), where a step is a pair, and products of few
-//! rows (`few`), which are sums of several chains.
+//! The exceptions are products of bf16 on machines that sum pairs of them (`bf16_pairs`), where a step is a pair, or whole tiles (`tiles`),
+//! and products of few rows (`few`), which are sums of several chains.
 
 use super::few;
 use super::pack::{self, Pack, PackSide, Spread};
@@ -31,7 +31,8 @@ pub struct Block<E> {
     pub beta: E,
 }
 
-type Kernel<E> = unsafe fn(&Block<E>, Copies<E>);
+/// A block of so many rows.
+pub(super) type Kernel<E> = unsafe fn(&Block<E>, usize, Copies<E>);
 
 /// Where a block writes, while it computes, what it reads of A, [step][row], and of B, [step][column]; null where it does not.
 #[derive(Clone, Copy)]
@@ -49,9 +50,12 @@ impl<E> Copies<E> {
 /// Steps ahead of a block that copies that the memory is asked for: some hundred nanoseconds.
 const AHEAD: isize = 24;
 
-/// Most rows of a block, any instruction set.
-pub const MAX_ROWS: usize = 12;
+/// Most rows of a block of vectors, and of any block.
+pub const VECTOR_ROWS: usize = 12;
+pub const MAX_ROWS: usize = 32;
 pub const MAX_COLUMNS: usize = 32;
+/// The `pace` of vectors.
+pub const VECTOR_PACE: f64 = 125.0;
 
 /// The blocks of one element type and instruction set.
 #[derive(Clone, Copy)]
@@ -62,10 +66,19 @@ pub struct Kernels<E> {
     pub rows: usize,
     /// Most columns of a block: two vectors.
     pub columns: usize,
-    narrow: [Kernel<E>; MAX_ROWS],
-    wide: [Kernel<E>; MAX_ROWS],
+    /// Steps that a block takes at a time. What it reads has whole ones of them: copies end with zeros, in B and in A.
+    pub words: usize,
+    /// Picoseconds of a vector of products in one step, about.
+    pub pace: f64,
+    /// One thread's, before blocks and after them.
+    pub enter: Option<unsafe fn()>,
+    pub leave: Option<unsafe fn()>,
+    /// By the number of rows less one, without so many of its last bits: kernels of several numbers of rows.
+    pub(super) narrow: [Kernel<E>; VECTOR_ROWS],
+    pub(super) wide: [Kernel<E>; VECTOR_ROWS],
+    pub(super) shared_bits: u32,
     /// The largest block, copying A, B or both.
-    copying: [Kernel<E>; 3],
+    pub(super) copying: [Kernel<E>; 3],
     pub pack: Pack<E>,
     pub pack_side: PackSide<E>,
     pub spread: Spread<E>,
@@ -94,12 +107,12 @@ impl<E: Element> Kernels<E> {
     ///
     /// # Safety
     /// 1 <= rows <= self.rows, 1 <= columns <= self.columns; the block's pointers and strides stay in memory that A and B may read and C
-    /// may write, C apart from A and B; the machine has the instruction set.
+    /// may write, C apart from A and B; the machine has the instruction set; this is between `enter` and `leave`, where the kernels have them.
     #[inline(always)]
     pub unsafe fn run(&self, rows: usize, block: &Block<E>) {
         let table = if block.columns > self.lanes { &self.wide } else { &self.narrow };
         // SAFETY: the caller's.
-        unsafe { table[rows - 1](block, Copies::none()) }
+        unsafe { table[(rows - 1) >> self.shared_bits](block, rows, Copies::none()) }
     }
 
     /// The same, copying.
@@ -113,9 +126,9 @@ impl<E: Element> Kernels<E> {
         unsafe {
             match (copies.a.is_null(), copies.b.is_null()) {
                 (true, true) => self.run(rows, block),
-                (false, true) => self.copying[0](block, copies),
-                (true, false) => self.copying[1](block, copies),
-                (false, false) => self.copying[2](block, copies),
+                (false, true) => self.copying[0](block, rows, copies),
+                (true, false) => self.copying[1](block, rows, copies),
+                (false, false) => self.copying[2](block, rows, copies),
             }
         }
     }
@@ -201,7 +214,7 @@ unsafe fn sums<V: Vector, const ROWS: usize, const VECTORS: usize, const ADJACEN
         let mut b = t.b;
         // Pointers of their own: one that walks from row to row would take as long as the products do.
         let row = if ADJACENT { 1 } else { t.a_row };
-        let mut groups = [t.a; MAX_ROWS / GROUP];
+        let mut groups = [t.a; VECTOR_ROWS / GROUP];
         for (g, pointer) in groups.iter_mut().enumerate().filter(|_| !ADJACENT) {
             *pointer = opaque(t.a.wrapping_offset((g * GROUP) as isize * t.a_row));
         }
@@ -256,7 +269,7 @@ unsafe fn sums<V: Vector, const ROWS: usize, const VECTORS: usize, const ADJACEN
 unsafe fn multiply<V: Vector, const ROWS: usize, const VECTORS: usize, const ADJACENT: bool>(
     sums: &mut [[V; VECTORS]; ROWS],
     right: [V; VECTORS],
-    groups: &[*const V::E; MAX_ROWS / GROUP],
+    groups: &[*const V::E; VECTOR_ROWS / GROUP],
     [row, ahead]: [isize; 2],
 ) {
     for (i, sums) in sums.iter_mut().enumerate() {
@@ -327,7 +340,7 @@ unsafe fn write_each<V: Vector, const ROWS: usize, const VECTORS: usize>(
 /// As `block`.
 #[inline(always)]
 unsafe fn write_scattered<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Block<V::E>, sums: &[[V; VECTORS]; ROWS]) {
-    let mut buffer = MaybeUninit::<[V::E; MAX_ROWS * MAX_COLUMNS]>::uninit();
+    let mut buffer = MaybeUninit::<[V::E; VECTOR_ROWS * MAX_COLUMNS]>::uninit();
     let (buffer, width) = (buffer.as_mut_ptr().cast::<V::E>(), V::LANES * VECTORS);
     // SAFETY: the buffer holds ROWS x width, all of which is written; the rest is the caller's.
     unsafe {
@@ -341,40 +354,69 @@ unsafe fn write_scattered<V: Vector, const ROWS: usize, const VECTORS: usize>(t:
 }
 
 /// # Safety
-/// As `Place`.
+/// As `Place`; the width is whole vectors.
 #[inline(always)]
-unsafe fn write_stretches<V: Vector>(sums: *const V::E, width: usize, rows: usize, t: &Block<V::E>, stretches: &[Stretch]) {
+pub(super) unsafe fn write_stretches<V: Vector>(
+    sums: *const V::E,
+    width: usize,
+    rows: usize,
+    t: &Block<V::E>,
+    stretches: &[Stretch],
+) {
     // SAFETY: the caller's; a square's rows are a vector apart.
     unsafe {
-        if t.c_row == 1 && V::SQUARES && rows <= V::LANES {
-            let (alpha, beta) = (V::splat(t.alpha), V::splat(t.beta));
-            // As long again as the columns are: a stretch is read as a whole vector.
-            let mut columns = MaybeUninit::<[V::E; (MAX_COLUMNS + 1) * MAX_COLUMNS]>::uninit();
-            let turned = columns.as_mut_ptr().cast::<V::E>();
-            for first in (0..t.columns).step_by(V::LANES) {
-                let square = Square { from: sums.add(first), stride: width as isize, rows, columns: V::LANES, lanes: V::LANES };
-                V::transpose(&square, |j| turned.wrapping_add((first + j) * V::LANES));
+        if t.c_column == 1 {
+            for stretch in stretches {
+                for i in 0..stretch.size {
+                    let (from, to) = (sums.add((stretch.position + i) * width), t.c.offset(stretch.c + i as isize * t.c_row));
+                    write_vectors::<V>(t, from, to, t.columns);
+                }
+            }
+        } else if t.c_row == 1 && V::SQUARES {
+            // As long again as the columns are: a stretch is read as whole vectors.
+            let mut columns = MaybeUninit::<[V::E; (MAX_COLUMNS + 1) * MAX_ROWS]>::uninit();
+            let (turned, height) = (columns.as_mut_ptr().cast::<V::E>(), rows.next_multiple_of(V::LANES));
+            for (top, first) in
+                (0..rows).step_by(V::LANES).flat_map(|top| (0..t.columns).step_by(V::LANES).map(move |j| (top, j)))
+            {
+                let (from, rows) = (sums.add(top * width + first), (rows - top).min(V::LANES));
+                let square = Square { from, stride: width as isize, rows, columns: V::LANES, lanes: V::LANES };
+                V::transpose(&square, |j| turned.wrapping_add((first + j) * height + top));
             }
             for j in 0..t.columns {
                 for stretch in stretches {
-                    let p = t.c.offset(stretch.c + j as isize * t.c_column);
-                    let sum = V::load(turned.add(j * V::LANES + stretch.position));
-                    let product = if t.alpha == V::E::ONE { sum } else { sum.mul(alpha) };
-                    let value = if t.beta == V::E::ZERO { product } else { beta.fma(V::load_first(p, stretch.size), product) };
-                    value.store_first(p, stretch.size);
+                    let (from, to) =
+                        (turned.add(j * height + stretch.position), t.c.offset(stretch.c + j as isize * t.c_column));
+                    write_vectors::<V>(t, from, to, stretch.size);
                 }
             }
-            return;
-        }
-        for j in 0..t.columns {
-            for stretch in stretches {
+        } else {
+            for (j, stretch) in (0..t.columns).flat_map(|j| stretches.iter().map(move |stretch| (j, stretch))) {
                 for i in 0..stretch.size {
-                    let p = t.c.offset(stretch.c + i as isize * t.c_row + j as isize * t.c_column);
+                    let to = t.c.offset(stretch.c + i as isize * t.c_row + j as isize * t.c_column);
                     let sum = *sums.add((stretch.position + i) * width + j);
                     let product = if t.alpha == V::E::ONE { sum } else { sum.times(t.alpha) };
-                    *p = if t.beta == V::E::ZERO { product } else { t.beta.fma(*p, product) };
+                    *to = if t.beta == V::E::ZERO { product } else { t.beta.fma(*to, product) };
                 }
             }
+        }
+    }
+}
+
+/// Writes so many sums that lie side by side to elements of C that do.
+///
+/// # Safety
+/// As `block`; whole vectors of sums are readable.
+#[inline(always)]
+unsafe fn write_vectors<V: Vector>(t: &Block<V::E>, sums: *const V::E, to: *mut V::E, count: usize) {
+    // SAFETY: the caller's.
+    unsafe {
+        for at in (0..count).step_by(V::LANES) {
+            let (p, lanes) = (to.add(at), (count - at).min(V::LANES));
+            let sum = V::load(sums.add(at));
+            let product = if t.alpha == V::E::ONE { sum } else { sum.mul(V::splat(t.alpha)) };
+            let value = if t.beta == V::E::ZERO { product } else { V::splat(t.beta).fma(V::load_first(p, lanes), product) };
+            value.store_first(p, lanes);
         }
     }
 }
@@ -385,7 +427,11 @@ macro_rules! kernels {
             /// # Safety
             /// As `Kernels::run`.
             $(#[$feature])?
-            unsafe fn enabled<V: Vector, const ROWS: usize, const VECTORS: usize, const COPY: usize>(t: &Block<V::E>, copies: Copies<V::E>) {
+            unsafe fn enabled<V: Vector, const ROWS: usize, const VECTORS: usize, const COPY: usize>(
+                t: &Block<V::E>,
+                _rows: usize,
+                copies: Copies<V::E>,
+            ) {
                 // SAFETY: the caller's.
                 unsafe { block::<V, ROWS, VECTORS, COPY>(t, copies) }
             }
@@ -428,6 +474,11 @@ macro_rules! kernels {
                 lanes: V::LANES,
                 rows: $rows,
                 columns: 2 * V::LANES,
+                words: 1,
+                pace: VECTOR_PACE,
+                enter: None,
+                leave: None,
+                shared_bits: 0,
                 narrow: [$(enabled::<V, $n, 1, NO_COPY>),*],
                 wide: [$(enabled::<V, $n, 2, NO_COPY>),*],
                 copying: [enabled::<V, $rows, 2, COPY_A>, enabled::<V, $rows, 2, COPY_B>, enabled::<V, $rows, 2, { COPY_A | COPY_B }>],

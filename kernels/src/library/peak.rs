@@ -78,7 +78,7 @@ type Chains = unsafe fn(usize) -> f32;
 fn chains_of(isa: Isa) -> (Chains, usize) {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => (avx512, super::simd::x86::F32x16::LANES),
+        Isa::Avx512 | Isa::Amx => (avx512, super::simd::x86::F32x16::LANES),
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => (avx2, super::simd::x86::F32x8::LANES),
         #[cfg(target_arch = "aarch64")]

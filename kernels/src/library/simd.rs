@@ -104,7 +104,7 @@ macro_rules! element {
             fn kernels(isa: Isa) -> super::microkernel::Kernels<Self> {
                 match isa {
                     #[cfg(target_arch = "x86_64")]
-                    Isa::Avx512 => super::microkernel::avx512::<x86::$avx512>(),
+                    Isa::Avx512 | Isa::Amx => super::microkernel::avx512::<x86::$avx512>(),
                     #[cfg(target_arch = "x86_64")]
                     Isa::Avx2 => super::microkernel::avx2::<x86::$avx2>(),
                     #[cfg(target_arch = "aarch64")]

@@ -64,7 +64,7 @@ pub(super) fn compiled<B: Body>(isa: Isa) -> Primitive {
     }
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => avx512::<B>,
+        Isa::Avx512 | Isa::Amx => avx512::<B>,
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => avx2::<B>,
         _ => baseline::<B>,

@@ -50,7 +50,7 @@ pub fn all_in_registers(nest: &Nest, isa: Isa) -> bool {
 }
 
 fn has_registers(isa: Isa) -> bool {
-    isa == Isa::Avx512 && cfg!(unix)
+    isa.has_avx512() && cfg!(unix)
 }
 
 impl Emitter<'_, '_> {

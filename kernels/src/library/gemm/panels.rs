@@ -68,7 +68,7 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
                 let last = &runs[runs.len() - 1];
                 Stripes::new(from, size, s.a_row, last.position + last.size)
             }
-            Rows::Packed if s.a_row == 1 => Stripes::new(from, runs[0].size, s.a_step, size),
+            Rows::Copied | Rows::Packed if s.a_row == 1 => Stripes::new(from, runs[0].size, s.a_step, size),
             _ => Stripes::none(),
         }
     }
@@ -102,23 +102,25 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
         }
     }
 
-    /// Copies the rows of panels, which are one part each and of a piece one run.
+    /// Copies the rows of panels as [row][step].
     ///
     /// # Safety
     /// As `compute`.
     pub(super) unsafe fn copy_rows(&self, a: *const S, rows: &[Panel], piece: usize, copied: *mut E) {
-        let (elements, apart) = (self.panel_elements()[0], self.copied_row());
-        let run = &self.pieces[piece][0];
+        let (elements, apart) = (self.panel_elements()[0], self.copied_row() * (size_of::<E>() / size_of::<S>()));
+        let (s, runs) = (&self.strides, &self.pieces[piece]);
+        let end = runs.last().map_or(0, |run| run.position + run.size);
+        let whole = end.next_multiple_of(self.kernels.words * self.packing.steps);
         for (n, panel) in rows.iter().enumerate() {
-            for i in 0..panel.size {
-                let from = a.wrapping_offset(self.rows.source(panel) + run.a + i as isize * self.strides.a_row);
-                let next = from.wrapping_offset(self.strides.a_row);
-                (0..run.size).step_by(LINE / size_of::<S>()).for_each(|step| prefetch(next.wrapping_add(step)));
-                // SAFETY: the caller's; words are so many steps, and those that A is read as need no conversion.
-                unsafe {
-                    let to = copied.add(n * elements + i * apart).cast::<S>();
-                    std::ptr::copy_nonoverlapping(from, to, run.size);
-                }
+            // SAFETY of both blocks: the caller's; words are so many steps, and those that A is read as need no conversion.
+            let to = unsafe { copied.add(n * elements).cast::<S>() };
+            for (run, part) in runs.iter().flat_map(|run| self.rows.parts(panel).iter().map(move |part| (run, part))) {
+                let source = Source { from: a.wrapping_offset(part.source + run.a), stride: s.a_row, step: s.a_step };
+                let size = Size { rows: part.size, width: part.size, apart, steps: run.size };
+                unsafe { (self.packing.lay)(source, to.add(part.position * apart + run.position), size) };
+            }
+            for row in 0..if whole > end { panel.size } else { 0 } {
+                unsafe { to.add(row * apart + end).write_bytes(0, whole - end) };
             }
         }
     }
@@ -203,6 +205,22 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
                 }
             }
             first += count.max(1);
+        }
+        // SAFETY: the caller's.
+        unsafe { self.end_with_zeros(columns.len(), piece, packed) };
+    }
+
+    /// What follows the words of so many column panels, up to whole ones of what a block takes at a time.
+    ///
+    /// # Safety
+    /// As `pack_columns`.
+    unsafe fn end_with_zeros(&self, columns: usize, piece: usize, packed: *mut E) {
+        let width = self.kernels.columns;
+        let words = self.pieces[piece].last().map_or(0, |run| (run.position + run.size).div_ceil(self.packing.steps));
+        let missing = words.next_multiple_of(self.kernels.words) - words;
+        for panel in 0..if missing > 0 { columns } else { 0 } {
+            // SAFETY: the caller's; panels are as long as whole words of the longest piece.
+            unsafe { packed.add(panel * self.panel_elements()[1] + words * width).write_bytes(0, missing * width) };
         }
     }
 }
