@@ -63,13 +63,15 @@ impl<E: Element> DotGeneral<E> {
 }
 
 impl DotGeneral<f32, u16> {
-    /// Plans for half floats of `dtype`, by pairs where this machine and the dtype have them. `None`: they must be widened first.
+    /// Plans for half floats of `dtype`, by tiles or pairs where this machine and the dtype have them and they are faster. `None`: they must
+    /// be widened first.
     ///
     /// # Panics
     /// If a factor belongs to one operand only.
     pub fn of_halves(factors: &[Factor], dtype: DType) -> Option<Self> {
         [Product::Tiles, Product::Pairs, Product::Widened]
             .into_iter()
+            .filter(|product| *product != Product::Pairs || Isa::prefers_bf16_products())
             .find_map(|product| Self::with_product(factors, dtype, product))
     }
 
