@@ -66,13 +66,16 @@ fn error(dtype: DType, depth: usize, got: &[f32], exact: &[[f64; 2]], rounded: b
 }
 
 fn check(spec: &str, sizes: &[(char, usize)]) {
-    let factors = factors(spec, sizes);
+    check_factors(&format!("{spec} {sizes:?}"), &factors(spec, sizes));
+}
+
+fn check_factors(case: &str, factors: &[Factor]) {
     let depth: usize = factors.iter().filter(|f| f.out.is_none()).map(|f| f.size).product();
     for (dtype, product) in KINDS {
-        let Some(plan) = DotGeneral::with_product(&factors, dtype, product) else { continue };
-        let (lhs, a) = values(dtype, elements(&factors, |f| f.lhs), 0.1);
-        let (rhs, b) = values(dtype, elements(&factors, |f| f.rhs), 0.7);
-        let expected = exact(&factors, &a, &b);
+        let Some(plan) = DotGeneral::with_product(factors, dtype, product) else { continue };
+        let (lhs, a) = values(dtype, elements(factors, |f| f.lhs), 0.1);
+        let (rhs, b) = values(dtype, elements(factors, |f| f.rhs), 0.7);
+        let expected = exact(factors, &a, &b);
         let half = Half::of(dtype).expect("a half type");
         let run = |threads, lhs: &[u16]| {
             let pool = Pool::new(threads);
@@ -84,7 +87,7 @@ fn check(spec: &str, sizes: &[(char, usize)]) {
             (out, rounded, twice)
         };
         let (out, rounded, twice) = run(1, &lhs);
-        let what = format!("{spec} {sizes:?} {dtype:?} {product:?}");
+        let what = format!("{case} {dtype:?} {product:?}");
         assert!(error(dtype, depth + 1, &out, &expected, false) < 1.0, "{what}");
         let doubled: Vec<[f64; 2]> = expected.iter().map(|e| e.map(|x| 2.0 * x)).collect();
         assert!(error(dtype, depth + 1, &twice, &doubled, false) < 1.0, "{what} added");
@@ -133,6 +136,33 @@ fn several_dims_in_any_order() {
     check("bmt bnt mn", &[('b', 33), ('t', 19), ('m', 18), ('n', 40)]);
     check("m n mn", &[('m', 20), ('n', 40)]);
     check("k k ", &[('k', 700)]);
+}
+
+/// A shard's rows are as long as the longest shard's, one more than is summed; windows overlap.
+#[test]
+fn rows_of_odd_strides() {
+    for (stride, depth) in [(33, 32), (32, 32), (65, 64), (1, 32), (3, 64), (2, 32)] {
+        let (far, near) = (Some(stride), Some(1));
+        let of = |lhs, rhs, out, size| Factor { size, lhs, rhs, out };
+        let by_rows = [of(far, None, Some(32), 32), of(None, near, Some(1), 32), of(Some(1), Some(32), None, depth)];
+        check_factors(&format!("rows {stride} apart, {depth} steps"), &by_rows);
+        let by_columns = [of(near, None, Some(32), 32), of(None, far, Some(1), 32), of(Some(32), Some(1), None, depth)];
+        check_factors(&format!("columns {stride} apart, {depth} steps"), &by_columns);
+    }
+}
+
+/// Runs of the contracted dim that do not follow one another.
+#[test]
+fn several_runs() {
+    for run in [96, 288, 300, 1025] {
+        let factors = [
+            Factor { size: 48, lhs: Some(4 * run), rhs: None, out: Some(40) },
+            Factor { size: 40, lhs: None, rhs: Some(1), out: Some(1) },
+            Factor { size: 2, lhs: Some(2 * run), rhs: Some(40 * run), out: None },
+            Factor { size: run, lhs: Some(1), rhs: Some(40), out: None },
+        ];
+        check_factors(&format!("two runs of {run}"), &factors);
+    }
 }
 
 #[test]

@@ -24,9 +24,9 @@ pub(super) const PACKED_PIECE: usize = 256;
 pub(super) const WHOLE: usize = 1024;
 /// Bytes of packed rows of A that are worked on at once: they stay in a second-level cache of a MiB.
 const A_BYTES: usize = 288 << 10;
-/// The same of rows that are read where they lie, or from copies that lie so: those that come next and their part of C stay beside them.
+/// The same of rows that vectors read where they lie, or from copies that lie so: those that come next and their part of C stay beside them.
 const ROW_BYTES: usize = 144 << 10;
-/// Bytes of B that are worked on at once beside rows that are read where they lie; beside others, all that is left of the scratch memory.
+/// Bytes of B that are worked on at once beside rows that vectors read where they lie; beside others, all that is left of the scratch memory.
 const B_BYTES: usize = 576 << 10;
 const _: () = assert!(ROW_BYTES <= A_BYTES && A_BYTES + B_BYTES <= WORKER_BYTES);
 // A panel of the widest element at least, each row as long as a piece and a line or two.

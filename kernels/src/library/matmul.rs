@@ -136,7 +136,7 @@ impl<E: Element, S: Copy + Send + Sync> DotGeneral<E, S> {
         };
         let rows = panels(&m, 0, kernels.rows, if words == 1 { Cut::Even } else { Cut::Rows });
         let columns = panels(&n, 1, kernels.columns, Cut::Columns);
-        let pieces = pieces(&k, packing.steps * words, most);
+        let pieces = pieces(&k, [packing.steps, packing.steps * words], most);
         let work = count(&m) * count(&n) * count(&k);
         let gemm = Gemm {
             kernels,
@@ -144,7 +144,7 @@ impl<E: Element, S: Copy + Send + Sync> DotGeneral<E, S> {
             batch: offsets(&batch),
             read_a: match words {
                 1 => read_a::<E, S>(&strides, [&rows, &columns], &pieces, (packing.steps, kernels.rows)),
-                _ => read_tiles(&strides, &rows, &pieces, [kernels.lanes, packing.steps * words]),
+                _ => read_tiles(&strides, &rows, &pieces, [kernels.lanes, packing.steps, packing.steps * words]),
             },
             pack_b: size_of::<E>() != size_of::<S>()
                 || !columns.is_whole()
@@ -360,11 +360,12 @@ fn read_a<E, S>(strides: &Strides, [rows, columns]: [&Side; 2], pieces: &[Vec<Ru
     if copied { Rows::Copied } else { Rows::InPlace }
 }
 
-/// How tiles read A: where it lies if its rows are whole tiles of steps side by side, of so many rows and steps. A block reads each line
-/// once, so that it matters little in which set of a cache that falls.
-fn read_tiles(strides: &Strides, rows: &Side, pieces: &[Vec<Run>], [height, steps]: [usize; 2]) -> Rows {
+/// How tiles, of so many rows, words of so many steps, and so many steps, read A: where it lies if its rows are whole tiles of steps side by
+/// side, and whole words apart. A block reads each line once, so that it matters little in which set of a cache that falls.
+fn read_tiles(strides: &Strides, rows: &Side, pieces: &[Vec<Run>], [height, word, steps]: [usize; 3]) -> Rows {
     let whole = |runs: &Vec<Run>| runs.last().is_some_and(|run| (run.position + run.size).is_multiple_of(steps));
     let lies = strides.a_step == 1
+        && strides.a_row % word as isize == 0
         && rows.is_whole()
         && rows.panels.iter().all(|panel| panel.size.is_multiple_of(height))
         && pieces.iter().all(whole)
@@ -415,8 +416,8 @@ fn words_of(runs: &[Run], steps: usize) -> usize {
 }
 
 /// Cuts the contracted dims into pieces of equal length, at most so many steps, a function of these dims only, and these into runs along the
-/// inner dim. Blocks take so many steps at a time; pieces end with whole ones where they can.
-fn pieces(dims: &[Dim], steps: usize, most: usize) -> Vec<Vec<Run>> {
+/// inner dim. Words have so many steps, and blocks take so many at a time; pieces end with whole ones where they can.
+fn pieces(dims: &[Dim], [word, steps]: [usize; 2], most: usize) -> Vec<Vec<Run>> {
     let (size, strides) = inner(dims);
     let outer = offsets(&dims[..dims.len().saturating_sub(1)]);
     let total = outer.len() * size;
@@ -424,7 +425,7 @@ fn pieces(dims: &[Dim], steps: usize, most: usize) -> Vec<Vec<Run>> {
         return vec![vec![Run { a: 0, b: 0, position: 0, size: 0 }]];
     }
     // Long runs are cut by themselves: a piece of one run needs no copy.
-    let whole = if size >= LONG * steps { size } else { total };
+    let whole = if size >= LONG * word { size } else { total };
     let length = whole.div_ceil(whole.div_ceil(most)).next_multiple_of(steps);
     let mut pieces = vec![];
     let firsts = (0..total).step_by(whole).flat_map(|begin| (begin..begin + whole).step_by(length));
