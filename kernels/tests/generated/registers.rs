@@ -179,7 +179,7 @@ fn an_update_is_one_pass() {
     // The first of two clears what is read outside of operands.
     for isa in Isa::available() {
         let calls = calls(isa);
-        assert!((calls == 2) == (isa.has_avx512()) && calls >= 2, "{calls} by {isa:?}");
+        assert!((calls == 2) == isa.has_avx512() && calls >= 2, "{calls} by {isa:?}");
     }
     check(&b.kernel, &inputs, &outputs, 1e-5);
 }
