@@ -6,6 +6,7 @@ mod factors;
 mod few;
 mod gemm;
 pub mod half;
+mod lines;
 pub mod math;
 pub mod matmul;
 mod microkernel;

@@ -5,13 +5,15 @@
 //! length alone; a thread owns whole elements of C. Hence the same bits for every number of threads. Threads pack for themselves what
 //! their blocks need, some of it more than once: a copy in a core's own cache costs less than waiting for each other's.
 
+mod ahead;
 mod panels;
 
 use super::factors::{Packing, Place};
-use super::microkernel::{Block, Copies, Kernels, MAX_COLUMNS, MAX_ROWS, Stretch, VECTOR_PACE, VECTOR_ROWS};
+use super::lines::Lines;
+use super::microkernel::{Beside, Block, Kernels, MAX_COLUMNS, MAX_ROWS, Stretch, VECTOR_PACE, VECTOR_ROWS};
 use super::simd::{Element, LINE, prefetch};
 use crate::cpu::pool::{Pool, WORKER_BYTES, Worker};
-use panels::Stripes;
+use ahead::{Ahead, Due};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -32,6 +34,8 @@ const _: () = assert!(ROW_BYTES <= A_BYTES && A_BYTES + B_BYTES <= WORKER_BYTES)
 // A panel of the widest element at least, each row as long as a piece and a line or two.
 const _: () = assert!(VECTOR_ROWS * (WHOLE * size_of::<f64>() + 2 * LINE) <= ROW_BYTES);
 const _: () = assert!(MAX_ROWS * (WHOLE * size_of::<f32>() + 2 * LINE) <= A_BYTES);
+/// Steps of a block for each line that it asks for of the columns that follow, at most, as long as these can wait.
+const COLUMNS_PACE: usize = 8;
 /// Multiply-adds that are worth a chunk of their own, of vectors.
 const CHUNK: usize = 1 << 19;
 
@@ -160,12 +164,11 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
             // Blocks that follow one another lie so in C.
             let by_row = self.strides.c_row >= self.strides.c_column;
             let (i, j) = if by_row { (block / across, block % across) } else { (block % down, block / down) };
-            let share = |part: usize, parts: usize, panels: usize| part * panels / parts..(part + 1) * panels / parts;
             // SAFETY: the machine has what the kernels need.
             self.kernels.enter.into_iter().for_each(|enter| unsafe { enter() });
             for item in &self.batch[first..self.batch.len().min(first + items)] {
                 // SAFETY: the caller's; blocks are apart.
-                unsafe { self.block(shift(operands, item), share(i, down, rows), share(j, across, columns), worker) };
+                unsafe { self.block(shift(operands, item), share(i, down, rows, 0), share(j, across, columns, 0), worker) };
             }
             // SAFETY: as above; no block follows.
             self.kernels.leave.into_iter().for_each(|leave| unsafe { leave() });
@@ -221,23 +224,37 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
     /// As `run`.
     unsafe fn block(&self, operands: Operands<E, S>, rows: Range<usize>, columns: Range<usize>, worker: &mut Worker) {
         let scratch = worker.scratch();
-        let [height, most] = self.together();
-        let width = columns.len().div_ceil(columns.len().div_ceil(most).max(1)).max(1);
-        for first in columns.clone().step_by(width) {
-            let columns = first..columns.end.min(first + width);
-            for piece in 0..self.pieces.len() {
-                for first in rows.clone().step_by(height) {
-                    let group = |first: usize| first..rows.end.min(first + height);
-                    let next = match first + height < rows.end {
-                        true => (group(first + height), piece),
-                        false => (group(rows.start), piece + 1),
-                    };
-                    let task = Task { rows: group(first), columns: columns.clone(), piece, next };
-                    // SAFETY: the caller's; the scratch holds A_BYTES for A and `width` panels for B, which the first rows pack.
-                    unsafe {
-                        self.compute(&operands, &task, scratch.cast(), scratch.add(A_BYTES).cast(), first == rows.start);
-                    }
-                }
+        // A_BYTES for A, and as many panels of B as are worked on, which the first rows pack.
+        let packed = [scratch.cast(), scratch.wrapping_add(A_BYTES).cast()];
+        let [height, width] = self.together();
+        let [down, across] = [rows.len().div_ceil(height), columns.len().div_ceil(width)];
+        let group = |n: usize| share(n, down, rows.len(), rows.start);
+        let pass = |n: usize| {
+            let (part, piece) = (n / self.pieces.len(), n % self.pieces.len());
+            (part < across).then(|| Pass {
+                columns: share(part, across, columns.len(), columns.start),
+                piece,
+                is_first: n == 0,
+            })
+        };
+        let (mut n, mut next) = (0, pass(0));
+        while let Some(this) = next {
+            n += 1;
+            next = pass(n);
+            let mut ahead = Ahead::none();
+            if let Some(next) = &next {
+                let panels = &self.columns.panels[next.columns.clone()];
+                let lines = self.source_of_columns(operands.b, panels, next.piece);
+                ahead.columns = Due::within(rows.len() * this.columns.len(), if lines.fit() { lines } else { Lines::none() });
+            }
+            for i in 0..down {
+                let following = if i + 1 < down { Some((i + 1, &this)) } else { next.as_ref().map(|next| (0, next)) };
+                ahead.rows = following.map_or(Due::none(), |(next, pass)| {
+                    let lines = self.source_of_rows(operands.a, &self.rows.panels[group(next)], pass.piece);
+                    Due::within(group(i).len() * this.columns.len(), lines)
+                });
+                // SAFETY: the caller's; the scratch is as said.
+                unsafe { self.compute(&operands, group(i), &this, packed, i == 0, &mut ahead) };
             }
         }
     }
@@ -247,64 +264,55 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
     /// Rows, where they are packed, by the first block that reads them, if it can, else before all.
     ///
     /// # Safety
-    /// As `run`; `packed_b` has room for the task's columns, and holds them unless these are the first rows; `packed_a` has A_BYTES.
-    unsafe fn compute(&self, operands: &Operands<E, S>, task: &Task, packed_a: *mut E, packed_b: *mut E, first: bool) {
-        let rows = &self.rows.panels[task.rows.clone()];
-        let columns = &self.columns.panels[task.columns.clone()];
+    /// As `run`; the second packed memory has room for the pass's columns, and holds them unless these are the first rows; the first has A_BYTES.
+    unsafe fn compute(
+        &self,
+        operands: &Operands<E, S>,
+        rows: Range<usize>,
+        pass: &Pass,
+        [packed_a, packed_b]: [*mut E; 2],
+        first: bool,
+        ahead: &mut Ahead,
+    ) {
+        let (rows, columns) = (&self.rows.panels[rows], &self.columns.panels[pass.columns.clone()]);
         let packs = self.pack_b && first;
         let elements = self.panel_elements();
-        let [copied_rows, copied_columns] = self.copied(rows, columns, task.piece, first);
+        let [copied_rows, copied_columns] = self.copied(rows, columns, pass.piece, first);
         // SAFETY: the caller's.
         unsafe {
             match self.read_a {
                 Rows::InPlace => {}
-                Rows::Copied => self.copy_rows(operands.a, rows, task.piece, packed_a),
+                Rows::Copied => self.copy_rows(operands.a, rows, pass.piece, packed_a),
                 Rows::Packed => {
-                    self.pack_rows(operands.a, &rows[copied_rows..], task.piece, packed_a.add(copied_rows * elements[0]));
+                    self.pack_rows(operands.a, &rows[copied_rows..], pass.piece, packed_a.add(copied_rows * elements[0]));
                 }
             }
-            // While these are multiplied, the memory of what comes next is on its way: of the following rows, and where they are those of
-            // another piece, of its columns.
-            let none = Stripes::none();
-            let (mut next_rows, mut next_columns) = (none, none);
-            if let Some(runs) = self.pieces.get(task.next.1) {
-                next_rows = self.source_of_rows(operands.a, &self.rows.panels[task.next.0.clone()], runs);
-                if task.next.1 != task.piece {
-                    next_columns = self.source_of_columns(operands.b, columns, runs);
-                }
-            }
-            let count = rows.len() * columns.len();
-            let frame = self.frame(operands, task.piece);
-            let mut cell = |i: usize, j: usize| {
-                next_rows.fetch(count);
-                next_columns.fetch(count);
+            let frame = self.frame(operands, pass.piece);
+            let cell = |i: usize, j: usize, ahead: &mut Ahead| {
                 let (a, b) = (packed_a.add(i * elements[0]), packed_b.add(j * elements[1]));
                 let row = Strip { panel: &rows[i], packed: a, is_copied: j == 0 && i < copied_rows };
                 let column = Strip { panel: &columns[j], packed: b, is_copied: i == 0 && j < copied_columns };
-                self.cell(operands, &frame, task.piece, row, column);
+                self.cell(operands, &frame, pass.piece, [row, column], ahead);
             };
             let row_by_row = columns.len() <= 4 && rows.len() > columns.len();
             let one_by_one = packs && !row_by_row && self.strides.b_column != 1 && self.strides.b_step == 1;
             if packs && !one_by_one {
                 let to = packed_b.add(copied_columns * elements[1]);
-                self.pack_columns(operands.b, &columns[copied_columns..], task.piece, to);
+                self.pack_columns(operands.b, &columns[copied_columns..], pass.piece, to);
             }
             if row_by_row {
-                (0..rows.len()).for_each(|i| (0..columns.len()).for_each(|j| cell(i, j)));
+                (0..rows.len()).for_each(|i| (0..columns.len()).for_each(|j| cell(i, j, ahead)));
                 return;
             }
             for j in 0..columns.len() {
                 if one_by_one {
-                    self.pack_columns(operands.b, &columns[j..=j], task.piece, packed_b.add(j * elements[1]));
+                    self.pack_columns(operands.b, &columns[j..=j], pass.piece, packed_b.add(j * elements[1]));
                 }
-                let mut next = match columns.get(j + 1..j + 2) {
-                    Some(next) if one_by_one => self.source_of_columns(operands.b, next, &self.pieces[task.piece]),
-                    _ => none,
-                };
-                for i in 0..rows.len() {
-                    next.fetch(rows.len());
-                    cell(i, j);
+                // Later passes find their columns on their way.
+                if let Some(next) = columns.get(j + 1..j + 2).filter(|_| one_by_one && pass.is_first) {
+                    ahead.column = Due::within(rows.len(), self.source_of_columns(operands.b, next, pass.piece));
                 }
+                (0..rows.len()).for_each(|i| cell(i, j, ahead));
             }
         }
     }
@@ -353,10 +361,17 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
     /// # Safety
     /// As `compute`, for one row panel and one column panel; `frame` is of the operands and the piece.
     #[inline(always)]
-    unsafe fn cell(&self, operands: &Operands<E, S>, frame: &Block<E>, piece: usize, row: Strip<E>, column: Strip<E>) {
+    unsafe fn cell(
+        &self,
+        operands: &Operands<E, S>,
+        frame: &Block<E>,
+        piece: usize,
+        [row, column]: [Strip<E>; 2],
+        ahead: &mut Ahead,
+    ) {
         // SAFETY: the caller's; packed panels are as long as the longest piece.
         unsafe {
-            let (mut block, mut copies) = (*frame, Copies::none());
+            let (mut block, mut beside) = (*frame, Beside::nothing());
             let (rows, columns) = (row.panel, column.panel);
             if self.read_a == Rows::InPlace || row.is_copied {
                 block.a = operands.a.offset(self.rows.source(rows) + self.pieces[piece][0].a).cast::<E>();
@@ -372,41 +387,42 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
                 block.b = column.packed;
             }
             if row.is_copied {
-                copies.a = row.packed;
+                beside.copy_a = row.packed;
             }
             if column.is_copied {
-                copies.b = column.packed;
+                beside.copy_b = column.packed;
             }
             block.c = operands.c.wrapping_offset(rows.c + columns.c);
             block.columns = columns.size;
             let [first, count] = rows.stretches;
             let stretches = &self.rows.stretches[first..first + count];
+            let (lines, due) = ahead.due(block.depth / COLUMNS_PACE);
+            (beside.ahead, beside.due) = (*lines, due);
             // What is rounded is of operands of fewer bytes than a word, which blocks do not copy.
-            if let Some(rounded) = operands.rounded
-                && piece + 1 == self.pieces.len()
-            {
-                return self.round(rows.size, &block, stretches, rounded.offset(rows.c + columns.c));
+            match operands.rounded.filter(|_| piece + 1 == self.pieces.len()) {
+                Some(rounded) => self.round(rows.size, &block, &mut beside, stretches, rounded.offset(rows.c + columns.c)),
+                None => self.add(rows.size, &block, &mut beside, stretches),
             }
-            self.add(rows.size, &block, copies, stretches);
+            *lines = beside.ahead;
         }
     }
 
     /// Computes a block with so many rows, which are these stretches of C, or one if there are none.
     ///
     /// # Safety
-    /// As `Kernels::run_copying`.
+    /// As `Kernels::run_beside`.
     #[inline(always)]
-    unsafe fn add(&self, rows: usize, block: &Block<E>, copies: Copies<E>, stretches: &[Stretch]) {
+    unsafe fn add(&self, rows: usize, block: &Block<E>, beside: &mut Beside<E>, stretches: &[Stretch]) {
         // SAFETY: the caller's.
         unsafe {
             if stretches.is_empty() {
-                return self.kernels.run_copying(rows, block, copies);
+                return self.kernels.run_beside(rows, block, beside);
             }
             let mut sums = MaybeUninit::<[E; MAX_ROWS * MAX_COLUMNS]>::uninit();
             let (tile, width) = (sums.as_mut_ptr().cast::<E>(), self.kernels.columns);
             // Panels of several stretches have several parts: they are not copied.
-            self.kernels
-                .run(rows, &Block { c: tile, c_row: width as isize, c_column: 1, alpha: E::ONE, beta: E::ZERO, ..*block });
+            let sums = Block { c: tile, c_row: width as isize, c_column: 1, alpha: E::ONE, beta: E::ZERO, ..*block };
+            self.kernels.run_beside(rows, &sums, beside);
             (self.kernels.place)(tile, width, rows, block, stretches);
         }
     }
@@ -415,14 +431,14 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
     ///
     /// # Safety
     /// As `add`; `to` is writable where C is.
-    unsafe fn round(&self, rows: usize, block: &Block<E>, stretches: &[Stretch], to: *mut S) {
+    unsafe fn round(&self, rows: usize, block: &Block<E>, beside: &mut Beside<E>, stretches: &[Stretch], to: *mut S) {
         let whole = [Stretch { c: 0, position: 0, size: rows }];
         let parts = if stretches.is_empty() { &whole } else { stretches };
         let target = |part: &Stretch| Place { at: to.wrapping_offset(part.c), row: block.c_row, column: block.c_column };
         // SAFETY: the caller's; the tile has MAX_ROWS rows.
         unsafe {
             if block.beta != E::ZERO {
-                self.add(rows, block, Copies::none(), stretches);
+                self.add(rows, block, beside, stretches);
                 for part in parts {
                     let from = Place { at: block.c.offset(part.c).cast_const(), row: block.c_row, column: block.c_column };
                     (self.packing.round)(from, target(part), part.size, block.columns);
@@ -434,7 +450,7 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
             }
             let mut sums = MaybeUninit::<[E; MAX_ROWS * MAX_COLUMNS]>::uninit();
             let (tile, width) = (sums.as_mut_ptr().cast::<E>(), self.kernels.columns as isize);
-            self.kernels.run(rows, &Block { c: tile, c_row: width, c_column: 1, ..*block });
+            self.kernels.run_beside(rows, &Block { c: tile, c_row: width, c_column: 1, ..*block }, beside);
             for part in parts {
                 let from = Place { at: tile.offset(part.position as isize * width).cast_const(), row: width, column: 1 };
                 (self.packing.round)(from, target(part), part.size, block.columns);
@@ -450,13 +466,16 @@ struct Strip<'a, E> {
     is_copied: bool,
 }
 
-/// Blocks of C that one chunk computes in one piece of the contracted dim.
-struct Task {
-    rows: Range<usize>,
+/// Columns that one chunk works on, in one piece of the contracted dim.
+struct Pass {
     columns: Range<usize>,
     piece: usize,
-    /// The rows and the piece that follow, if there is such a piece.
-    next: (Range<usize>, usize),
+    is_first: bool,
+}
+
+/// One of so many equal parts of a range that begins somewhere.
+fn share(part: usize, parts: usize, length: usize, begin: usize) -> Range<usize> {
+    begin + part * length / parts..begin + (part + 1) * length / parts
 }
 
 fn shift<E: Element, S: Copy>(operands: Operands<E, S>, item: &[isize; 3]) -> Operands<E, S> {

@@ -6,6 +6,7 @@
 //! and products of few rows (`few`), which are sums of several chains.
 
 use super::few;
+use super::lines::Lines;
 use super::pack::{self, Pack, PackSide, Spread};
 use super::simd::{Element, Square, Vector, prefetch};
 use super::sweep::{self, Planes};
@@ -32,18 +33,27 @@ pub struct Block<E> {
 }
 
 /// A block of so many rows.
-pub(super) type Kernel<E> = unsafe fn(&Block<E>, usize, Copies<E>);
+pub(super) type Kernel<E> = unsafe fn(&Block<E>, usize, &mut Beside<E>);
 
-/// Where a block writes, while it computes, what it reads of A, [step][row], and of B, [step][column]; null where it does not.
-#[derive(Clone, Copy)]
-pub struct Copies<E> {
-    pub a: *mut E,
-    pub b: *mut E,
+/// What a block does while it computes.
+pub struct Beside<E> {
+    /// Where it writes what it reads of A, [step][row], and of B, [step][column]; null where it does not.
+    pub copy_a: *mut E,
+    pub copy_b: *mut E,
+    /// What others will need, and how much of it the block asks for.
+    pub ahead: Lines,
+    pub due: usize,
 }
 
-impl<E> Copies<E> {
-    pub const fn none() -> Self {
-        Copies { a: std::ptr::null_mut(), b: std::ptr::null_mut() }
+impl<E> Beside<E> {
+    pub const fn nothing() -> Self {
+        Beside { copy_a: std::ptr::null_mut(), copy_b: std::ptr::null_mut(), ahead: Lines::none(), due: 0 }
+    }
+
+    /// Asks for what is due at once.
+    #[inline(always)]
+    pub fn ask(&mut self) {
+        (0..self.due).for_each(|_| self.ahead.ask());
     }
 }
 
@@ -110,27 +120,30 @@ impl<E: Element> Kernels<E> {
     /// may write, C apart from A and B; the machine has the instruction set; this is between `enter` and `leave`, where the kernels have them.
     #[inline(always)]
     pub unsafe fn run(&self, rows: usize, block: &Block<E>) {
-        let table = if block.columns > self.lanes { &self.wide } else { &self.narrow };
         // SAFETY: the caller's.
-        unsafe { table[(rows - 1) >> self.shared_bits](block, rows, Copies::none()) }
+        unsafe { self.run_beside(rows, block, &mut Beside::nothing()) }
     }
 
-    /// The same, copying.
+    /// The same, with something beside it.
     ///
     /// # Safety
     /// As `run`. With copies, the block is the largest; where A is copied, its rows lie side by side (a stride of 1); the copies hold the
-    /// block's depth of them, apart from everything else.
+    /// block's depth of them, apart from everything else. As many lines as are due are left.
     #[inline(always)]
-    pub unsafe fn run_copying(&self, rows: usize, block: &Block<E>, copies: Copies<E>) {
+    pub unsafe fn run_beside(&self, rows: usize, block: &Block<E>, beside: &mut Beside<E>) {
+        let copying = match (beside.copy_a.is_null(), beside.copy_b.is_null()) {
+            (true, true) => None,
+            (false, true) => Some(self.copying[0]),
+            (true, false) => Some(self.copying[1]),
+            (false, false) => Some(self.copying[2]),
+        };
         // SAFETY: the caller's.
-        unsafe {
-            match (copies.a.is_null(), copies.b.is_null()) {
-                (true, true) => self.run(rows, block),
-                (false, true) => self.copying[0](block, rows, copies),
-                (true, false) => self.copying[1](block, rows, copies),
-                (false, false) => self.copying[2](block, rows, copies),
-            }
+        if let Some(copying) = copying {
+            return unsafe { copying(block, rows, beside) };
         }
+        let table = if block.columns > self.lanes { &self.wide } else { &self.narrow };
+        // SAFETY: the caller's.
+        unsafe { table[(rows - 1) >> self.shared_bits](block, rows, beside) }
     }
 }
 
@@ -139,39 +152,33 @@ const COPY_A: usize = 1;
 const COPY_B: usize = 2;
 
 /// # Safety
-/// As `Kernels::run`, for ROWS rows and more than (VECTORS - 1) vectors of columns; where it copies, as `Kernels::run_copying`.
+/// As `Kernels::run`, for ROWS rows and more than (VECTORS - 1) vectors of columns; where it copies, as `Kernels::run_beside`.
 #[inline(always)]
-unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize, const COPY: usize>(t: &Block<V::E>, copies: Copies<V::E>) {
+unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize, const COPY: usize>(
+    t: &Block<V::E>,
+    beside: &mut Beside<V::E>,
+) {
     // SAFETY: the caller's; the largest block has whole vectors.
     unsafe {
         let last = t.columns - (VECTORS - 1) * V::LANES;
-        ask_for_c::<V, ROWS, VECTORS>(t);
         // A constant number of lanes needs no mask, which some processors are slow with, in stores above all.
         let sums = match COPY != NO_COPY || last == V::LANES || t.b_padded {
-            true if COPY & COPY_A != 0 || t.a_row == 1 => sums::<V, ROWS, VECTORS, true, COPY>(t, V::LANES, copies),
-            true => sums::<V, ROWS, VECTORS, false, COPY>(t, V::LANES, copies),
-            false => sums::<V, ROWS, VECTORS, false, NO_COPY>(t, last, copies),
+            true if COPY & COPY_A != 0 || t.a_row == 1 => sums::<V, ROWS, VECTORS, true, COPY>(t, V::LANES, beside),
+            true => sums::<V, ROWS, VECTORS, false, COPY>(t, V::LANES, beside),
+            false => sums::<V, ROWS, VECTORS, false, NO_COPY>(t, last, beside),
         };
         write::<V, ROWS, VECTORS>(t, &sums, last);
     }
 }
 
-/// C is read or written when the sums are there: by then it is near, the line that its rows or columns end in too. So many lines asked for
-/// into the first-level cache itself would hold up what the products read from the second.
+/// C, of so many rows, which is read or written when the sums are there: by then it is near. So many lines asked for into the first-level
+/// cache itself would hold up what the products read from the second.
 #[inline(always)]
-fn ask_for_c<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Block<V::E>) {
-    if t.c_column == 1 {
-        for i in 0..ROWS {
-            let row = t.c.wrapping_offset(i as isize * t.c_row);
-            (0..VECTORS).for_each(|j| prefetch(row.wrapping_add(j * V::LANES)));
-            prefetch(row.wrapping_add(t.columns - 1));
-        }
-    } else if t.c_row == 1 {
-        for j in 0..t.columns {
-            let column = t.c.wrapping_offset(j as isize * t.c_column);
-            prefetch(column);
-            prefetch(column.wrapping_add(ROWS - 1));
-        }
+fn lines_of_c<E>(t: &Block<E>, rows: usize) -> Lines {
+    match (t.c_row, t.c_column) {
+        (_, 1) => Lines::new(t.c, rows, t.c_row, t.columns),
+        (1, _) => Lines::new(t.c, t.columns, t.c_column, rows),
+        _ => Lines::none(),
     }
 }
 
@@ -198,15 +205,15 @@ const GROUP: usize = 4;
 /// all that is no multiply-add takes from them.
 const TOGETHER: usize = 4;
 
-/// The products; `ADJACENT` where the rows of A lie side by side, `COPY` for what is copied.
+/// The products; `ADJACENT` where the rows of A lie side by side, `COPY` for what is copied. Memory is asked for evenly all the while.
 ///
 /// # Safety
-/// As `block`, and `Kernels::run_copying`.
+/// As `block`, and `Kernels::run_beside`.
 #[inline(always)]
 unsafe fn sums<V: Vector, const ROWS: usize, const VECTORS: usize, const ADJACENT: bool, const COPY: usize>(
     t: &Block<V::E>,
     last: usize,
-    mut copies: Copies<V::E>,
+    beside: &mut Beside<V::E>,
 ) -> [[V; VECTORS]; ROWS] {
     // SAFETY: the caller's.
     unsafe {
@@ -218,11 +225,30 @@ unsafe fn sums<V: Vector, const ROWS: usize, const VECTORS: usize, const ADJACEN
         for (g, pointer) in groups.iter_mut().enumerate().filter(|_| !ADJACENT) {
             *pointer = opaque(t.a.wrapping_offset((g * GROUP) as isize * t.a_row));
         }
+        let [mut copy_a, mut copy_b] = [beside.copy_a, beside.copy_b];
         let mut depth = t.depth;
         // Of packed panels, and rows that are read as they lie, the steps are constants.
         let (a_step, b_step) = (if ADJACENT { ROWS } else { 1 }, VECTORS * V::LANES);
-        if COPY == NO_COPY && (t.a_step, t.b_step) == (a_step as isize, b_step as isize) && last == V::LANES {
+        let is_constant = COPY == NO_COPY && (t.a_step, t.b_step) == (a_step as isize, b_step as isize) && last == V::LANES;
+        let mut c = lines_of_c(t, ROWS);
+        let times = if is_constant { depth / TOGETHER } else { depth };
+        let lines_a_time = (c.count() + beside.due) as u32;
+        let lines_a_time = lines_a_time.div_ceil(times.max(1) as u32);
+        let mut ask = || {
+            for _ in 0..lines_a_time {
+                if c.count() > 0 {
+                    c.ask();
+                } else if beside.due > 0 {
+                    beside.due -= 1;
+                    beside.ahead.ask();
+                } else {
+                    break;
+                }
+            }
+        };
+        if is_constant {
             while depth >= TOGETHER {
+                ask();
                 for step in 0..TOGETHER {
                     let right: [V; VECTORS] = std::array::from_fn(|j| V::load(b.add(step * b_step + j * V::LANES)));
                     multiply::<V, ROWS, VECTORS, ADJACENT>(&mut sums, right, &groups, [row, (step * a_step) as isize]);
@@ -233,6 +259,7 @@ unsafe fn sums<V: Vector, const ROWS: usize, const VECTORS: usize, const ADJACEN
             }
         }
         for _ in 0..depth {
+            ask();
             let mut right = [V::zero(); VECTORS];
             for (j, vector) in right.iter_mut().enumerate() {
                 let p = b.add(j * V::LANES);
@@ -242,16 +269,16 @@ unsafe fn sums<V: Vector, const ROWS: usize, const VECTORS: usize, const ADJACEN
                 let next = groups[0].wrapping_offset(AHEAD * t.a_step);
                 prefetch(next);
                 prefetch(next.wrapping_add(ROWS - 1));
-                *copies.a.cast::<[V::E; ROWS]>() = *groups[0].cast::<[V::E; ROWS]>();
-                copies.a = copies.a.add(ROWS);
+                *copy_a.cast::<[V::E; ROWS]>() = *groups[0].cast::<[V::E; ROWS]>();
+                copy_a = copy_a.add(ROWS);
             }
             if COPY & COPY_B != 0 {
                 let next = b.wrapping_offset(AHEAD * t.b_step);
                 for (j, vector) in right.iter().enumerate() {
                     prefetch(next.wrapping_add(j * V::LANES));
-                    vector.store(copies.b.add(j * V::LANES));
+                    vector.store(copy_b.add(j * V::LANES));
                 }
-                copies.b = copies.b.add(VECTORS * V::LANES);
+                copy_b = copy_b.add(VECTORS * V::LANES);
             }
             multiply::<V, ROWS, VECTORS, ADJACENT>(&mut sums, right, &groups, [row, 0]);
             groups.iter_mut().for_each(|pointer| *pointer = pointer.wrapping_offset(t.a_step));
@@ -430,10 +457,10 @@ macro_rules! kernels {
             unsafe fn enabled<V: Vector, const ROWS: usize, const VECTORS: usize, const COPY: usize>(
                 t: &Block<V::E>,
                 _rows: usize,
-                copies: Copies<V::E>,
+                beside: &mut Beside<V::E>,
             ) {
                 // SAFETY: the caller's.
-                unsafe { block::<V, ROWS, VECTORS, COPY>(t, copies) }
+                unsafe { block::<V, ROWS, VECTORS, COPY>(t, beside) }
             }
             /// # Safety
             /// As `Pack`.

@@ -6,7 +6,7 @@
 //! there was, which is zero, or C where whole tiles are added to it. Subnormal numbers are zero. (Intel, "Architecture Instruction Set
 //! Extensions", TDPBF16PS.)
 
-use super::microkernel::{self, Block, Copies, Kernel, Kernels, MAX_COLUMNS, MAX_ROWS, Stretch, VECTOR_ROWS};
+use super::microkernel::{self, Beside, Block, Kernel, Kernels, MAX_COLUMNS, MAX_ROWS, Stretch, VECTOR_ROWS};
 use super::simd::{Element, prefetch, x86::F32x16};
 use crate::cpu::isa::Isa;
 use std::arch::asm;
@@ -95,7 +95,8 @@ struct Sums {
 /// As `Kernels::run` between `enter` and `leave`, for more than (DOWN - 1) tiles of rows and (ACROSS - 1) of columns; rows of A's whole tiles
 /// may be read, and whole tiles of B, which is a panel; both have zeros behind `depth` words, up to a multiple of `words`.
 #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,fma")]
-unsafe fn block<const DOWN: usize, const ACROSS: usize>(t: &Block<f32>, rows: usize, _copies: Copies<f32>) {
+unsafe fn block<const DOWN: usize, const ACROSS: usize>(t: &Block<f32>, rows: usize, beside: &mut Beside<f32>) {
+    beside.ask();
     let is_whole = rows == DOWN * TILE && t.columns == ACROSS * TILE && t.c_column == 1;
     if t.c_column == 1 && t.c_row != MAX_COLUMNS as isize {
         // By the time that the sums are there it is near; a C as narrow as a block is anyway.

@@ -1,45 +1,13 @@
 //! The copies of panels that the microkernel reads: where they lie, how those are made that it does not make itself, and the memory that is
 //! asked for before.
 
-use super::{Gemm, Panel, Rows, Run, Side};
+use super::{Gemm, Panel, Rows, Side};
+use crate::library::lines::Lines;
 use crate::library::pack::{Size, Source};
-use crate::library::simd::{Element, LINE, prefetch};
+use crate::library::simd::{Element, LINE};
 
 /// Bytes between packed panels: several of them are written side by side, in different sets of the first-level cache.
 const APART: usize = 128;
-
-/// Memory that will be read: so many stripes, so many elements apart, each of a length.
-#[derive(Clone, Copy)]
-pub(super) struct Stripes<S> {
-    /// The next to be asked for.
-    from: *const S,
-    count: usize,
-    apart: isize,
-    length: usize,
-    /// What of a stripe is due, in shares.
-    due: usize,
-}
-
-impl<S> Stripes<S> {
-    pub fn none() -> Self {
-        Stripes::new(std::ptr::null(), 0, 0, 0)
-    }
-
-    fn new(from: *const S, count: usize, apart: isize, length: usize) -> Self {
-        Stripes { from, count, apart, length, due: 0 }
-    }
-
-    /// Asks for the next of so many shares of it.
-    #[inline(always)]
-    pub fn fetch(&mut self, shares: usize) {
-        self.due += self.count;
-        while self.due >= shares {
-            (0..self.length).step_by(LINE / size_of::<S>()).for_each(|at| prefetch(self.from.wrapping_add(at)));
-            self.from = self.from.wrapping_offset(self.apart);
-            self.due -= shares;
-        }
-    }
-}
 
 impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
     /// Elements from one packed row panel to the next, and from one packed column panel to the next.
@@ -59,29 +27,29 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
     }
 
     /// The memory that row panels will be read, copied or packed from, as far as it is regular.
-    pub(super) fn source_of_rows(&self, a: *const S, panels: &[Panel], runs: &[Run]) -> Stripes<S> {
-        let s = &self.strides;
+    pub(super) fn source_of_rows(&self, a: *const S, panels: &[Panel], piece: usize) -> Lines {
+        let (s, runs) = (&self.strides, &self.pieces[piece]);
         let size: usize = panels.iter().map(|panel| panel.size).sum();
         let from = a.wrapping_offset(self.rows.source(&panels[0]) + runs[0].a);
         match self.read_a {
             Rows::Copied | Rows::InPlace if s.a_step == 1 => {
                 let last = &runs[runs.len() - 1];
-                Stripes::new(from, size, s.a_row, last.position + last.size)
+                Lines::new(from, size, s.a_row, last.position + last.size)
             }
-            Rows::Copied | Rows::Packed if s.a_row == 1 => Stripes::new(from, runs[0].size, s.a_step, size),
-            _ => Stripes::none(),
+            Rows::Copied | Rows::Packed if s.a_row == 1 => Lines::new(from, runs[0].size, s.a_step, size),
+            _ => Lines::none(),
         }
     }
 
     /// The same of column panels.
-    pub(super) fn source_of_columns(&self, b: *const S, panels: &[Panel], runs: &[Run]) -> Stripes<S> {
-        let s = &self.strides;
+    pub(super) fn source_of_columns(&self, b: *const S, panels: &[Panel], piece: usize) -> Lines {
+        let (s, runs) = (&self.strides, &self.pieces[piece]);
         let size: usize = panels.iter().map(|panel| panel.size).sum();
         let from = b.wrapping_offset(self.columns.source(&panels[0]) + runs[0].b);
         match (self.pack_b, s.b_column, s.b_step) {
-            (true, 1, _) => Stripes::new(from, runs[0].size, s.b_step, size),
-            (true, _, 1) => Stripes::new(from, size, s.b_column, runs[0].size),
-            _ => Stripes::none(),
+            (true, 1, _) => Lines::new(from, runs[0].size, s.b_step, size),
+            (true, _, 1) => Lines::new(from, size, s.b_column, runs[0].size),
+            _ => Lines::none(),
         }
     }
 
