@@ -12,13 +12,14 @@ mod rows;
 pub use backward::{Gradient, Gradients};
 
 use super::SharedPtr;
+use super::lines::Lines;
 use super::math::Real;
-use super::microkernel::{Block, Kernels};
+use super::microkernel::{Beside, Block, Kernels};
 use super::pack::{Size, Source};
 use super::simd::LINE;
 use crate::cpu::isa::Isa;
 use crate::cpu::pool::{Pool, WORKER_BYTES, Worker};
-use ahead::{Operand, fetch};
+use ahead::{Ahead, Operand};
 use rows::{Apart, Row, RowKernels};
 use std::ops::Range;
 
@@ -207,22 +208,17 @@ impl<E: Real> Attention<E> {
         unsafe {
             if heads >= HEADS * pool.threads() && self.fits(size) {
                 let [q, k, v] = self.operands(&inputs);
-                let ahead = [q, k, v, Operand::new(o.get(), &s.o, s.queries, s.values)];
+                let following = [q, k, v, Operand::new(o.get(), &s.o, s.queries, s.values)];
+                let multiply_adds = self.flops() / 2 / heads;
                 pool.run(heads, nanoseconds, &|worker: &mut Worker, chunk| {
-                    fetch(s, chunk + 1, &ahead);
+                    let mut ahead = Ahead::of(s, chunk + 1, &following, multiply_adds);
                     let scratch = worker.scratch().cast::<E>();
                     let packed = scratch.add(self.scratch_elements());
                     self.pack(inputs.k, &s.k, s.channels, chunk, packed);
                     let all = (0..s.groups).flat_map(|g| (0..s.queries).step_by(self.block).map(move |first| (g, first)));
                     all.for_each(|(g, first)| {
-                        self.forward_block(
-                            &inputs,
-                            packed,
-                            self.head(chunk * s.groups + g),
-                            first,
-                            scratch,
-                            [o.get(), lse.get()],
-                        );
+                        let (head, outputs) = (self.head(chunk * s.groups + g), [o.get(), lse.get()]);
+                        self.forward_block(&inputs, head, first, [scratch, packed], outputs, &mut ahead);
                     });
                 });
                 return;
@@ -234,7 +230,8 @@ impl<E: Real> Attention<E> {
                 // Late blocks see more keys: the longest first.
                 let (number, first) = (chunk / blocks, (blocks - 1 - chunk % blocks) * self.block);
                 let packed = workspace.get().add(number / s.groups * size);
-                self.forward_block(&inputs, packed, self.head(number), first, worker.scratch().cast(), [o.get(), lse.get()]);
+                let (scratch, outputs) = (worker.scratch().cast(), [o.get(), lse.get()]);
+                self.forward_block(&inputs, self.head(number), first, [scratch, packed], outputs, &mut Ahead::none());
             });
         }
     }
@@ -312,7 +309,7 @@ impl<E: Real> Attention<E> {
     ///
     /// # Safety
     /// All rows are inside the operands; `to` holds rows x KEYS.
-    unsafe fn product(&self, cell: &Cell, [a, b]: [Side<E>; 2], packed: *const E, to: *mut E) {
+    unsafe fn product(&self, cell: &Cell, [a, b]: [Side<E>; 2], packed: *const E, to: *mut E, ahead: &mut Ahead<'_, E>) {
         let Cell { first, rows, from, keys, .. } = *cell;
         let (width, depth) = (self.kernels.columns, a.channels);
         for column in (0..keys).step_by(width) {
@@ -343,10 +340,12 @@ impl<E: Real> Attention<E> {
                         alpha: E::ONE,
                         beta: E::ZERO,
                     },
+                    false,
                     |tile, block| {
                         let seen = self.limit(first + tile.end - 1).saturating_sub(from + column);
                         Block { columns: block.columns.min(seen), ..block }
                     },
+                    ahead,
                 );
             }
         }
@@ -356,15 +355,26 @@ impl<E: Real> Attention<E> {
     ///
     /// # Safety
     /// As `Kernels::run` for all rows.
-    unsafe fn tiles(&self, rows: usize, block: Block<E>, seen: impl Fn(&Range<usize>, Block<E>) -> Block<E>) {
+    unsafe fn tiles(
+        &self,
+        rows: usize,
+        block: Block<E>,
+        is_far: bool,
+        seen: impl Fn(&Range<usize>, Block<E>) -> Block<E>,
+        ahead: &mut Ahead<'_, E>,
+    ) {
         let height = rows.div_ceil(rows.div_ceil(self.kernels.rows).max(1)).max(1);
         for first in (0..rows).step_by(height) {
             let (at, tile) = (first as isize, first..rows.min(first + height));
             let (a, c) = (block.a.wrapping_offset(at * block.a_row), block.c.wrapping_offset(at * block.c_row));
             let part = seen(&tile, Block { a, c, ..block });
             if part.columns > 0 {
+                let c = if is_far { part.lines_of_c(tile.len()) } else { Lines::none() };
+                let (lines, due) = ahead.due(tile.len() * part.columns * part.depth);
+                let mut beside = Beside { c, ahead: *lines, due, ..Beside::nothing() };
                 // SAFETY: the caller's.
-                unsafe { self.kernels.run(tile.len(), &part) };
+                unsafe { self.kernels.run_beside(tile.len(), &part, &mut beside) };
+                *lines = beside.ahead;
             }
         }
     }
@@ -373,19 +383,27 @@ impl<E: Real> Attention<E> {
     ///
     /// # Safety
     /// As `Kernels::run` for all rows and columns.
-    unsafe fn accumulate(&self, rows: usize, columns: usize, block: Block<E>, seen: impl Fn(&Range<usize>) -> Range<usize>) {
+    unsafe fn accumulate(
+        &self,
+        [rows, columns]: [usize; 2],
+        block: Block<E>,
+        is_far: bool,
+        seen: impl Fn(&Range<usize>) -> Range<usize>,
+        ahead: &mut Ahead<'_, E>,
+    ) {
         let width = self.kernels.columns;
         for column in (0..columns).step_by(width) {
             let c = block.c.wrapping_offset(column as isize * block.c_column);
             let part = Block { b: block.b.wrapping_add(column), c, columns: width.min(columns - column), ..block };
             // SAFETY: the caller's.
             unsafe {
-                self.tiles(rows, part, |tile, block| {
+                let part_of = |tile: &Range<usize>, block: Block<E>| {
                     let steps = seen(tile);
                     let (depth, first) = (steps.len(), steps.start as isize);
                     let (a, b) = (block.a.wrapping_offset(first * block.a_step), block.b.wrapping_offset(first * block.b_step));
                     Block { depth, a, b, ..block }
-                });
+                };
+                self.tiles(rows, part, is_far, part_of, ahead);
             }
         }
     }
@@ -418,11 +436,11 @@ impl<E: Real> Attention<E> {
     unsafe fn forward_block(
         &self,
         inputs: &Inputs<'_, E>,
-        packed: *const E,
         [b, h, g]: [usize; 3],
         first: usize,
-        scratch: *mut E,
+        [scratch, packed]: [*mut E; 2],
         [o, lse]: [*mut E; 2],
+        ahead: &mut Ahead<'_, E>,
     ) {
         let s = &self.shape;
         let rows = self.block.min(s.queries - first);
@@ -444,7 +462,7 @@ impl<E: Real> Attention<E> {
             for from in (0..seen).step_by(KEYS) {
                 let keys = KEYS.min(seen - from);
                 let cell = Cell { head: [b, h, g], first, rows, from, keys };
-                self.product(&cell, sides, packed, scores);
+                self.product(&cell, sides, packed, scores, ahead);
                 for (r, row) in state[..rows].iter_mut().enumerate() {
                     let count = self.limit(first + r).saturating_sub(from).min(keys);
                     let mask = self.masked(inputs.mask, [b, h, g], first + r, from);
@@ -466,7 +484,7 @@ impl<E: Real> Attention<E> {
                     alpha: E::ONE,
                     beta: E::ONE,
                 };
-                self.accumulate(rows, s.values, product, |tile| self.keys_of(&cell, tile));
+                self.accumulate([rows, s.values], product, false, |tile| self.keys_of(&cell, tile), ahead);
             }
             let o = o.add(b * s.o.batch + h * s.o.head + g * s.o.group + first * s.o.position);
             let (state, in_place) = (&mut state[..rows], s.o.channel == 1);

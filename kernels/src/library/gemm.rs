@@ -34,8 +34,8 @@ const _: () = assert!(ROW_BYTES <= A_BYTES && A_BYTES + B_BYTES <= WORKER_BYTES)
 // A panel of the widest element at least, each row as long as a piece and a line or two.
 const _: () = assert!(VECTOR_ROWS * (WHOLE * size_of::<f64>() + 2 * LINE) <= ROW_BYTES);
 const _: () = assert!(MAX_ROWS * (WHOLE * size_of::<f32>() + 2 * LINE) <= A_BYTES);
-/// Steps of a block for each line that it asks for of the columns that follow, at most, as long as these can wait.
-const COLUMNS_PACE: usize = 8;
+/// Steps of a block for each pair of lines that it asks for of the columns that follow, at most, as long as these can wait.
+const COLUMNS_PACE: usize = 16;
 /// Multiply-adds that are worth a chunk of their own, of vectors.
 const CHUNK: usize = 1 << 19;
 
@@ -416,6 +416,7 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
         // SAFETY: the caller's.
         unsafe {
             if stretches.is_empty() {
+                beside.c = block.lines_of_c(rows);
                 return self.kernels.run_beside(rows, block, beside);
             }
             let mut sums = MaybeUninit::<[E; MAX_ROWS * MAX_COLUMNS]>::uninit();

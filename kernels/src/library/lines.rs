@@ -4,14 +4,18 @@
 
 use super::simd::{LINE, prefetch};
 
-/// What is still to be asked for: the lines of stripes that are as long as each other and lie as far apart.
+/// Lines that are asked for together: an instruction for each, a few for all.
+const TOGETHER: usize = 2;
+const BYTES: usize = TOGETHER * LINE;
+
+/// What is still to be asked for: stripes that are as long as each other and lie as far apart, two lines at a time.
 #[derive(Clone, Copy)]
 pub struct Lines {
     next: *const u8,
-    /// Lines of a stripe, and those that the next one has left.
+    /// Pairs of lines of a stripe, and those that the next one has left.
     length: usize,
     left: usize,
-    /// Bytes from behind the last line of a stripe to the first of the following.
+    /// Bytes from behind the last pair of a stripe to the first of the following.
     skip: isize,
     count: usize,
 }
@@ -27,8 +31,8 @@ impl Lines {
         let apart = apart.wrapping_mul(size_of::<E>() as isize);
         // Where a stripe does not begin with a line, it may end in one more.
         let begins_lines = (from.addr() | apart.cast_unsigned()).is_multiple_of(LINE);
-        let length = (elements * size_of::<E>()).div_ceil(LINE) + usize::from(!begins_lines);
-        let skip = apart.wrapping_sub((length * LINE).cast_signed());
+        let length = (elements * size_of::<E>() + if begins_lines { 0 } else { LINE - 1 }).div_ceil(BYTES);
+        let skip = apart.wrapping_sub((length * BYTES).cast_signed());
         Lines { next: from.cast(), length, left: length, skip, count: stripes * length }
     }
 
@@ -36,23 +40,23 @@ impl Lines {
     pub fn fit(&self) -> bool {
         const SETS: usize = 2048;
         const LINES_OF_A_SET: usize = 8;
-        let apart = self.skip.wrapping_add((self.length * LINE).cast_signed()).unsigned_abs();
+        let apart = self.skip.wrapping_add((self.length * BYTES).cast_signed()).unsigned_abs();
         let positions = SETS >> (apart / LINE).trailing_zeros().min(SETS.ilog2());
-        let sets = (positions * self.length).min(SETS);
-        self.count <= sets * LINES_OF_A_SET
+        let sets = (positions * self.length * TOGETHER).min(SETS);
+        self.count * TOGETHER <= sets * LINES_OF_A_SET
     }
 
-    /// How many are left.
+    /// How many pairs are left.
     #[inline(always)]
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Asks for the next, which there is.
+    /// Asks for the next pair, which there is.
     #[inline(always)]
     pub fn ask(&mut self) {
-        prefetch(self.next);
-        self.next = self.next.wrapping_add(LINE);
+        (0..TOGETHER).for_each(|line| prefetch(self.next.wrapping_add(line * LINE)));
+        self.next = self.next.wrapping_add(BYTES);
         self.count -= 1;
         self.left -= 1;
         if self.left == 0 {
@@ -66,7 +70,7 @@ impl Lines {
 mod tests {
     use super::*;
 
-    /// The addresses, in lines from the first.
+    /// Where pairs begin, in bytes from the first.
     fn asked(mut lines: Lines) -> Vec<isize> {
         let first = lines.next.addr().cast_signed();
         let all = (0..lines.count()).map(|_| {
@@ -94,11 +98,12 @@ mod tests {
         struct Aligned([f32; 256]);
         let memory = Aligned([0.0; 256]);
         let p = memory.0.as_ptr();
-        assert_eq!(asked(Lines::new(p, 3, 64, 32)), [0, 64, 256, 320, 512, 576]);
-        assert_eq!(asked(Lines::new(p, 2, -32, 17)), [0, 64, -128, -64]);
-        // The second line of a row that begins within one is where it ends.
-        assert_eq!(asked(Lines::new(p.wrapping_add(3), 1, 64, 16)), [0, 64]);
-        assert_eq!(asked(Lines::new(p, 2, 20, 16)), [0, 64, 80, 144]);
+        assert_eq!(asked(Lines::new(p, 3, 64, 48)), [0, 128, 256, 384, 512, 640]);
+        assert_eq!(asked(Lines::new(p, 2, -32, 17)), [0, -128]);
+        // A row that begins within a line ends in one more.
+        assert_eq!(asked(Lines::new(p.wrapping_add(3), 1, 64, 32)), [0, 128]);
+        assert_eq!(asked(Lines::new(p.wrapping_add(3), 1, 64, 16)), [0]);
+        assert_eq!(asked(Lines::new(p, 2, 20, 32)), [0, 128, 80, 208]);
         assert!(asked(Lines::none()).is_empty());
         assert!(asked(Lines::new(p, 0, 64, 16)).is_empty());
     }

@@ -117,12 +117,14 @@ fn exp_moderate(x: f32) -> f32 {
 impl Real for f32 {
     #[inline(always)]
     fn exp(self) -> f32 {
+        // Multiplied, what is rounded to zero would stop some processors for a hundred cycles, and hidden scores are many.
+        let vanishes = self < -104.0;
         let x = pick!(self > 89.0, 89.0, self);
-        let x = pick!(x < -105.0, -105.0, x);
+        let x = pick!(vanishes, 0.0, x);
         // 2^n in two factors, so that subnormal results round once and overflow gives infinity; twice the exponents' bias is in `whole`.
         let (y, whole) = exp_parts(x, 254.0);
         let half = whole >> 1;
-        y * f32::from_bits(half << 23) * f32::from_bits((whole - half) << 23)
+        pick!(vanishes, 0.0, y * f32::from_bits(half << 23) * f32::from_bits((whole - half) << 23))
     }
 
     #[inline(always)]
@@ -211,8 +213,9 @@ impl Real for f64 {
     #[inline(always)]
     fn exp(self) -> f64 {
         const ROUND: f64 = 6_755_399_441_055_744.0;
+        let vanishes = self < -746.0;
         let x = pick!(self > 710.0, 710.0, self);
-        let x = pick!(x < -746.0, -746.0, x);
+        let x = pick!(vanishes, 0.0, x);
         let shifted = x.mul_add(std::f64::consts::LOG2_E, ROUND);
         let n = shifted - ROUND;
         let r = n.mul_add(-1.908_214_929_270_587_7e-10, n.mul_add(-6.931_471_803_691_238_2e-1, x));
@@ -234,7 +237,8 @@ impl Real for f64 {
         let y = (r * r).mul_add(p, r) + 1.0;
         let whole = shifted.to_bits() as i64 - ROUND.to_bits() as i64;
         let half = whole >> 1;
-        y * f64::from_bits(((half + 1023) << 52) as u64) * f64::from_bits(((whole - half + 1023) << 52) as u64)
+        let power = f64::from_bits(((whole - half + 1023) << 52) as u64);
+        pick!(vanishes, 0.0, y * f64::from_bits(((half + 1023) << 52) as u64) * power)
     }
 
     #[inline(always)]

@@ -32,6 +32,18 @@ pub struct Block<E> {
     pub beta: E,
 }
 
+impl<E> Block<E> {
+    /// The memory of C, if the block has so many rows.
+    #[inline(always)]
+    pub fn lines_of_c(&self, rows: usize) -> Lines {
+        match (self.c_row, self.c_column) {
+            (_, 1) => Lines::new(self.c, rows, self.c_row, self.columns),
+            (1, _) => Lines::new(self.c, self.columns, self.c_column, rows),
+            _ => Lines::none(),
+        }
+    }
+}
+
 /// A block of so many rows.
 pub(super) type Kernel<E> = unsafe fn(&Block<E>, usize, &mut Beside<E>);
 
@@ -40,6 +52,9 @@ pub struct Beside<E> {
     /// Where it writes what it reads of A, [step][row], and of B, [step][column]; null where it does not.
     pub copy_a: *mut E,
     pub copy_b: *mut E,
+    /// What it asks for of C, which is read or written when the sums are there: by then it is near. So many lines asked for into the
+    /// first-level cache itself would hold up what the products read from the second.
+    pub c: Lines,
     /// What others will need, and how much of it the block asks for.
     pub ahead: Lines,
     pub due: usize,
@@ -47,7 +62,8 @@ pub struct Beside<E> {
 
 impl<E> Beside<E> {
     pub const fn nothing() -> Self {
-        Beside { copy_a: std::ptr::null_mut(), copy_b: std::ptr::null_mut(), ahead: Lines::none(), due: 0 }
+        let (copy_a, copy_b) = (std::ptr::null_mut(), std::ptr::null_mut());
+        Beside { copy_a, copy_b, c: Lines::none(), ahead: Lines::none(), due: 0 }
     }
 
     /// Asks for what is due at once.
@@ -171,17 +187,6 @@ unsafe fn block<V: Vector, const ROWS: usize, const VECTORS: usize, const COPY: 
     }
 }
 
-/// C, of so many rows, which is read or written when the sums are there: by then it is near. So many lines asked for into the first-level
-/// cache itself would hold up what the products read from the second.
-#[inline(always)]
-fn lines_of_c<E>(t: &Block<E>, rows: usize) -> Lines {
-    match (t.c_row, t.c_column) {
-        (_, 1) => Lines::new(t.c, rows, t.c_row, t.columns),
-        (1, _) => Lines::new(t.c, t.columns, t.c_column, rows),
-        _ => Lines::none(),
-    }
-}
-
 /// # Safety
 /// As `block`.
 #[inline(always)]
@@ -201,8 +206,8 @@ unsafe fn write<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Block<V:
 /// Rows that one pointer into A serves: what an address can hold beside it are one, two and three strides.
 const GROUP: usize = 4;
 
-/// Steps between additions to pointers, where that can be: on processors with short vectors, and where another thread has half of a core,
-/// all that is no multiply-add takes from them.
+/// Steps between additions to pointers, where that can be, and between lines that are asked for: on processors with short vectors, and where
+/// another thread has half of a core, all that is no multiply-add takes from them.
 const TOGETHER: usize = 4;
 
 /// The products; `ADJACENT` where the rows of A lie side by side, `COPY` for what is copied. Memory is asked for evenly all the while.
@@ -230,16 +235,14 @@ unsafe fn sums<V: Vector, const ROWS: usize, const VECTORS: usize, const ADJACEN
         // Of packed panels, and rows that are read as they lie, the steps are constants.
         let (a_step, b_step) = (if ADJACENT { ROWS } else { 1 }, VECTORS * V::LANES);
         let is_constant = COPY == NO_COPY && (t.a_step, t.b_step) == (a_step as isize, b_step as isize) && last == V::LANES;
-        let mut c = lines_of_c(t, ROWS);
-        let times = if is_constant { depth / TOGETHER } else { depth };
-        let lines_a_time = (c.count() + beside.due) as u32;
-        let lines_a_time = lines_a_time.div_ceil(times.max(1) as u32);
+        let lines_a_time = (beside.c.count() + beside.due) as u32;
+        let lines_a_time = lines_a_time.div_ceil((depth / TOGETHER).max(1) as u32);
+        let rest = beside.ahead.count() - beside.due;
         let mut ask = || {
             for _ in 0..lines_a_time {
-                if c.count() > 0 {
-                    c.ask();
-                } else if beside.due > 0 {
-                    beside.due -= 1;
+                if beside.c.count() > 0 {
+                    beside.c.ask();
+                } else if beside.ahead.count() > rest {
                     beside.ahead.ask();
                 } else {
                     break;
@@ -258,31 +261,37 @@ unsafe fn sums<V: Vector, const ROWS: usize, const VECTORS: usize, const ADJACEN
                 depth -= TOGETHER;
             }
         }
-        for _ in 0..depth {
+        while depth > 0 {
             ask();
-            let mut right = [V::zero(); VECTORS];
-            for (j, vector) in right.iter_mut().enumerate() {
-                let p = b.add(j * V::LANES);
-                *vector = if j + 1 == VECTORS { V::load_first(p, last) } else { V::load(p) };
-            }
-            if COPY & COPY_A != 0 {
-                let next = groups[0].wrapping_offset(AHEAD * t.a_step);
-                prefetch(next);
-                prefetch(next.wrapping_add(ROWS - 1));
-                *copy_a.cast::<[V::E; ROWS]>() = *groups[0].cast::<[V::E; ROWS]>();
-                copy_a = copy_a.add(ROWS);
-            }
-            if COPY & COPY_B != 0 {
-                let next = b.wrapping_offset(AHEAD * t.b_step);
-                for (j, vector) in right.iter().enumerate() {
-                    prefetch(next.wrapping_add(j * V::LANES));
-                    vector.store(copy_b.add(j * V::LANES));
+            for _ in 0..TOGETHER {
+                let mut right = [V::zero(); VECTORS];
+                for (j, vector) in right.iter_mut().enumerate() {
+                    let p = b.add(j * V::LANES);
+                    *vector = if j + 1 == VECTORS { V::load_first(p, last) } else { V::load(p) };
                 }
-                copy_b = copy_b.add(VECTORS * V::LANES);
+                if COPY & COPY_A != 0 {
+                    let next = groups[0].wrapping_offset(AHEAD * t.a_step);
+                    prefetch(next);
+                    prefetch(next.wrapping_add(ROWS - 1));
+                    *copy_a.cast::<[V::E; ROWS]>() = *groups[0].cast::<[V::E; ROWS]>();
+                    copy_a = copy_a.add(ROWS);
+                }
+                if COPY & COPY_B != 0 {
+                    let next = b.wrapping_offset(AHEAD * t.b_step);
+                    for (j, vector) in right.iter().enumerate() {
+                        prefetch(next.wrapping_add(j * V::LANES));
+                        vector.store(copy_b.add(j * V::LANES));
+                    }
+                    copy_b = copy_b.add(VECTORS * V::LANES);
+                }
+                multiply::<V, ROWS, VECTORS, ADJACENT>(&mut sums, right, &groups, [row, 0]);
+                groups.iter_mut().for_each(|pointer| *pointer = pointer.wrapping_offset(t.a_step));
+                b = b.offset(t.b_step);
+                depth -= 1;
+                if depth == 0 {
+                    break;
+                }
             }
-            multiply::<V, ROWS, VECTORS, ADJACENT>(&mut sums, right, &groups, [row, 0]);
-            groups.iter_mut().for_each(|pointer| *pointer = pointer.wrapping_offset(t.a_step));
-            b = b.offset(t.b_step);
         }
         sums
     }

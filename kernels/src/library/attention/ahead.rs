@@ -1,10 +1,10 @@
-//! What a chunk touches, asked for while the one before is computed: rows that lie a whole position apart are not what processors foresee.
+//! What a chunk touches, asked for by the products of the one before: rows that lie a whole position apart are not what processors foresee.
 
 use super::{Shape, Strides};
 use crate::library::SharedPtr;
-use crate::library::simd::{LINE, prefetch};
+use crate::library::lines::Lines;
 
-/// The operands of a key head are fetched where they are at most so large: half of a small second-level cache.
+/// The operands of a key head are asked for where they are at most so large: half of a small second-level cache.
 const MOST_BYTES: usize = 256 << 10;
 
 /// An operand of one pass.
@@ -24,23 +24,64 @@ impl<E> Operand<E> {
         self.positions * self.channels * size_of::<E>()
     }
 
-    /// Asks for one key head's part. Channels that are not contiguous are left to the processor.
-    fn fetch(&self, [b, h]: [usize; 2], groups: usize) {
-        let Strides { batch, head, group, position, .. } = self.strides;
-        for g in 0..if group == 0 { 1 } else { groups } {
-            for p in 0..self.positions {
-                let row = self.at.get().wrapping_add(b * batch + h * head + g * group + p * position);
-                (0..self.channels).step_by(LINE / size_of::<E>()).for_each(|at| prefetch(row.wrapping_add(at)));
-            }
+    /// A query head's part. Channels that are not contiguous are left to the processor.
+    fn lines(&self, [b, h, g]: [usize; 3]) -> Lines {
+        let Strides { batch, head, group, position, channel } = self.strides;
+        if channel != 1 || (group == 0 && g > 0) {
+            return Lines::none();
         }
+        let from = self.at.get().wrapping_add(b * batch + h * head + g * group).cast_const();
+        Lines::new(from, self.positions, position.cast_signed(), self.channels)
     }
 }
 
-/// Asks for what key head `number` of all needs, if there is one.
-pub(super) fn fetch<E>(shape: &Shape, number: usize, operands: &[Operand<E>]) {
-    let bytes: usize = operands.iter().map(Operand::bytes).sum();
-    if number < shape.batch * shape.heads && bytes * shape.groups <= MOST_BYTES {
+/// What the products of one key head ask for: the operands of another.
+pub(super) struct Ahead<'a, E> {
+    operands: &'a [Operand<E>],
+    head: [usize; 2],
+    groups: usize,
+    /// The part at hand, by operand and group, and those that follow.
+    lines: Lines,
+    next: usize,
+    /// Lines for each multiply-add, and those that products should have asked for.
+    pace: f32,
+    owed: f32,
+}
+
+impl<'a, E> Ahead<'a, E> {
+    pub fn none() -> Self {
+        Ahead { operands: &[], head: [0; 2], groups: 1, lines: Lines::none(), next: 0, pace: 0.0, owed: 0.0 }
+    }
+
+    /// Of key head `number` of all, if there is one, while another's multiply-adds are done.
+    pub fn of(shape: &Shape, number: usize, operands: &'a [Operand<E>], multiply_adds: usize) -> Self {
+        let bytes: usize = operands.iter().map(Operand::bytes).sum();
+        if number >= shape.batch * shape.heads || bytes * shape.groups > MOST_BYTES {
+            return Ahead::none();
+        }
         let head = [number / shape.heads, number % shape.heads];
-        operands.iter().filter(|o| o.strides.channel == 1).for_each(|operand| operand.fetch(head, shape.groups));
+        let parts = (0..operands.len() * shape.groups).map(|part| (part / shape.groups, part % shape.groups));
+        let lines: usize = parts.map(|(operand, g)| operands[operand].lines([head[0], head[1], g]).count()).sum();
+        let pace = lines as f32 / multiply_adds.max(1) as f32;
+        Ahead { operands, head, groups: shape.groups, pace, ..Ahead::none() }
+    }
+
+    /// Whether operands are asked for: the results of this head were, then, by another.
+    pub fn is_any(&self) -> bool {
+        !self.operands.is_empty()
+    }
+
+    /// What a product of so many multiply-adds asks for, and how much of it.
+    #[inline(always)]
+    pub fn due(&mut self, multiply_adds: usize) -> (&mut Lines, usize) {
+        self.owed += multiply_adds as f32 * self.pace;
+        while self.lines.count() == 0 && self.next < self.operands.len() * self.groups {
+            let (operand, g) = (self.next / self.groups, self.next % self.groups);
+            self.lines = self.operands[operand].lines([self.head[0], self.head[1], g]);
+            self.next += 1;
+        }
+        let count = (self.owed as usize).min(self.lines.count());
+        self.owed -= count as f32;
+        (&mut self.lines, count)
     }
 }

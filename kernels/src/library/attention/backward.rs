@@ -1,6 +1,6 @@
 //! The gradient of attention.
 
-use super::ahead::{Operand, fetch};
+use super::ahead::{Ahead, Operand};
 use super::rows::{Apart, Row};
 use super::{Attention, Cell, Inputs, KEYS, MAX_BLOCK, Shape, Side, Strides};
 use crate::cpu::pool::{Pool, Worker};
@@ -84,7 +84,7 @@ impl<E: Real> Attention<E> {
         let Inputs { k, v, .. } = given.inputs;
         let [for_q, for_k, for_v] = self.operands(&given.inputs);
         let [of_q, of_k, of_v] = &pass.strides;
-        let ahead = [
+        let following = [
             for_q,
             for_k,
             for_v,
@@ -96,8 +96,9 @@ impl<E: Real> Attention<E> {
         ];
         let (keys, values, own) = (self.packed(s.channels), self.packed(s.values), self.backward_workspace() == 0);
         let workspace = SharedPtr::new(workspace.as_mut_ptr());
+        let multiply_adds = self.flops() * 5 / 4 / (s.batch * s.heads).max(1);
         pool.run(s.batch * s.heads, self.flops() * 5 / 32 / self.kernels.lanes, &|worker: &mut Worker, chunk| {
-            fetch(s, chunk + 1, &ahead);
+            let mut ahead = Ahead::of(s, chunk + 1, &following, multiply_adds);
             let scratch = worker.scratch().cast::<E>();
             // SAFETY: lengths were checked; the chunk owns its key head's gradients and those of the queries that see it, and its panels.
             unsafe {
@@ -106,7 +107,7 @@ impl<E: Real> Attention<E> {
                 let space = Space { scratch, packed_k, packed_v: packed_k.add(keys) };
                 self.pack(k, &s.k, s.channels, chunk, space.packed_k);
                 self.pack(v, &s.v, s.values, chunk, space.packed_v);
-                self.backward_head(&pass, [chunk / s.heads, chunk % s.heads], space);
+                self.backward_head(&pass, [chunk / s.heads, chunk % s.heads], space, &mut ahead);
             }
         });
     }
@@ -136,7 +137,7 @@ impl<E: Real> Attention<E> {
 
     /// # Safety
     /// The operands were checked, the space holds `scratch_elements` and the head's keys and values, nobody else writes this head's gradients.
-    unsafe fn backward_head(&self, pass: &Pass<'_, E>, [b, h]: [usize; 2], space: Space<E>) {
+    unsafe fn backward_head(&self, pass: &Pass<'_, E>, [b, h]: [usize; 2], space: Space<E>, ahead: &mut Ahead<'_, E>) {
         let s = &self.shape;
         // SAFETY: positions and channels stay below the operands' sizes.
         unsafe {
@@ -148,7 +149,7 @@ impl<E: Real> Attention<E> {
             }
             for g in 0..s.groups {
                 for first in (0..s.queries).step_by(self.block) {
-                    self.backward_rows(pass, [b, h, g], first, space);
+                    self.backward_rows(pass, [b, h, g], first, space, ahead);
                 }
             }
         }
@@ -156,7 +157,14 @@ impl<E: Real> Attention<E> {
 
     /// # Safety
     /// As `backward_head`.
-    unsafe fn backward_rows(&self, pass: &Pass<'_, E>, head: [usize; 3], first: usize, space: Space<E>) {
+    unsafe fn backward_rows(
+        &self,
+        pass: &Pass<'_, E>,
+        head: [usize; 3],
+        first: usize,
+        space: Space<E>,
+        ahead: &mut Ahead<'_, E>,
+    ) {
         let s = &self.shape;
         let rows = self.block.min(s.queries - first);
         let seen = self.limit(first + rows - 1);
@@ -184,7 +192,7 @@ impl<E: Real> Attention<E> {
             }
             for from in (0..seen).step_by(KEYS) {
                 let cell = Cell { head, first, rows, from, keys: KEYS.min(seen - from) };
-                self.backward_cell(pass, cell, &mut state[..rows], space);
+                self.backward_cell(pass, cell, &mut state[..rows], space, ahead);
             }
         }
     }
@@ -193,7 +201,14 @@ impl<E: Real> Attention<E> {
     ///
     /// # Safety
     /// As `backward_head`.
-    unsafe fn backward_cell(&self, pass: &Pass<'_, E>, cell: Cell, state: &mut [Row<E>], space: Space<E>) {
+    unsafe fn backward_cell(
+        &self,
+        pass: &Pass<'_, E>,
+        cell: Cell,
+        state: &mut [Row<E>],
+        space: Space<E>,
+        ahead: &mut Ahead<'_, E>,
+    ) {
         let s = &self.shape;
         let Cell { head, first, rows, from, keys } = cell;
         let (p, ds) = (space.scratch, space.scratch.wrapping_add(self.block * KEYS));
@@ -208,13 +223,14 @@ impl<E: Real> Attention<E> {
         let for_ds = [side(g, strides.position, s.values), side(v, s.v.position, s.values)];
         // SAFETY: as above.
         unsafe {
-            self.product(&cell, for_p, space.packed_k, p);
-            self.product(&cell, for_ds, space.packed_v, ds);
+            self.product(&cell, for_p, space.packed_k, p, ahead);
+            self.product(&cell, for_ds, space.packed_v, ds, ahead);
             for (r, row) in state.iter_mut().enumerate() {
                 let count = self.limit(first + r).saturating_sub(from).min(keys);
                 row.describe(s.scale, self.masked(inputs.mask, head, first + r, from), s.mask.channel, keys, count);
             }
             self.rows.gradient(p, state, ds);
+            let is_far = !ahead.is_any();
             let step = KEYS as isize;
             let [dq, dk, dv] = &pass.strides;
             let into_sums = if head[2] == 0 && first == 0 { E::ZERO } else { E::ONE };
@@ -240,13 +256,13 @@ impl<E: Real> Attention<E> {
                 ..block
             };
             let product = into(unit(p, 1, step, g, strides.position, rows), pass.dv.get().add(at(dv, key, from)), dv);
-            self.accumulate(keys, s.values, product, |tile| self.queries_of(&cell, tile));
+            self.accumulate([keys, s.values], product, is_far, |tile| self.queries_of(&cell, tile), ahead);
             let product = into(unit(ds, 1, step, q, s.q.position, rows), pass.dk.get().add(at(dk, key, from)), dk);
-            self.accumulate(keys, s.channels, product, |tile| self.queries_of(&cell, tile));
+            self.accumulate([keys, s.channels], product, is_far, |tile| self.queries_of(&cell, tile), ahead);
             let k = k.add(from * s.k.position);
             let product = into(unit(ds, step, 1, k, s.k.position, keys), pass.dq.get().add(at(dq, head, first)), dq);
             let product = Block { beta: if from == 0 { E::ZERO } else { E::ONE }, ..product };
-            self.accumulate(rows, s.channels, product, |tile| self.keys_of(&cell, tile));
+            self.accumulate([rows, s.channels], product, is_far, |tile| self.keys_of(&cell, tile), ahead);
         }
     }
 }

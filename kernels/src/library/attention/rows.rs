@@ -207,22 +207,20 @@ unsafe fn peak<E: Real>(scores: *mut E, row: &Row<E>) -> E {
     let mut lanes = [row.max; LANES];
     // SAFETY: the caller's.
     unsafe {
-        let scale = match plain {
-            // Hidden scores stay -∞ when they are scaled.
-            true => {
-                (row.visible..row.reach).for_each(|i| *scores.add(i) = E::from_f64(f64::NEG_INFINITY));
-                row.scale
-            }
+        let (scale, visible) = match plain {
+            true => (row.scale, row.visible),
             false => {
                 scale_and_mask(scores, row, row.visible);
-                E::ONE
+                (E::ONE, row.reach)
             }
         };
         for i in (0..row.reach).step_by(LANES) {
             keep_loop();
-            match row.reach - i {
-                HALF => enlarge::<E, HALF>(scores.add(i), scale, &mut lanes),
-                _ => enlarge::<E, LANES>(scores.add(i), scale, &mut lanes),
+            match (row.reach - i, visible - i) {
+                (HALF, HALF) => enlarge::<E, HALF>(scores.add(i), scale, HALF, &mut lanes),
+                (HALF, visible) => enlarge::<E, HALF>(scores.add(i), scale, visible, &mut lanes),
+                (_, visible @ ..LANES) => enlarge::<E, LANES>(scores.add(i), scale, visible, &mut lanes),
+                _ => enlarge::<E, LANES>(scores.add(i), scale, LANES, &mut lanes),
             }
         }
     }
@@ -236,16 +234,19 @@ unsafe fn peak<E: Real>(scores: *mut E, row: &Row<E>) -> E {
     lanes[0]
 }
 
-/// Scales scores; each lane becomes the largest of it and of them.
+/// Scales so many scores, and hides the others; each lane becomes the largest of it and of them. (Hidden ones stored one by one would be
+/// waited for.)
 ///
 /// # Safety
 /// There are `N` scores.
 #[inline(always)]
-unsafe fn enlarge<E: Real, const N: usize>(scores: *mut E, scale: E, lanes: &mut [E; LANES]) {
+unsafe fn enlarge<E: Real, const N: usize>(scores: *mut E, scale: E, visible: usize, lanes: &mut [E; LANES]) {
+    let hidden = E::from_f64(f64::NEG_INFINITY);
     // SAFETY: the caller's.
     let x = unsafe { &mut *scores.cast::<[E; N]>() };
     for l in 0..N {
-        x[l] = x[l].times(scale);
+        let scaled = x[l].times(scale);
+        x[l] = if l < visible { scaled } else { hidden };
         lanes[l] = larger(x[l], lanes[l]);
     }
 }
