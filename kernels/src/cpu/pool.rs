@@ -283,7 +283,7 @@ fn spawn(index: usize, shared: Arc<Shared>) -> JoinHandle<()> {
     std::thread::Builder::new().name(format!("compute-{index}")).spawn(work).expect("the system starts a compute thread")
 }
 
-/// Bytes with 64-byte alignment.
+/// Bytes with 64-byte alignment, zeros at first: lanes behind the last element are read, whatever they are.
 /// Pages that nothing was written to are no memory.
 struct Buffer(Box<[MaybeUninit<Line>]>);
 
@@ -292,7 +292,7 @@ struct Line(#[allow(dead_code)] [u8; 64]);
 
 impl Buffer {
     fn new(bytes: usize) -> Buffer {
-        Buffer(Box::new_uninit_slice(bytes / 64))
+        Buffer(Box::new_zeroed_slice(bytes / 64))
     }
 
     fn pointer(&mut self) -> *mut u8 {

@@ -231,24 +231,26 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
         let group = |n: usize| share(n, down, rows.len(), rows.start);
         let pass = |n: usize| {
             let (part, piece) = (n / self.pieces.len(), n % self.pieces.len());
-            (part < across).then(|| Pass {
-                columns: share(part, across, columns.len(), columns.start),
-                piece,
-                is_first: n == 0,
-            })
+            (part < across).then(|| Pass { columns: share(part, across, columns.len(), columns.start), piece, is_asked: false })
         };
-        let (mut n, mut next) = (0, pass(0));
-        while let Some(this) = next {
+        let (mut n, mut next, mut is_asked) = (0, pass(0), false);
+        while let Some(mut this) = next {
+            this.is_asked = is_asked;
             n += 1;
             next = pass(n);
             let mut ahead = Ahead::none();
             if let Some(next) = &next {
                 let panels = &self.columns.panels[next.columns.clone()];
                 let lines = self.source_of_columns(operands.b, panels, next.piece);
-                ahead.columns = Due::within(rows.len() * this.columns.len(), if lines.fit() { lines } else { Lines::none() });
+                is_asked = lines.fit();
+                ahead.columns = Due::within(rows.len() * this.columns.len(), if is_asked { lines } else { Lines::none() });
             }
             for i in 0..down {
-                let following = if i + 1 < down { Some((i + 1, &this)) } else { next.as_ref().map(|next| (0, next)) };
+                let following = match i + 1 < down {
+                    true => Some((i + 1, &this)),
+                    // All rows in one group are still there for other columns.
+                    false => next.as_ref().filter(|next| down > 1 || next.piece != this.piece).map(|next| (0, next)),
+                };
                 ahead.rows = following.map_or(Due::none(), |(next, pass)| {
                     let lines = self.source_of_rows(operands.a, &self.rows.panels[group(next)], pass.piece);
                     Due::within(group(i).len() * this.columns.len(), lines)
@@ -260,7 +262,7 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
     }
 
     /// Columns are packed where these rows are the first that read them: by the first block that reads them, if it can; a panel at a time,
-    /// while the memory of the next is on its way, if the steps of a column lie side by side; else all together, since their columns do.
+    /// while the memory of the next comes, unless it was asked for before, if the steps of a column lie side by side; else all together.
     /// Rows, where they are packed, by the first block that reads them, if it can, else before all.
     ///
     /// # Safety
@@ -308,8 +310,7 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
                 if one_by_one {
                     self.pack_columns(operands.b, &columns[j..=j], pass.piece, packed_b.add(j * elements[1]));
                 }
-                // Later passes find their columns on their way.
-                if let Some(next) = columns.get(j + 1..j + 2).filter(|_| one_by_one && pass.is_first) {
+                if let Some(next) = columns.get(j + 1..j + 2).filter(|_| one_by_one && !pass.is_asked) {
                     ahead.column = Due::within(rows.len(), self.source_of_columns(operands.b, next, pass.piece));
                 }
                 (0..rows.len()).for_each(|i| cell(i, j, ahead));
@@ -471,7 +472,8 @@ struct Strip<'a, E> {
 struct Pass {
     columns: Range<usize>,
     piece: usize,
-    is_first: bool,
+    /// Whether the pass before has asked for the columns.
+    is_asked: bool,
 }
 
 /// One of so many equal parts of a range that begins somewhere.

@@ -1,4 +1,4 @@
-//! Memory that will be needed, asked for line by line while something else is computed.
+//! Memory that will be needed, asked for two lines at a time while something else is computed.
 //!
 //! A core has some ten to twenty lines on their way at a time: who asks for more at once waits for the first of them.
 
@@ -41,7 +41,10 @@ impl Lines {
         const SETS: usize = 2048;
         const LINES_OF_A_SET: usize = 8;
         let apart = self.skip.wrapping_add((self.length * BYTES).cast_signed()).unsigned_abs();
-        let positions = SETS >> (apart / LINE).trailing_zeros().min(SETS.ilog2());
+        let positions = match apart / LINE {
+            0 => SETS,
+            lines => SETS >> lines.trailing_zeros().min(SETS.ilog2()),
+        };
         let sets = (positions * self.length * TOGETHER).min(SETS);
         self.count * TOGETHER <= sets * LINES_OF_A_SET
     }
@@ -90,6 +93,7 @@ mod tests {
         assert!(lines(160, 3072, 768).fit());
         assert!(lines(8, 1 << 20, 8).fit());
         assert!(!lines(9, 1 << 20, 8).fit() && Lines::none().fit());
+        assert!(lines(768, 8, 8).fit());
     }
 
     #[test]

@@ -53,11 +53,17 @@ pub struct Beside<E> {
     pub copy_a: *mut E,
     pub copy_b: *mut E,
     /// What it asks for of C, which is read or written when the sums are there: by then it is near. So many lines asked for into the
-    /// first-level cache itself would hold up what the products read from the second.
+    /// first-level cache itself would hold up what the products read from the second. (Blocks of tiles ask for C by themselves.)
     pub c: Lines,
     /// What others will need, and how much of it the block asks for.
     pub ahead: Lines,
     pub due: usize,
+}
+
+/// Pairs of lines at a time, and those that others ask for.
+struct Share {
+    pairs: u32,
+    rest: usize,
 }
 
 impl<E> Beside<E> {
@@ -70,6 +76,27 @@ impl<E> Beside<E> {
     #[inline(always)]
     pub fn ask(&mut self) {
         (0..self.due).for_each(|_| self.ahead.ask());
+    }
+
+    /// What is asked for at a time, if it is so many times that a block asks.
+    #[inline(always)]
+    fn share(&self, times: usize) -> Share {
+        let pairs = (self.c.count() + self.due) as u32;
+        Share { pairs: pairs.div_ceil(times.max(1) as u32), rest: self.ahead.count() - self.due }
+    }
+
+    /// Asks for a share, or what is left of all.
+    #[inline(always)]
+    fn ask_for(&mut self, share: &Share) {
+        for _ in 0..share.pairs {
+            if self.c.count() > 0 {
+                self.c.ask();
+            } else if self.ahead.count() > share.rest {
+                self.ahead.ask();
+            } else {
+                break;
+            }
+        }
     }
 }
 
@@ -137,7 +164,7 @@ impl<E: Element> Kernels<E> {
     #[inline(always)]
     pub unsafe fn run(&self, rows: usize, block: &Block<E>) {
         // SAFETY: the caller's.
-        unsafe { self.run_beside(rows, block, &mut Beside::nothing()) }
+        unsafe { self.run_beside(rows, block, &mut Beside { c: block.lines_of_c(rows), ..Beside::nothing() }) }
     }
 
     /// The same, with something beside it.
@@ -235,23 +262,10 @@ unsafe fn sums<V: Vector, const ROWS: usize, const VECTORS: usize, const ADJACEN
         // Of packed panels, and rows that are read as they lie, the steps are constants.
         let (a_step, b_step) = (if ADJACENT { ROWS } else { 1 }, VECTORS * V::LANES);
         let is_constant = COPY == NO_COPY && (t.a_step, t.b_step) == (a_step as isize, b_step as isize) && last == V::LANES;
-        let lines_a_time = (beside.c.count() + beside.due) as u32;
-        let lines_a_time = lines_a_time.div_ceil((depth / TOGETHER).max(1) as u32);
-        let rest = beside.ahead.count() - beside.due;
-        let mut ask = || {
-            for _ in 0..lines_a_time {
-                if beside.c.count() > 0 {
-                    beside.c.ask();
-                } else if beside.ahead.count() > rest {
-                    beside.ahead.ask();
-                } else {
-                    break;
-                }
-            }
-        };
+        let share = beside.share(depth / TOGETHER);
         if is_constant {
             while depth >= TOGETHER {
-                ask();
+                beside.ask_for(&share);
                 for step in 0..TOGETHER {
                     let right: [V; VECTORS] = std::array::from_fn(|j| V::load(b.add(step * b_step + j * V::LANES)));
                     multiply::<V, ROWS, VECTORS, ADJACENT>(&mut sums, right, &groups, [row, (step * a_step) as isize]);
@@ -262,7 +276,7 @@ unsafe fn sums<V: Vector, const ROWS: usize, const VECTORS: usize, const ADJACEN
             }
         }
         while depth > 0 {
-            ask();
+            beside.ask_for(&share);
             for _ in 0..TOGETHER {
                 let mut right = [V::zero(); VECTORS];
                 for (j, vector) in right.iter_mut().enumerate() {

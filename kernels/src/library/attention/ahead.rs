@@ -46,29 +46,33 @@ pub(super) struct Ahead<'a, E> {
     /// Lines for each multiply-add, and those that products should have asked for.
     pace: f32,
     owed: f32,
+    is_used: bool,
 }
 
 impl<'a, E> Ahead<'a, E> {
     pub fn none() -> Self {
-        Ahead { operands: &[], head: [0; 2], groups: 1, lines: Lines::none(), next: 0, pace: 0.0, owed: 0.0 }
+        Ahead { operands: &[], head: [0; 2], groups: 1, lines: Lines::none(), next: 0, pace: 0.0, owed: 0.0, is_used: false }
     }
 
     /// Of key head `number` of all, if there is one, while another's multiply-adds are done.
     pub fn of(shape: &Shape, number: usize, operands: &'a [Operand<E>], multiply_adds: usize) -> Self {
         let bytes: usize = operands.iter().map(Operand::bytes).sum();
-        if number >= shape.batch * shape.heads || bytes * shape.groups > MOST_BYTES {
+        if bytes * shape.groups > MOST_BYTES {
             return Ahead::none();
+        }
+        if number >= shape.batch * shape.heads {
+            return Ahead { is_used: true, ..Ahead::none() };
         }
         let head = [number / shape.heads, number % shape.heads];
         let parts = (0..operands.len() * shape.groups).map(|part| (part / shape.groups, part % shape.groups));
         let lines: usize = parts.map(|(operand, g)| operands[operand].lines([head[0], head[1], g]).count()).sum();
         let pace = lines as f32 / multiply_adds.max(1) as f32;
-        Ahead { operands, head, groups: shape.groups, pace, ..Ahead::none() }
+        Ahead { operands, head, groups: shape.groups, pace, is_used: true, ..Ahead::none() }
     }
 
-    /// Whether operands are asked for: the results of this head were, then, by another.
-    pub fn is_any(&self) -> bool {
-        !self.operands.is_empty()
+    /// Whether heads ask for others' operands: where this one's results go was asked for, then, unless it is a thread's first.
+    pub fn is_used(&self) -> bool {
+        self.is_used
     }
 
     /// What a product of so many multiply-adds asks for, and how much of it.

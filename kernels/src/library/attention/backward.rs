@@ -230,7 +230,7 @@ impl<E: Real> Attention<E> {
                 row.describe(s.scale, self.masked(inputs.mask, head, first + r, from), s.mask.channel, keys, count);
             }
             self.rows.gradient(p, state, ds);
-            let is_far = !ahead.is_any();
+            let is_far = !ahead.is_used();
             let step = KEYS as isize;
             let [dq, dk, dv] = &pass.strides;
             let into_sums = if head[2] == 0 && first == 0 { E::ZERO } else { E::ONE };

@@ -109,7 +109,10 @@ fn gelus_within_a_few_rounding_errors() {
 #[test]
 fn ends_of_the_range() {
     assert_eq!([Real::exp(f32::INFINITY), Real::exp(f32::NEG_INFINITY), Real::exp(90f32)], [f32::INFINITY, 0.0, f32::INFINITY]);
-    assert_eq!([Real::exp(f64::INFINITY), Real::exp(-800f64)], [f64::INFINITY, 0.0]);
+    assert_eq!([Real::exp(f64::INFINITY), Real::exp(-800f64), Real::exp(f64::NEG_INFINITY)], [f64::INFINITY, 0.0, 0.0]);
+    // The least of all numbers, and what rounds to zero.
+    assert_eq!([-103.2f32, -103.97, -103.98, -104.1].map(Real::exp), [f32::from_bits(1), f32::from_bits(1), 0.0, 0.0]);
+    assert_eq!([-745.1f64, -745.14, -746.1].map(Real::exp), [f64::from_bits(1), 0.0, 0.0]);
     assert_eq!([Real::log(0f32), Real::log(f32::INFINITY)], [f32::NEG_INFINITY, f32::INFINITY]);
     assert_eq!(
         [Real::log1p(-1f64), Real::log1p(1e-300f64), Real::log1p(f64::INFINITY)],
