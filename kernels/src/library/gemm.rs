@@ -9,7 +9,6 @@ mod ahead;
 mod panels;
 
 use super::factors::{Packing, Place};
-use super::lines::Lines;
 use super::microkernel::{Beside, Block, Kernels, MAX_COLUMNS, MAX_ROWS, Stretch, VECTOR_PACE, VECTOR_ROWS};
 use super::simd::{Element, LINE, prefetch};
 use crate::cpu::pool::{Pool, WORKER_BYTES, Worker};
@@ -233,17 +232,18 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
             let (part, piece) = (n / self.pieces.len(), n % self.pieces.len());
             (part < across).then(|| Pass { columns: share(part, across, columns.len(), columns.start), piece, is_asked: false })
         };
-        let (mut n, mut next, mut is_asked) = (0, pass(0), false);
-        while let Some(mut this) = next {
-            this.is_asked = is_asked;
+        let (mut n, mut next) = (0, pass(0));
+        while let Some(this) = next {
             n += 1;
             next = pass(n);
             let mut ahead = Ahead::none();
-            if let Some(next) = &next {
+            if let Some(next) = &mut next {
                 let panels = &self.columns.panels[next.columns.clone()];
                 let lines = self.source_of_columns(operands.b, panels, next.piece);
-                is_asked = lines.fit();
-                ahead.columns = Due::within(rows.len() * this.columns.len(), if is_asked { lines } else { Lines::none() });
+                next.is_asked = lines.fit();
+                if next.is_asked {
+                    ahead.columns = Due::within(rows.len() * this.columns.len(), lines);
+                }
             }
             for i in 0..down {
                 let following = match i + 1 < down {

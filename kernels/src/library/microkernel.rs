@@ -55,12 +55,12 @@ pub struct Beside<E> {
     /// What it asks for of C, which is read or written when the sums are there: by then it is near. So many lines asked for into the
     /// first-level cache itself would hold up what the products read from the second. (Blocks of tiles ask for C by themselves.)
     pub c: Lines,
-    /// What others will need, and how much of it the block asks for.
+    /// What others will need, and how many pairs of it the block asks for.
     pub ahead: Lines,
     pub due: usize,
 }
 
-/// Pairs of lines at a time, and those that others ask for.
+/// Pairs of lines at a time, and those that are left for others.
 struct Share {
     pairs: u32,
     rest: usize,
@@ -171,7 +171,7 @@ impl<E: Element> Kernels<E> {
     ///
     /// # Safety
     /// As `run`. With copies, the block is the largest; where A is copied, its rows lie side by side (a stride of 1); the copies hold the
-    /// block's depth of them, apart from everything else. As many lines as are due are left.
+    /// block's depth of them, apart from everything else. As many pairs of lines as are due are left.
     #[inline(always)]
     pub unsafe fn run_beside(&self, rows: usize, block: &Block<E>, beside: &mut Beside<E>) {
         let copying = match (beside.copy_a.is_null(), beside.copy_b.is_null()) {

@@ -43,9 +43,10 @@ pub(super) struct Ahead<'a, E> {
     /// The part at hand, by operand and group, and those that follow.
     lines: Lines,
     next: usize,
-    /// Lines for each multiply-add, and those that products should have asked for.
+    /// Pairs of lines for each multiply-add, and those that products should have asked for.
     pace: f32,
     owed: f32,
+    /// Whether heads of this size are asked for.
     is_used: bool,
 }
 
