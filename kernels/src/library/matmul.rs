@@ -58,7 +58,7 @@ impl<E: Element> DotGeneral<E> {
     pub fn with_isa(factors: &[Factor], isa: Isa) -> Self {
         assert!(isa <= Isa::detect(), "{isa:?} is not on this machine");
         let kernels = E::kernels(isa);
-        Self::plan(factors, kernels, Packing::plain(&kernels))
+        Self::plan(factors, (kernels, E::broad_kernels(isa)), Packing::plain(&kernels))
     }
 }
 
@@ -78,7 +78,7 @@ impl DotGeneral<f32, u16> {
     /// Plans for products of one kind. `None` where this machine or the dtype has none.
     pub fn with_product(factors: &[Factor], dtype: DType, product: Product) -> Option<Self> {
         let (kernels, packing) = factors::halves(dtype, product)?;
-        Some(Self::plan(factors, kernels, packing))
+        Some(Self::plan(factors, (kernels, None), packing))
     }
 
     /// Elements of workspace that `run_rounded` needs.
@@ -100,7 +100,8 @@ impl DotGeneral<f32, u16> {
 }
 
 impl<E: Element, S: Copy + Send + Sync> DotGeneral<E, S> {
-    fn plan(factors: &[Factor], kernels: Kernels<E>, packing: Packing<E, S>) -> Self {
+    /// With broad kernels instead of the others where there are such and they are better.
+    fn plan(factors: &[Factor], (kernels, broad): (Kernels<E>, Option<Kernels<E>>), packing: Packing<E, S>) -> Self {
         let group = |lhs: bool, rhs: bool, out: bool| -> Vec<Dim> {
             let has = |f: &&Factor| f.lhs.is_some() == lhs && f.rhs.is_some() == rhs && f.out.is_some() == out;
             factors.iter().filter(has).map(|f| (f.size, [f.lhs, f.rhs, f.out].map(|s| s.unwrap_or(0) as isize))).collect()
@@ -120,12 +121,15 @@ impl<E: Element, S: Copy + Send + Sync> DotGeneral<E, S> {
         let few = if plain { Few::new([&m, &n, &k], offsets(&batch), kernels.few) } else { None };
         let swapped = swap_costs_less(&kernels, packing.steps, &m, &n, &k);
         let most = most_words(&k, packing.steps) * packing.steps;
-        let words = kernels.words;
         if swapped {
             std::mem::swap(&mut m, &mut n);
             [&mut batch, &mut m, &mut n, &mut k].into_iter().for_each(|dims| dims.iter_mut().for_each(|dim| dim.1.swap(0, 1)));
         }
         let (inner_m, inner_n, inner_k) = (inner(&m), inner(&n), inner(&k));
+        // Blocks of fewer rows copy more of the columns at a time, and wait where these lie far apart in few sets of a cache.
+        let waits = inner_n.1[1] == 1 && inner_k.1[1] * size_of::<S>() as isize % 4096 == 0 && count(&m) < 384;
+        let kernels = broad.filter(|broad| inner_k.1[0] == 1 && !waits && broad_loads_less(broad, &n)).unwrap_or(kernels);
+        let words = kernels.words;
         let strides = Strides {
             a_row: inner_m.1[0],
             a_step: inner_k.1[0],
@@ -135,7 +139,7 @@ impl<E: Element, S: Copy + Send + Sync> DotGeneral<E, S> {
             c_column: inner_n.1[2],
         };
         let rows = panels(&m, 0, kernels.rows, if words == 1 { Cut::Even } else { Cut::Rows });
-        let columns = panels(&n, 1, kernels.columns, Cut::Columns);
+        let columns = panels(&n, 1, kernels.columns, Cut::Columns { lanes: kernels.lanes });
         let pieces = pieces(&k, [packing.steps, packing.steps * words], most);
         let work = count(&m) * count(&n) * count(&k);
         let gemm = Gemm {
@@ -284,8 +288,8 @@ fn joint(dims: &[Dim]) -> usize {
 /// How a side is cut into panels.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Cut {
-    /// Whole ones and a rest; one ends where a stretch of C does.
-    Columns,
+    /// Whole ones and a rest, which of three vectors is no single one if there are others; one ends where a stretch of C does.
+    Columns { lanes: usize },
     /// Whole ones and a rest, those of short stretches of C have several.
     Rows,
     /// The same, but equally large.
@@ -295,7 +299,8 @@ enum Cut {
 /// Panels of at most `most` rows or columns.
 fn panels(dims: &[Dim], operand: usize, most: usize, cut: Cut) -> Side {
     let (run, strides) = inner(dims);
-    let first = if cut != Cut::Columns && is_short(dims, most) { 0 } else { joint(dims) };
+    let lanes = if let Cut::Columns { lanes } = cut { lanes } else { 0 };
+    let first = if lanes == 0 && is_short(dims, most) { 0 } else { joint(dims) };
     let (outer, within) = dims.split_at(first);
     let runs = offsets(&within[..within.len().saturating_sub(1)]);
     let size = run * runs.len();
@@ -310,10 +315,18 @@ fn panels(dims: &[Dim], operand: usize, most: usize, cut: Cut) -> Side {
         true => size.div_ceil(size.div_ceil(most)),
         false => most,
     };
+    // A single vector behind a last whole panel gets another from that.
+    let next = |begin: usize| match size - begin {
+        left if left > width && left <= width + lanes && width > 2 * lanes => begin + width - lanes,
+        left => begin + left.min(width),
+    };
     let mut side = Side::default();
     for base in offsets(outer) {
-        for begin in (0..size).step_by(width) {
-            let (end, first, stretch) = (size.min(begin + width), side.parts.len(), side.stretches.len());
+        let mut end = 0;
+        while end < size {
+            let begin = end;
+            end = next(begin);
+            let (first, stretch) = (side.parts.len(), side.stretches.len());
             let mut at = begin;
             while at < end {
                 let count = (end - at).min(run - at % run);
@@ -393,6 +406,13 @@ fn collide<S>(stride: isize, rows: usize) -> bool {
     let bytes = stride.unsigned_abs() * size_of::<S>();
     let sets = 64 >> (bytes / LINE).trailing_zeros().min(6);
     bytes.is_multiple_of(LINE) && rows.div_ceil(sets) > 4
+}
+
+/// Whether blocks of three vectors load less for the same products than those of two and more rows: not if a row is so short that many have
+/// but two.
+fn broad_loads_less<E>(kernels: &Kernels<E>, columns: &[Dim]) -> bool {
+    let vectors = columns[joint(columns)..].iter().map(|dim| dim.0).product::<usize>().div_ceil(kernels.lanes);
+    vectors >= 3 && vectors != 4
 }
 
 /// Whether the stretches of C fill less than half of a panel.

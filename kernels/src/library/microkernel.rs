@@ -106,7 +106,9 @@ const AHEAD: isize = 24;
 /// Most rows of a block of vectors, and of any block.
 pub const VECTOR_ROWS: usize = 12;
 pub const MAX_ROWS: usize = 32;
-pub const MAX_COLUMNS: usize = 32;
+pub const MAX_COLUMNS: usize = 48;
+/// Most vectors of a block's row.
+pub(super) const MAX_VECTORS: usize = 3;
 /// The `pace` of vectors.
 pub const VECTOR_PACE: f64 = 125.0;
 
@@ -117,7 +119,7 @@ pub struct Kernels<E> {
     pub lanes: usize,
     /// Most rows of a block.
     pub rows: usize,
-    /// Most columns of a block: two vectors.
+    /// Most columns of a block: two vectors or three.
     pub columns: usize,
     /// Steps that a block takes at a time. What it reads has whole ones of them: copies end with zeros, in B and in A.
     pub words: usize,
@@ -126,9 +128,9 @@ pub struct Kernels<E> {
     /// One thread's, before blocks and after them.
     pub enter: Option<unsafe fn()>,
     pub leave: Option<unsafe fn()>,
-    /// By the number of rows less one, without so many of its last bits: kernels of several numbers of rows.
-    pub(super) narrow: [Kernel<E>; VECTOR_ROWS],
-    pub(super) wide: [Kernel<E>; VECTOR_ROWS],
+    /// By the number of vectors of columns less one, then of rows less one, without so many of its last bits: kernels of several numbers of
+    /// rows.
+    pub(super) blocks: [[Kernel<E>; VECTOR_ROWS]; MAX_VECTORS],
     pub(super) shared_bits: u32,
     /// The largest block, copying A, B or both.
     pub(super) copying: [Kernel<E>; 3],
@@ -184,9 +186,8 @@ impl<E: Element> Kernels<E> {
         if let Some(copying) = copying {
             return unsafe { copying(block, rows, beside) };
         }
-        let table = if block.columns > self.lanes { &self.wide } else { &self.narrow };
         // SAFETY: the caller's.
-        unsafe { table[(rows - 1) >> self.shared_bits](block, rows, beside) }
+        unsafe { self.blocks[(block.columns - 1) / self.lanes][(rows - 1) >> self.shared_bits](block, rows, beside) }
     }
 }
 
@@ -472,7 +473,7 @@ unsafe fn write_vectors<V: Vector>(t: &Block<V::E>, sums: *const V::E, to: *mut 
 }
 
 macro_rules! kernels {
-    ($name:ident, $rows:expr, [$($n:literal)*], $(#[$feature:meta])?) => {
+    ($name:ident, $rows:literal x $vectors:literal, [$($n:literal)*], $(#[$feature:meta])?) => {
         pub(super) fn $name<V: Vector>() -> Kernels<V::E> {
             /// # Safety
             /// As `Kernels::run`.
@@ -523,15 +524,20 @@ macro_rules! kernels {
             Kernels {
                 lanes: V::LANES,
                 rows: $rows,
-                columns: 2 * V::LANES,
+                columns: $vectors * V::LANES,
                 words: 1,
                 pace: VECTOR_PACE,
-                enter: None,
-                leave: None,
+                enter: None, leave: None,
                 shared_bits: 0,
-                narrow: [$(enabled::<V, $n, 1, NO_COPY>),*],
-                wide: [$(enabled::<V, $n, 2, NO_COPY>),*],
-                copying: [enabled::<V, $rows, 2, COPY_A>, enabled::<V, $rows, 2, COPY_B>, enabled::<V, $rows, 2, { COPY_A | COPY_B }>],
+                blocks: [
+                    [$(enabled::<V, $n, 1, NO_COPY>),*],
+                    [$(enabled::<V, $n, 2, NO_COPY>),*],
+                    [$(enabled::<V, $n, $vectors, NO_COPY>),*],
+                ],
+                copying: [
+                    enabled::<V, $rows, $vectors, COPY_A>, enabled::<V, $rows, $vectors, COPY_B>,
+                    enabled::<V, $rows, $vectors, { COPY_A | COPY_B }>,
+                ],
                 pack: pack::<V>, pack_side: pack_side::<V>, spread: spread::<V>, place: place::<V>,
                 few: few::<V>,
                 planes: sweep::planes!(V, $(#[$feature])?),
@@ -541,11 +547,13 @@ macro_rules! kernels {
     };
 }
 #[cfg(target_arch = "x86_64")]
-kernels!(avx512, 12, [1 2 3 4 5 6 7 8 9 10 11 12], #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,fma")]);
+kernels!(avx512, 12 x 2, [1 2 3 4 5 6 7 8 9 10 11 12], #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,fma")]);
 #[cfg(target_arch = "x86_64")]
-kernels!(bf16_pairs, 12, [1 2 3 4 5 6 7 8 9 10 11 12], #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx512bf16,fma")]);
+kernels!(avx512_broad, 8 x 3, [1 2 3 4 5 6 7 8 8 8 8 8], #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,fma")]);
 #[cfg(target_arch = "x86_64")]
-kernels!(avx2, 6, [1 2 3 4 5 6 6 6 6 6 6 6], #[target_feature(enable = "avx2,fma")]);
+kernels!(bf16_pairs, 12 x 2, [1 2 3 4 5 6 7 8 9 10 11 12], #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx512bf16,fma")]);
+#[cfg(target_arch = "x86_64")]
+kernels!(avx2, 6 x 2, [1 2 3 4 5 6 6 6 6 6 6 6], #[target_feature(enable = "avx2,fma")]);
 #[cfg(target_arch = "aarch64")]
-kernels!(neon, 12, [1 2 3 4 5 6 7 8 9 10 11 12],);
-kernels!(baseline, 4, [1 2 3 4 4 4 4 4 4 4 4 4],);
+kernels!(neon, 12 x 2, [1 2 3 4 5 6 7 8 9 10 11 12],);
+kernels!(baseline, 4 x 2, [1 2 3 4 4 4 4 4 4 4 4 4],);

@@ -15,6 +15,8 @@ pub trait Element: Copy + Default + PartialEq + Send + Sync + std::fmt::Debug + 
     fn times(self, b: Self) -> Self;
     /// The microkernels of `isa`.
     fn kernels(isa: Isa) -> super::microkernel::Kernels<Self>;
+    /// Those of fewer rows and more columns, if there are such: a step of them loads less.
+    fn broad_kernels(isa: Isa) -> Option<super::microkernel::Kernels<Self>>;
 }
 
 /// A vector of `LANES` elements. `mask` arguments count the leading lanes that take part; the others load zero and store nothing.
@@ -110,6 +112,13 @@ macro_rules! element {
                     #[cfg(target_arch = "aarch64")]
                     Isa::Neon => super::microkernel::neon::<arm::$neon>(),
                     _ => super::microkernel::baseline::<Single<$e>>(),
+                }
+            }
+            fn broad_kernels(isa: Isa) -> Option<super::microkernel::Kernels<Self>> {
+                match isa {
+                    #[cfg(target_arch = "x86_64")]
+                    Isa::Avx512 | Isa::Amx => Some(super::microkernel::avx512_broad::<x86::$avx512>()),
+                    _ => None,
                 }
             }
         }

@@ -6,7 +6,7 @@
 //! there was, which is zero, or C where whole tiles are added to it. Subnormal numbers are zero. (Intel, "Architecture Instruction Set
 //! Extensions", TDPBF16PS.)
 
-use super::microkernel::{self, Beside, Block, Kernel, Kernels, MAX_COLUMNS, MAX_ROWS, Stretch, VECTOR_ROWS};
+use super::microkernel::{self, Beside, Block, Kernel, Kernels, MAX_ROWS, Stretch, VECTOR_ROWS};
 use super::simd::{Element, prefetch, x86::F32x16};
 use crate::cpu::isa::Isa;
 use std::arch::asm;
@@ -15,9 +15,11 @@ use std::mem::MaybeUninit;
 /// Rows of a tile, words (or sums) of each of them, and their bytes.
 const TILE: usize = 16;
 const ROW_BYTES: usize = TILE * size_of::<f32>();
-const _: () = assert!(MAX_ROWS == 2 * TILE && MAX_COLUMNS == 2 * TILE);
+/// Columns of a block, and of a panel.
+const COLUMNS: usize = 2 * TILE;
+const _: () = assert!(MAX_ROWS == 2 * TILE);
 /// Bytes from one word of a panel of B to the next, and those of a tile's words.
-const PANEL_ROW: usize = MAX_COLUMNS * size_of::<f32>();
+const PANEL_ROW: usize = COLUMNS * size_of::<f32>();
 const PANEL_TILE: usize = TILE * PANEL_ROW;
 
 /// What LDTILECFG reads.
@@ -48,15 +50,15 @@ pub(super) fn kernels() -> Kernels<f32> {
         kernels[0] = one;
         kernels
     };
+    let [one, two] = [by_rows(block::<1, 1>, block::<2, 1>), by_rows(block::<1, 2>, block::<2, 2>)];
     Kernels {
         rows: MAX_ROWS,
-        columns: MAX_COLUMNS,
+        columns: COLUMNS,
         words: TILE,
         pace: 40.0,
         enter: Some(enter),
         leave: Some(leave),
-        narrow: by_rows(block::<1, 1>, block::<2, 1>),
-        wide: by_rows(block::<1, 2>, block::<2, 2>),
+        blocks: [one, two, two],
         shared_bits: TILE.ilog2(),
         ..f32::kernels(Isa::Avx512)
     }
@@ -88,7 +90,7 @@ unsafe fn leave() {
 
 #[repr(align(64))]
 struct Sums {
-    _rows: [[f32; MAX_COLUMNS]; MAX_ROWS],
+    _rows: [[f32; COLUMNS]; MAX_ROWS],
 }
 
 /// # Safety
@@ -98,7 +100,7 @@ struct Sums {
 unsafe fn block<const DOWN: usize, const ACROSS: usize>(t: &Block<f32>, rows: usize, beside: &mut Beside<f32>) {
     beside.ask();
     let is_whole = rows == DOWN * TILE && t.columns == ACROSS * TILE && t.c_column == 1;
-    if t.c_column == 1 && t.c_row != MAX_COLUMNS as isize {
+    if t.c_column == 1 && t.c_row != COLUMNS as isize {
         // By the time that the sums are there it is near; a C as narrow as a block is anyway.
         for row in 0..rows {
             let row = t.c.wrapping_offset(row as isize * t.c_row);
@@ -114,8 +116,8 @@ unsafe fn block<const DOWN: usize, const ACROSS: usize>(t: &Block<f32>, rows: us
         }
         let mut sums = MaybeUninit::<Sums>::uninit();
         let to = sums.as_mut_ptr().cast::<f32>();
-        multiply::<DOWN, ACROSS, false>(t, to, MAX_COLUMNS as isize);
-        microkernel::write_stretches::<F32x16>(to, MAX_COLUMNS, rows, t, &[Stretch { c: 0, position: 0, size: rows }]);
+        multiply::<DOWN, ACROSS, false>(t, to, COLUMNS as isize);
+        microkernel::write_stretches::<F32x16>(to, COLUMNS, rows, t, &[Stretch { c: 0, position: 0, size: rows }]);
     }
 }
 

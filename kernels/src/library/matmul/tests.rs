@@ -93,18 +93,42 @@ fn first_blocks_pack_panels() {
         check("km kn mn", &[('m', sizes[0]), ('n', sizes[1]), ('k', sizes[2])]);
     }
     check("btm btn mn", &[('b', 3), ('t', 200), ('m', 48), ('n', 70)]);
-    let (kernels, k) = (f32::kernels(Isa::detect()), ('k', 100));
-    let copied = |spec, columns| {
-        let gemm = DotGeneral::<f32>::new(&factors(spec, &[('m', 5 * kernels.rows), ('n', columns), k])).gemm;
-        gemm.copied(&gemm.rows.panels, &gemm.columns.panels, 0, true)
+    let plan = |spec, rows, columns| DotGeneral::<f32>::new(&factors(spec, &[('m', rows), ('n', columns), ('k', 100)])).gemm;
+    let copied = |spec, more: usize| {
+        let kernels = plan(spec, 100, 3 * NEAR as usize).kernels;
+        // Steps so far apart that columns are packed, however short vectors are.
+        let panels = NEAR as usize / kernels.columns + 1;
+        let gemm = plan(spec, 5 * kernels.rows, panels * kernels.columns + more);
+        let [rows, columns] = gemm.copied(&gemm.rows.panels, &gemm.columns.panels, 0, true);
+        [(rows, 5), (columns, panels)]
+            .map(|(copied, whole)| if copied == whole { "all" } else { ["none", "some"][copied.min(1)] })
     };
-    // Steps so far apart that columns are packed, however short vectors are.
-    let panels = NEAR as usize / kernels.columns + 1;
-    let columns = panels * kernels.columns;
-    assert_eq!(copied("km kn mn", columns), [5, panels]);
-    assert_eq!(copied("km kn mn", columns + 1), [5, panels]);
-    assert_eq!(copied("mk kn mn", columns), [0, panels]);
-    assert_eq!(copied("mk nk mn", columns), [0, 0]);
+    assert_eq!(copied("km kn mn", 0), ["all", "all"]);
+    assert_eq!(copied("km kn mn", 1), ["all", "all"]);
+    assert_eq!(copied("mk kn mn", 0), ["none", "all"]);
+    assert_eq!(copied("mk nk mn", 0), ["none", "none"]);
+}
+
+/// Rows of one to four vectors and of more, whole and not: blocks of three vectors where they load less, of two at the end where one would be left.
+#[test]
+fn columns_of_any_number_of_vectors() {
+    let widths = |n| {
+        let gemm = DotGeneral::<f32>::new(&factors("mk nk mn", &[('m', 20), ('n', n), ('k', 7)])).gemm;
+        (gemm.kernels.columns / gemm.kernels.lanes, gemm.columns.panels.iter().map(|panel| panel.size).collect::<Vec<_>>())
+    };
+    if Isa::detect().has_avx512() {
+        assert_eq!(widths(33), (3, vec![33]));
+        assert_eq!(widths(64), (2, vec![32, 32]));
+        assert_eq!(widths(80), (3, vec![48, 32]));
+        assert_eq!(widths(97), (3, vec![48, 32, 17]));
+        assert_eq!(widths(100 * 48 + 16), (3, [vec![48; 99], vec![32, 32]].concat()));
+    }
+    for n in [16, 17, 33, 48, 63, 64, 65, 80, 97, 112, 113, 144, 150, 160] {
+        for spec in ["mk kn mn", "mk nk mn", "mk kn nm", "mk nk nm"] {
+            check(spec, &[('m', 29), ('n', n), ('k', 70)]);
+        }
+        check("mbk nbk bmn", &[('b', 2), ('m', 9), ('n', n), ('k', 20)]);
+    }
 }
 
 /// Rows that collide in the cache are copied, several groups of them, in pieces and whole; others are not.
