@@ -11,6 +11,9 @@ use dcc_program::{DType, Shape};
 /// `of` of the `GradSum` that adds scalars of all pieces of one tensor. `place` gives each term to the stages that hold its piece.
 pub const TENSOR_SUM: u32 = u32::MAX - 2;
 
+/// Elements that one thread sums in the time that others take to begin.
+const LARGE: u64 = 1 << 16;
+
 /// A parameter, or a piece of one, with its gradient.
 pub(super) struct Block {
     pub leaf: Param,
@@ -154,16 +157,21 @@ pub(super) fn learning_rate(graph: &mut Graph) -> Result<NodeId> {
 }
 
 /// `Σ x²` of a value with the dims of `param`, f64: squares of f32 neither lose digits in long sums nor overflow. Summed by the shards of
-/// data-parallel ranks, sharded or not, so that it has the same bits however these share the optimizer's state.
+/// data-parallel ranks, sharded or not, so that it has the same bits however these share the optimizer's state. Rows of a large one
+/// are summed first, their sums after them: rows are a kernel's outer loop, which threads share, as they can't one sum.
 pub(super) fn sum_of_squares(graph: &mut Graph, param: NodeId, x: NodeId) -> Result<NodeId> {
     let of = graph.cursor().grad_of;
     graph.set_grad_of(Some(GradOf::Value(param)));
     let term = graph.add(GradSum { of: super::NORM_TERM }, &[x])?;
     graph.set_grad_of(None);
     let wide = graph.cast(term, DType::F64)?;
-    let square = graph.binary(BinaryOp::Mul, wide, wide)?;
-    let dims: Vec<usize> = (0..graph.ty(x).rank()).collect();
-    let sum = graph.sum(square, &dims)?;
+    let mut sum = graph.binary(BinaryOp::Mul, wide, wide)?;
+    let rank = graph.ty(x).rank();
+    if rank > 1 && graph.ty(x).elements() > LARGE {
+        sum = graph.sum(sum, &(1..rank).collect::<Vec<_>>())?;
+    }
+    let left: Vec<usize> = (0..graph.ty(sum).rank()).collect();
+    sum = graph.sum(sum, &left)?;
     graph.set_grad_of(of);
     Ok(sum)
 }

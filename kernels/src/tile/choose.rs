@@ -10,7 +10,8 @@ use dcc_program::types::DType;
 /// Elements of a tile: operands and temporaries of a usual kernel, a KiB of each, stay in the first-level cache while its primitives pass
 /// over them one after another.
 const TILE: usize = 256;
-/// A statement's own dim of up to so many points is one tile, so that its values serve later statements of the point.
+/// A statement's own dim of up to so many points is one tile, so that its values serve later statements of the point. Without such, longer
+/// tiles would only keep memory waiting: it is read ahead while a tile's first pass goes on.
 pub const SINGLE: usize = 4096;
 /// Tile length where an operand is read or written across its memory order: its cache lines are used again by the next points.
 const BLOCK: usize = 64;
@@ -80,7 +81,9 @@ impl Plan {
                 let tiling = |(_, dim): &(f64, Option<DimId>)| {
                     dim.map(|dim| {
                         let extent = nest.extents[usize::from(dim.0)];
-                        Tiling { dim, length: if extent <= SINGLE.min(longest) { extent.max(1) } else { TILE.min(longest) } }
+                        let others = body.iter().filter(|stmt| over_of(stmt).contains(&dim)).count() > 1;
+                        let most = if others { SINGLE } else { 2 * TILE }.min(longest);
+                        Tiling { dim, length: if extent <= most { extent.max(1) } else { TILE.min(longest) } }
                     })
                 };
                 let order = nest.kernel.outer.clone();
