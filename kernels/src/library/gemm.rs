@@ -33,6 +33,8 @@ const _: () = assert!(ROW_BYTES <= A_BYTES && A_BYTES + B_BYTES <= WORKER_BYTES)
 // A panel of the widest element at least, each row as long as a piece and a line or two.
 const _: () = assert!(VECTOR_ROWS * (WHOLE * size_of::<f64>() + 2 * LINE) <= ROW_BYTES);
 const _: () = assert!(MAX_ROWS * (WHOLE * size_of::<f32>() + 2 * LINE) <= A_BYTES);
+/// Lines that a multiple of so many bytes apart fall into few sets of a cache: one of the first level, 32 at most of the second.
+pub(super) const CROWDED: usize = 4096;
 /// Steps of a block for each pair of lines that it asks for of the columns that follow, at most, as long as these can wait.
 const COLUMNS_PACE: usize = 16;
 /// Multiply-adds that are worth a chunk of their own, of vectors.
@@ -184,7 +186,9 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
         let [row, column] = self.panel_elements();
         // Tiles read panels faster than a core's own caches give them: they need many of either side to meet each other.
         let is_tiled = self.kernels.words > 1;
-        let a_bytes = if is_tiled || self.read_a == Rows::Packed { A_BYTES } else { ROW_BYTES };
+        // Processors that have no longer vectors than these have half of the cache.
+        let packed = if 2 * self.kernels.lanes * size_of::<E>() == LINE { A_BYTES / 2 } else { A_BYTES };
+        let a_bytes = if is_tiled || self.read_a == Rows::Packed { packed } else { ROW_BYTES };
         let b_bytes = if !is_tiled && self.read_a == Rows::InPlace { B_BYTES } else { WORKER_BYTES - A_BYTES };
         [a_bytes / size_of::<E>() / row, b_bytes / size_of::<E>() / column]
     }
@@ -346,6 +350,8 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
 
     /// Row panels, and column panels, that the first block that reads them copies: the first so many. A step of them is contiguous where it
     /// lies. Blocks that copy are the largest: the panels are, and so is the panel that they are the first to meet, the first of the other side.
+    /// Steps that fall into few sets of the caches push each other out before the next panel reads the rest of their lines, and what would be
+    /// asked for ahead of it: all panels are packed at once, each step in one go.
     pub(super) fn copied(&self, rows: &[Panel], columns: &[Panel], piece: usize, first: bool) -> [usize; 2] {
         let (s, kernels) = (&self.strides, &self.kernels);
         if size_of::<S>() != size_of::<E>() || self.pieces[piece].len() > 1 || self.pieces[piece][0].size == 0 {
@@ -354,8 +360,9 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
         let largest =
             |panels: &[Panel], size: usize| panels.iter().take_while(|panel| panel.size == size && panel.count == 1).count();
         let [height, width] = [largest(rows, kernels.rows), largest(columns, kernels.columns)];
-        let copies_rows = self.read_a == Rows::Packed && s.a_row == 1 && width > 0;
-        let copies_columns = self.pack_b && first && s.b_column == 1 && height > 0;
+        let spread = |step: isize| !(step.unsigned_abs() * size_of::<S>()).is_multiple_of(CROWDED);
+        let copies_rows = self.read_a == Rows::Packed && s.a_row == 1 && width > 0 && spread(s.a_step);
+        let copies_columns = self.pack_b && first && s.b_column == 1 && height > 0 && spread(s.b_step);
         [if copies_rows { height } else { 0 }, if copies_columns { width } else { 0 }]
     }
 

@@ -95,9 +95,9 @@ fn first_blocks_pack_panels() {
     check("btm btn mn", &[('b', 3), ('t', 200), ('m', 48), ('n', 70)]);
     let plan = |spec, rows, columns| DotGeneral::<f32>::new(&factors(spec, &[('m', rows), ('n', columns), ('k', 100)])).gemm;
     let copied = |spec, more: usize| {
-        let kernels = plan(spec, 100, 3 * NEAR as usize).kernels;
+        let kernels = plan(spec, 100, 3 * NEAR).kernels;
         // Steps so far apart that columns are packed, however short vectors are.
-        let panels = NEAR as usize / kernels.columns + 1;
+        let panels = NEAR / kernels.columns + 1;
         let gemm = plan(spec, 5 * kernels.rows, panels * kernels.columns + more);
         let [rows, columns] = gemm.copied(&gemm.rows.panels, &gemm.columns.panels, 0, true);
         [(rows, 5), (columns, panels)]
@@ -107,6 +107,48 @@ fn first_blocks_pack_panels() {
     assert_eq!(copied("km kn mn", 1), ["all", "all"]);
     assert_eq!(copied("mk kn mn", 0), ["none", "all"]);
     assert_eq!(copied("mk nk mn", 0), ["none", "none"]);
+}
+
+/// Panels whose steps crowd into few sets of a cache are packed all at once, whole ones and the rest, of rows and of columns.
+#[test]
+fn crowded_steps_are_packed_at_once() {
+    let apart = CROWDED / size_of::<f32>();
+    for sizes in [[31, apart, 40], [apart, 50, 20], [5, apart, 40]] {
+        for spec in ["mk kn mn", "km kn mn", "km nk mn", "mk kn nm"] {
+            check(spec, &[('m', sizes[0]), ('n', sizes[1]), ('k', sizes[2])]);
+        }
+    }
+    // So far apart, and fewer of them than that.
+    let part = |size: usize, strides: [Option<usize>; 3]| Factor { size, lhs: strides[0], rhs: strides[1], out: strides[2] };
+    let (m, n, k) = (75, 90, 50);
+    let parts =
+        [part(m, [Some(1), None, Some(n)]), part(n, [None, Some(1), Some(1)]), part(k, [Some(apart), Some(apart), None])];
+    let (lhs, rhs) = (values(k * apart, 1), values(k * apart, 2));
+    let mut expected = vec![0.0; m * n];
+    naive(&parts, &lhs, &rhs, &mut expected);
+    for isa in Isa::available() {
+        let mut out = vec![f32::NAN; m * n];
+        DotGeneral::<f32>::with_isa(&parts, isa).run(&Pool::new(2), 1.0, 0.0, &lhs, &rhs, &mut out);
+        assert_eq!(out, expected, "{isa:?}");
+    }
+    let copied = |columns| {
+        let gemm = DotGeneral::<f32>::new(&factors("km kn mn", &[('m', apart), ('n', columns), ('k', 100)])).gemm;
+        gemm.copied(&gemm.rows.panels, &gemm.columns.panels, 0, true).map(|count| count > 0)
+    };
+    assert_eq!([copied(apart), copied(apart + 8)], [[false, false], [false, true]]);
+}
+
+/// Columns side by side are read where they lie by few rows, and by more if their steps are no farther apart than a panel is wide.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn columns_that_many_rows_read_are_packed() {
+    let packed = |rows, columns| {
+        let factors = factors("mk kn mn", &[('m', rows), ('n', columns), ('k', 100)]);
+        DotGeneral::<f32>::with_isa(&factors, Isa::Avx2).gemm.pack_b
+    };
+    // Blocks of 6 x 16.
+    assert_eq!([packed(24, 48), packed(30, 48), packed(600, 16)], [false, true, false]);
+    assert_eq!([packed(12, 320), packed(18, 320)], [false, true]);
 }
 
 /// Rows of one to four vectors and of more, whole and not: blocks of three vectors where they load less, of two at the end where one would be left.
