@@ -33,8 +33,8 @@ const _: () = assert!(ROW_BYTES <= A_BYTES && A_BYTES + B_BYTES <= WORKER_BYTES)
 // A panel of the widest element at least, each row as long as a piece and a line or two.
 const _: () = assert!(VECTOR_ROWS * (WHOLE * size_of::<f64>() + 2 * LINE) <= ROW_BYTES);
 const _: () = assert!(MAX_ROWS * (WHOLE * size_of::<f32>() + 2 * LINE) <= A_BYTES);
-/// Lines that a multiple of so many bytes apart fall into few sets of a cache: one of the first level, 32 at most of the second.
-pub(super) const CROWDED: usize = 4096;
+/// Bytes: lines that a multiple of them apart fall into few sets of a cache, one of the first level, 32 at most of the second.
+const CROWDED: usize = 4096;
 /// Steps of a block for each pair of lines that it asks for of the columns that follow, at most, as long as these can wait.
 const COLUMNS_PACE: usize = 16;
 /// Multiply-adds that are worth a chunk of their own, of vectors.
@@ -360,9 +360,8 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
         let largest =
             |panels: &[Panel], size: usize| panels.iter().take_while(|panel| panel.size == size && panel.count == 1).count();
         let [height, width] = [largest(rows, kernels.rows), largest(columns, kernels.columns)];
-        let spread = |step: isize| !(step.unsigned_abs() * size_of::<S>()).is_multiple_of(CROWDED);
-        let copies_rows = self.read_a == Rows::Packed && s.a_row == 1 && width > 0 && spread(s.a_step);
-        let copies_columns = self.pack_b && first && s.b_column == 1 && height > 0 && spread(s.b_step);
+        let copies_rows = self.read_a == Rows::Packed && s.a_row == 1 && width > 0 && !are_crowded::<S>(s.a_step);
+        let copies_columns = self.pack_b && first && s.b_column == 1 && height > 0 && !are_crowded::<S>(s.b_step);
         [if copies_rows { height } else { 0 }, if copies_columns { width } else { 0 }]
     }
 
@@ -481,6 +480,11 @@ struct Pass {
     piece: usize,
     /// Whether the pass before has asked for the columns.
     is_asked: bool,
+}
+
+/// Whether steps so many elements apart crowd into few sets of a cache.
+pub(super) fn are_crowded<S>(step: isize) -> bool {
+    (step.unsigned_abs() * size_of::<S>()).is_multiple_of(CROWDED)
 }
 
 /// One of so many equal parts of a range that begins somewhere.

@@ -5,7 +5,7 @@
 
 use super::factors::{self, Packing};
 use super::few::Few;
-use super::gemm::{CROWDED, Gemm, Operands, PACKED_PIECE, PIECE, Panel, Part, Rows, Run, Side, Strides, WHOLE};
+use super::gemm::{Gemm, Operands, PACKED_PIECE, PIECE, Panel, Part, Rows, Run, Side, Strides, WHOLE, are_crowded};
 use super::microkernel::{Kernels, Stretch};
 use super::simd::{Element, LINE};
 use crate::cpu::isa::Isa;
@@ -36,10 +36,11 @@ pub struct DotGeneral<E, S = E> {
     flops: usize,
 }
 
-/// Panels of rows that are worth a copy of the columns that they all read, where the steps of these lie farther apart than a panel is wide
-/// and, for the first number, than so many elements: those of the copy are constants, and lie in all sets of a cache.
-const FEW: usize = 2;
+/// Where steps of the columns lie farther apart than so many elements, more panels of rows than `FEW` are worth a copy, whose steps are
+/// constants and lie in all sets of a cache.
 const NEAR: usize = 64;
+const FEW: usize = 2;
+/// Where they lie no farther apart than that, but farther than a panel is wide, more panels than these.
 const MANY: usize = 4;
 
 /// Words of a run that is worth a piece of its own.
@@ -130,7 +131,7 @@ impl<E: Element, S: Copy + Send + Sync> DotGeneral<E, S> {
         }
         let (inner_m, inner_n, inner_k) = (inner(&m), inner(&n), inner(&k));
         // Blocks of fewer rows copy more of the columns at a time, and wait where these lie far apart in few sets of a cache.
-        let waits = inner_n.1[1] == 1 && inner_k.1[1] * size_of::<S>() as isize % CROWDED as isize == 0 && count(&m) < 384;
+        let waits = inner_n.1[1] == 1 && are_crowded::<S>(inner_k.1[1]) && count(&m) < 384;
         let kernels = broad.filter(|broad| inner_k.1[0] == 1 && !waits && broad_loads_less(broad, &n)).unwrap_or(kernels);
         let words = kernels.words;
         let strides = Strides {
@@ -145,8 +146,9 @@ impl<E: Element, S: Copy + Send + Sync> DotGeneral<E, S> {
         let columns = panels(&n, 1, kernels.columns, Cut::Columns { lanes: kernels.lanes });
         let pieces = pieces(&k, [packing.steps, packing.steps * words], most);
         let work = count(&m) * count(&n) * count(&k);
-        let far = [(FEW, NEAR), (MANY, kernels.columns)];
-        let is_worth_a_copy = far.iter().any(|(panels, apart)| rows.panels.len() > *panels && strides.b_step > *apart as isize);
+        let readers = rows.panels.len();
+        let is_apart = |elements: usize| strides.b_step > elements as isize;
+        let is_worth_a_copy = readers > FEW && is_apart(NEAR) || readers > MANY && is_apart(kernels.columns);
         let gemm = Gemm {
             kernels,
             packing,

@@ -81,8 +81,8 @@ impl Plan {
                 let tiling = |(_, dim): &(f64, Option<DimId>)| {
                     dim.map(|dim| {
                         let extent = nest.extents[usize::from(dim.0)];
-                        let others = body.iter().filter(|stmt| over_of(stmt).contains(&dim)).count() > 1;
-                        let most = if others { SINGLE } else { 2 * TILE }.min(longest);
+                        let serves_others = body.iter().filter(|stmt| over_of(stmt).contains(&dim)).count() > 1;
+                        let most = if serves_others { SINGLE } else { 2 * TILE }.min(longest);
                         Tiling { dim, length: if extent <= most { extent.max(1) } else { TILE.min(longest) } }
                     })
                 };

@@ -112,7 +112,8 @@ fn first_blocks_pack_panels() {
 /// Panels whose steps crowd into few sets of a cache are packed all at once, whole ones and the rest, of rows and of columns.
 #[test]
 fn crowded_steps_are_packed_at_once() {
-    let apart = CROWDED / size_of::<f32>();
+    let apart = 1024;
+    assert!(are_crowded::<f32>(apart as isize) && !are_crowded::<f32>(apart as isize + 8));
     for sizes in [[31, apart, 40], [apart, 50, 20], [5, apart, 40]] {
         for spec in ["mk kn mn", "km kn mn", "km nk mn", "mk kn nm"] {
             check(spec, &[('m', sizes[0]), ('n', sizes[1]), ('k', sizes[2])]);
