@@ -157,19 +157,28 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
     /// Every offset that the panels, runs and strides reach is inside A, B (readable), C and the rounded result (writable, apart from all
     /// others, each element reached once); C may be short where the result is rounded and there is one piece.
     pub unsafe fn run(&self, pool: &Pool, operands: Operands<E, S>) {
-        let (items, [down, across]) = self.grid(pool.threads());
-        let [rows, columns] = [self.rows.panels.len(), self.columns.panels.len()];
-        let chunks = self.batch.len().div_ceil(items) * down * across;
-        pool.run(chunks, self.nanoseconds(self.work * self.batch.len()), &|worker: &mut Worker, chunk| {
-            let (first, block) = (chunk / (down * across) * items, chunk % (down * across));
+        let grid = self.grid(pool.threads());
+        let [down, across] = grid.blocks;
+        let blocks = self.batch.len().div_ceil(grid.items) * down * across;
+        let parts = if grid.left.is_some() { 2 } else { 1 };
+        pool.run(blocks * parts, self.nanoseconds(self.work * self.batch.len()), &|worker: &mut Worker, chunk| {
+            let (block, part) = (chunk / parts, chunk % parts);
+            let (first, block) = (block / (down * across) * grid.items, block % (down * across));
             // Blocks that follow one another lie so in C.
             let by_row = self.strides.c_row >= self.strides.c_column;
             let (i, j) = if by_row { (block / across, block % across) } else { (block % down, block / down) };
+            let mut ranges = [share(i, down, self.rows.panels.len(), 0), share(j, across, self.columns.panels.len(), 0)];
+            if let Some(side) = grid.left {
+                let range = &mut ranges[side];
+                let end = range.end - left(range.len());
+                *range = if part == 0 { range.start..end } else { end..range.end };
+            }
+            let [rows, columns] = ranges;
             // SAFETY: the machine has what the kernels need.
             self.kernels.enter.into_iter().for_each(|enter| unsafe { enter() });
-            for item in &self.batch[first..self.batch.len().min(first + items)] {
+            for item in &self.batch[first..self.batch.len().min(first + grid.items)] {
                 // SAFETY: the caller's; blocks are apart.
-                unsafe { self.block(shift(operands, item), share(i, down, rows, 0), share(j, across, columns, 0), worker) };
+                unsafe { self.block(shift(operands, item), rows.clone(), columns.clone(), worker) };
             }
             // SAFETY: as above; no block follows.
             self.kernels.leave.into_iter().for_each(|leave| unsafe { leave() });
@@ -193,32 +202,50 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
         [a_bytes / size_of::<E>() / row, b_bytes / size_of::<E>() / column]
     }
 
-    /// Products of a chunk, and the blocks that each is cut into, down and across: what takes the least time, half a chunk's waiting at the
-    /// end included. More blocks wait less and pack more.
-    fn grid(&self, threads: usize) -> (usize, [usize; 2]) {
+    /// What takes the least time, waiting for half of a last chunk included: smaller chunks wait less, and pack more.
+    pub(super) fn grid(&self, threads: usize) -> Grid {
         let chunk = (CHUNK as f64 * VECTOR_PACE / self.kernels.pace) as usize;
         let items = chunk.min(self.work * self.batch.len() / 4).div_ceil(self.work.max(1)).max(1);
         if items > 1 || threads == 1 {
-            return (items, [1, 1]);
+            return Grid { items, blocks: [1, 1], left: None };
         }
         let (rows, columns) = (self.rows.panels.len(), self.columns.panels.len());
         let depth = self.work as f64 / (rows * columns).max(1) as f64;
-        // Picoseconds, as in `swap_costs_less`.
-        let cost = |&[down, across]: &[usize; 2]| {
-            let (height, width) = (rows.div_ceil(down), columns.div_ceil(across));
-            let product = (height * width) as f64 * depth * self.kernels.pace / self.kernels.lanes as f64;
-            let per_row =
-                depth / self.kernels.columns as f64 * 60.0 * height as f64 * width.div_ceil(self.together()[1]) as f64;
-            let per_column = depth / self.kernels.rows as f64 * 100.0 * width as f64;
-            let packing = if self.read_a == Rows::Packed { per_row } else { 0.0 } + if self.pack_b { per_column } else { 0.0 };
-            let rounds = (self.batch.len() * down * across).div_ceil(threads);
-            (rounds as f64 + 0.5) * (product + packing)
+        // Picoseconds, as in `swap_costs_less`, but of operands that come from far: a thread's share does.
+        let time = |height: usize, width: usize| {
+            let groups = width.div_ceil(self.together()[1]);
+            let of_row = match self.read_a {
+                Rows::InPlace => 40.0,
+                Rows::Copied => 90.0,
+                Rows::Packed => 130.0,
+            };
+            let of_column = if self.pack_b { 120.0 } else { 0.0 };
+            let product = self.kernels.pace / self.kernels.lanes as f64 * (height * width) as f64;
+            let packing = of_row / self.kernels.columns as f64 * (height * groups) as f64
+                + of_column / self.kernels.rows as f64 * width as f64;
+            depth * (product + packing)
         };
-        let cuts = [1, threads, 2 * threads, 4 * threads].into_iter().flat_map(|blocks| {
+        let cost = |&([down, across], side): &([usize; 2], Option<usize>)| {
+            let (height, width) = (rows.div_ceil(down), columns.div_ceil(across));
+            let (whole, last) = match side {
+                None => (time(height, width), time(height, width)),
+                Some(0) => (time(height - left(height), width), time(left(height), width)),
+                Some(_) => (time(height, width - left(width)), time(height, left(width))),
+            };
+            let rounds = (self.batch.len() * down * across).div_ceil(threads) as f64;
+            rounds * (whole + if side.is_some() { last } else { 0.0 }) + 0.5 * last
+        };
+        let cuts = [1, threads].into_iter().flat_map(|blocks| {
             let downs = (1..=blocks).filter(move |down| blocks.is_multiple_of(*down));
             downs.map(move |down| [down.min(rows), (blocks / down).min(columns)])
         });
-        (1, cuts.min_by(|x, y| cost(x).total_cmp(&cost(y))).expect("the whole is one"))
+        let has_parts = |[down, across]: [usize; 2], side: usize| left([rows / down, columns / across][side]) > 0;
+        let all = cuts.flat_map(|blocks| {
+            let sides = [0, 1].into_iter().filter(move |side| has_parts(blocks, *side)).map(Some);
+            sides.chain([None]).map(move |side| (blocks, side))
+        });
+        let (blocks, left) = all.min_by(|x, y| cost(x).total_cmp(&cost(y))).expect("the whole is one");
+        Grid { items: 1, blocks, left }
     }
 
     /// Some rows and columns of one product.
@@ -428,7 +455,6 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
             }
             let mut sums = MaybeUninit::<[E; MAX_ROWS * MAX_COLUMNS]>::uninit();
             let (tile, width) = (sums.as_mut_ptr().cast::<E>(), self.kernels.columns);
-            // Panels of several stretches have several parts: they are not copied.
             let sums = Block { c: tile, c_row: width as isize, c_column: 1, alpha: E::ONE, beta: E::ZERO, ..*block };
             self.kernels.run_beside(rows, &sums, beside);
             (self.kernels.place)(tile, width, rows, block, stretches);
@@ -465,6 +491,22 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
             }
         }
     }
+}
+
+/// How products are cut into chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Grid {
+    /// Products of a chunk.
+    pub items: usize,
+    /// Blocks of a product, down and across.
+    pub blocks: [usize; 2],
+    /// Whether each leaves some of its rows (0) or columns (1) to a second chunk, which a thread that is early may take from a late one.
+    pub left: Option<usize>,
+}
+
+/// How many of so many panels a block leaves to its second chunk.
+fn left(panels: usize) -> usize {
+    panels.div_ceil(4).min(panels.saturating_sub(1))
 }
 
 /// A panel of rows (columns), where its copy lies or will, and whether the block at hand makes that.

@@ -245,7 +245,9 @@ fn swap_costs_less<E>(kernels: &Kernels<E>, steps: usize, m: &[Dim], n: &[Dim], 
     let pieces = (depth / (most_words(k, steps) * steps) as f64).ceil();
     let cost = |rows: &[Dim], columns: &[Dim], a: usize, b: usize| {
         let (row, column) = (inner(rows), inner(columns));
-        let [height, width] = [rows, columns].map(|dims| dims[joint(dims)..].iter().map(|dim| dim.0).product::<usize>());
+        let extent = |dims: &[Dim], first: usize| dims[first..].iter().map(|dim| dim.0).product::<usize>();
+        let first = first_of_rows(rows, a, kernels.rows);
+        let (height, width) = (extent(rows, first), extent(columns, joint(columns, 2)));
         let pack = |side: Dim, operand: usize| match (side.1[operand], inner_k.1[operand]) {
             (1, _) => 80.0,
             (_, 1) => 120.0,
@@ -261,10 +263,8 @@ fn swap_costs_less<E>(kernels: &Kernels<E>, steps: usize, m: &[Dim], n: &[Dim], 
         // and an element of A per row, in the time of as many products at best.
         let (panel, lanes) = (width.clamp(1, kernels.columns), kernels.lanes as f64);
         let vectors = (panel as f64 / lanes).ceil();
-        let short = is_short(rows, kernels.rows);
-        let height = if short { count(rows) } else { height as f64 };
-        let held = height / (height / kernels.rows as f64).ceil();
-        let write = if short { write + 50.0 } else { write };
+        let held = height as f64 / (height as f64 / kernels.rows as f64).ceil();
+        let write = if is_short(rows, kernels.rows) { write + 50.0 } else { write };
         let slow = ((held + vectors) / (held * vectors)).max(8.0 / (held * vectors)).max(1.0);
         let product = kernels.pace / steps as f64 / lanes * slow * vectors * lanes / panel as f64;
         count(rows) * depth * pack_rows
@@ -286,10 +286,26 @@ fn offsets(dims: &[Dim]) -> Vec<[isize; 3]> {
     all
 }
 
-/// The first of the dims that lie in C as one: panels do not end between them.
-fn joint(dims: &[Dim]) -> usize {
-    let follows = |d: &usize| dims[*d - 1].1[2] == dims[*d].1[2] * dims[*d].0 as isize;
+/// The first of the dims that lie in an operand as one, the inner one among them.
+fn joint(dims: &[Dim], operand: usize) -> usize {
+    let follows = |d: &usize| dims[*d - 1].1[operand] == dims[*d].1[operand] * dims[*d].0 as isize;
     (1..dims.len()).rev().take_while(follows).last().map_or(dims.len().saturating_sub(1), |d| d - 1)
+}
+
+/// The first of the dims that panels of rows do not end between: of those that lie in C as one, or where its stretches are short, or are of
+/// lengths that leave panels with few rows, also of others. A block of several stretches takes longer to write.
+fn first_of_rows(dims: &[Dim], operand: usize, most: usize) -> usize {
+    let (here, whole) = (joint(dims, 2), joint(dims, operand));
+    if is_short(dims, most) {
+        return 0;
+    }
+    if whole >= here {
+        return here;
+    }
+    let count = |dims: &[Dim]| dims.iter().map(|dim| dim.0).product::<usize>();
+    let (stretches, length) = (count(&dims[whole..here]), count(&dims[here..]));
+    let fewer = stretches * length.div_ceil(most) - (stretches * length).div_ceil(most);
+    if 4 * fewer > stretches { whole } else { here }
 }
 
 /// How a side is cut into panels.
@@ -307,18 +323,15 @@ enum Cut {
 fn panels(dims: &[Dim], operand: usize, most: usize, cut: Cut) -> Side {
     let (run, strides) = inner(dims);
     let lanes = if let Cut::Columns { lanes } = cut { lanes } else { 0 };
-    let first = if lanes == 0 && is_short(dims, most) { 0 } else { joint(dims) };
+    let first = if lanes == 0 { first_of_rows(dims, operand, most) } else { joint(dims, 2) };
     let (outer, within) = dims.split_at(first);
     let runs = offsets(&within[..within.len().saturating_sub(1)]);
     let size = run * runs.len();
+    let is_broken = joint(dims, operand) > first;
     let width = match cut == Cut::Even && size > 0 {
         // Whole runs, or equal parts of them, are packed fastest.
-        true if runs.len() > 1 && run <= most => run * (most / run),
-        true if runs.len() > 1
-            && let Some(part) = (2 * most / 3..=most).rev().find(|part| run.is_multiple_of(*part)) =>
-        {
-            part
-        }
+        true if is_broken && run <= most => run * (most / run),
+        true if is_broken && let Some(part) = (2 * most / 3..=most).rev().find(|part| run.is_multiple_of(*part)) => part,
         true => size.div_ceil(size.div_ceil(most)),
         false => most,
     };
@@ -339,7 +352,13 @@ fn panels(dims: &[Dim], operand: usize, most: usize, cut: Cut) -> Side {
                 let count = (end - at).min(run - at % run);
                 let place = |o: usize| base[o] + runs[at / run][o] + (at % run) as isize * strides[o];
                 let position = at - begin;
-                side.parts.push(Part { source: place(operand), position, size: count });
+                match side.parts[first..]
+                    .last_mut()
+                    .filter(|last| last.source + last.size as isize * strides[operand] == place(operand))
+                {
+                    Some(last) => last.size += count,
+                    None => side.parts.push(Part { source: place(operand), position, size: count }),
+                }
                 match side.stretches[stretch..].last_mut().filter(|last| last.c + last.size as isize * strides[2] == place(2)) {
                     Some(last) => last.size += count,
                     None => side.stretches.push(Stretch { c: place(2), position, size: count }),
@@ -418,13 +437,13 @@ fn collide<S>(stride: isize, rows: usize) -> bool {
 /// Whether blocks of three vectors load less for the same products than those of two and more rows: not if a row is so short that many have
 /// but two.
 fn broad_loads_less<E>(kernels: &Kernels<E>, columns: &[Dim]) -> bool {
-    let vectors = columns[joint(columns)..].iter().map(|dim| dim.0).product::<usize>().div_ceil(kernels.lanes);
+    let vectors = columns[joint(columns, 2)..].iter().map(|dim| dim.0).product::<usize>().div_ceil(kernels.lanes);
     vectors >= 3 && vectors != 4
 }
 
 /// Whether the stretches of C fill less than half of a panel.
 fn is_short(dims: &[Dim], most: usize) -> bool {
-    2 * dims[joint(dims)..].iter().map(|dim| dim.0).product::<usize>() < most
+    2 * dims[joint(dims, 2)..].iter().map(|dim| dim.0).product::<usize>() < most
 }
 
 /// Words of a piece, at most: a function of layouts alone, as instruction sets must agree.

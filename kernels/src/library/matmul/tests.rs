@@ -1,5 +1,6 @@
 //! Products of all layouts beside three loops; their bits beside each other.
 
+use super::super::gemm::Grid;
 use super::*;
 
 /// Dense row-major strides of `dims` (letters) with the sizes of `sizes`.
@@ -202,6 +203,41 @@ fn several_dims_in_any_order() {
     check("btm btn mn", &[('b', 30), ('t', 20), ('m', 18), ('n', 21)]);
     check("m n mn", &[('m', 20), ('n', 40)]);
     check("k k ", &[('k', 1700)]);
+}
+
+/// A block for each thread, which packs once for itself, and a part of each that others may take.
+#[test]
+fn threads_have_a_block_each() {
+    let grid = |spec: &str, sizes: &[(char, usize)], threads| DotGeneral::<f32>::new(&factors(spec, sizes)).gemm.grid(threads);
+    let deep = [('m', 256), ('n', 256), ('k', 8192)];
+    assert_eq!(grid("mk kn mn", &deep, 1), Grid { items: 1, blocks: [1, 1], left: None });
+    for threads in [2, 3, 4, 16] {
+        let Grid { items, blocks: [down, across], left } = grid("mk kn mn", &deep, threads);
+        assert_eq!((items, down * across, left.is_some()), (1, threads, true));
+    }
+    // No thread reads the many rows of a tall product for others' columns.
+    let tall = DotGeneral::<f32>::new(&factors("mk kn mn", &[('m', 8192), ('n', 64), ('k', 256)]));
+    assert_eq!(tall.gemm.grid(4).blocks, if tall.swapped { [1, 4] } else { [4, 1] });
+    let batch = [('b', 64), ('m', 128), ('n', 128), ('k', 64)];
+    assert_eq!(grid("bmk bkn bmn", &batch, 4).blocks, [1, 1]);
+}
+
+/// Panels end where stretches of C do, unless there would be many more of them.
+#[test]
+fn rows_cross_stretches_of_c() {
+    let sizes = [('a', 6), ('b', 8), ('k', 70), ('n', 40), ('c', 3)];
+    for spec in ["abk kn anb", "abk nk anb", "kab kn anb", "abk kcn acbn", "kab nkc acbn"] {
+        let sizes: Vec<_> = sizes.into_iter().filter(|size| spec.contains(size.0)).collect();
+        check(spec, &sizes);
+        for isa in Isa::available() {
+            let plan = DotGeneral::<f32>::with_isa(&factors(spec, &sizes), isa);
+            let crosses = plan.gemm.rows.panels.len() == 48_usize.div_ceil(plan.gemm.kernels.rows);
+            assert_eq!(crosses, !plan.swapped, "{spec} {isa:?}: {:?}", plan.gemm.rows.panels);
+            assert!(!plan.swapped || spec.ends_with("anb"), "{spec} {isa:?}");
+        }
+    }
+    let plan = DotGeneral::<f32>::new(&factors("abk kcn acbn", &[('a', 3), ('b', 120), ('k', 70), ('n', 40), ('c', 3)]));
+    assert!(plan.gemm.rows.is_whole() && plan.gemm.rows.stretches.is_empty());
 }
 
 #[test]
