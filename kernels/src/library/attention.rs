@@ -14,7 +14,7 @@ pub use backward::{Gradient, Gradients};
 use super::SharedPtr;
 use super::lines::Lines;
 use super::math::Real;
-use super::microkernel::{Beside, Block, Kernels};
+use super::microkernel::{Beside, Block, Kernels, MAX_COLUMNS};
 use super::pack::{Size, Source};
 use super::simd::LINE;
 use crate::cpu::isa::Isa;
@@ -27,6 +27,11 @@ use std::ops::Range;
 const MAX_BLOCK: usize = 96;
 /// Keys of one block: whole vectors, so that the last one may be padded.
 const KEYS: usize = 128;
+/// Elements of a column panel of as many steps as a block has queries or keys.
+const PANEL: usize = KEYS * MAX_COLUMNS;
+const _: () = assert!(MAX_BLOCK <= KEYS);
+/// Tiles of rows that are worth a copy of the columns that they all read.
+const FEW: usize = 2;
 /// A last key by itself, one more than so many, is a dot product where the channels are as many: a vector of its own would take longer.
 const LONE: usize = 32;
 /// Chunks of a thread, at least, where a chunk is a whole key head.
@@ -166,8 +171,9 @@ impl<E: Real> Attention<E> {
         2 * s.batch * s.heads * s.groups * seen * (s.channels + s.values)
     }
 
+    /// A panel, a block's scores, and their gradients or sums of O.
     fn scratch_elements(&self) -> usize {
-        (self.block * (2 * KEYS + 2 * self.shape.values + 4)).next_multiple_of(LINE / size_of::<E>())
+        (PANEL + self.block * (2 * KEYS + 2 * self.shape.values + 4)).next_multiple_of(LINE / size_of::<E>())
     }
 
     /// Elements of one head's packed keys (values).
@@ -379,24 +385,31 @@ impl<E: Real> Attention<E> {
         }
     }
 
-    /// C[rows, columns] = A B + beta C with B's columns contiguous, C's too; of each tile of rows as deep as `seen` says.
+    /// C[rows, columns] = A B + beta C with B's columns contiguous; of each tile of rows as deep as `seen` says. Steps of B lie a position
+    /// apart, in few sets of a cache: several tiles read a copy of them.
     ///
     /// # Safety
-    /// As `Kernels::run` for all rows and columns.
+    /// As `Kernels::run` for all rows and columns; `panel` holds `PANEL` elements, B has at most `KEYS` steps.
     unsafe fn accumulate(
         &self,
         [rows, columns]: [usize; 2],
         block: Block<E>,
+        panel: *mut E,
         is_far: bool,
         seen: impl Fn(&Range<usize>) -> Range<usize>,
         ahead: &mut Ahead<'_, E>,
     ) {
         let width = self.kernels.columns;
         for column in (0..columns).step_by(width) {
-            let c = block.c.wrapping_offset(column as isize * block.c_column);
-            let part = Block { b: block.b.wrapping_add(column), c, columns: width.min(columns - column), ..block };
+            let (b, c) = (block.b.wrapping_add(column), block.c.wrapping_offset(column as isize * block.c_column));
+            let mut part = Block { b, c, columns: width.min(columns - column), ..block };
             // SAFETY: the caller's.
             unsafe {
+                if rows > FEW * self.kernels.rows {
+                    let size = Size { rows: part.columns, width, apart: width, steps: block.depth };
+                    (self.kernels.pack)(Source { from: b, stride: 1, step: block.b_step }, panel, size);
+                    part = Block { b: panel, b_step: width as isize, b_padded: true, ..part };
+                }
                 let part_of = |tile: &Range<usize>, block: Block<E>| {
                     let steps = seen(tile);
                     let (depth, first) = (steps.len(), steps.start as isize);
@@ -444,7 +457,8 @@ impl<E: Real> Attention<E> {
     ) {
         let s = &self.shape;
         let rows = self.block.min(s.queries - first);
-        let (scores, sums) = (scratch, scratch.wrapping_add(self.block * KEYS));
+        let (panel, scores) = (scratch, scratch.wrapping_add(PANEL));
+        let sums = scores.wrapping_add(self.block * KEYS);
         let q = inputs.q.as_ptr().wrapping_add(b * s.q.batch + h * s.q.head + g * s.q.group + first * s.q.position);
         let k = inputs.k.as_ptr().wrapping_add(b * s.k.batch + h * s.k.head);
         let sides = [
@@ -484,7 +498,7 @@ impl<E: Real> Attention<E> {
                     alpha: E::ONE,
                     beta: E::ONE,
                 };
-                self.accumulate([rows, s.values], product, false, |tile| self.keys_of(&cell, tile), ahead);
+                self.accumulate([rows, s.values], product, panel, false, |tile| self.keys_of(&cell, tile), ahead);
             }
             let o = o.add(b * s.o.batch + h * s.o.head + g * s.o.group + first * s.o.position);
             let (state, in_place) = (&mut state[..rows], s.o.channel == 1);

@@ -20,6 +20,8 @@ use std::time::Duration;
 
 /// Copies of so many bytes leave nothing in caches that would be there when it is needed.
 const AROUND: usize = 4 << 20;
+/// The same where stores that go around the caches take longer than others to a third-level cache: without AVX-512.
+const FAR_AROUND: usize = 16 << 20;
 
 /// Bytes that several threads or processes see. Unmapped when dropped.
 #[derive(Debug)]
@@ -192,24 +194,37 @@ fn ask_for_line(at: *const u8, access: Access) {
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn ask_for_line(_: *const u8, _: Access) {}
 
-/// Copies by stores that go around the caches: a line is not read before it is written. Four pages at a time: each is a stream that the
-/// processor fetches ahead.
+/// Copies by stores that go around the caches, where that is faster: a line is not read before it is written.
 ///
 /// # Safety
 /// As many bytes as `from` has are writable at `to`, apart from these.
 #[cfg(target_arch = "x86_64")]
 unsafe fn copy_around(from: &[u8], to: *mut u8) {
-    // SAFETY: the caller's; lines begin at multiples of 64, and the machine has the instructions.
+    // SAFETY of all: the caller's; the machine has the instructions.
+    if std::arch::is_x86_feature_detected!("avx512f") {
+        unsafe { copy_lines(from, to, streams_512) }
+    } else if from.len() < FAR_AROUND {
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
+    } else if std::arch::is_x86_feature_detected!("avx") {
+        unsafe { copy_lines(from, to, streams_256) }
+    } else {
+        unsafe { copy_lines(from, to, streams_128) }
+    }
+}
+
+/// Copies whole lines of the target by `streams`, what is before and behind them by itself.
+///
+/// # Safety
+/// As `copy_around`; the machine has the instructions of `streams`, which copies whole lines to where they begin.
+#[cfg(target_arch = "x86_64")]
+unsafe fn copy_lines(from: &[u8], to: *mut u8, streams: unsafe fn(&[Line], *mut u8)) {
+    // SAFETY: the caller's.
     unsafe {
-        let (head, rest) = from.split_at(to.align_offset(64).min(from.len()));
+        let (head, rest) = from.split_at(to.align_offset(LINE).min(from.len()));
         std::ptr::copy_nonoverlapping(head.as_ptr(), to, head.len());
         let to = to.add(head.len());
-        let (blocks, tail) = rest.as_chunks();
-        if std::arch::is_x86_feature_detected!("avx512f") {
-            streams_512(blocks, to)
-        } else {
-            streams_128(blocks, to)
-        }
+        let (lines, tail) = rest.as_chunks();
+        streams(lines, to);
         // Who is told of the copy must find it.
         std::arch::x86_64::_mm_sfence();
         std::ptr::copy_nonoverlapping(tail.as_ptr(), to.add(rest.len() - tail.len()), tail.len());
@@ -217,41 +232,58 @@ unsafe fn copy_around(from: &[u8], to: *mut u8) {
 }
 
 #[cfg(target_arch = "x86_64")]
-type Block = [u8; 4 * PAGE];
+type Line = [u8; LINE];
 
-/// `line` copies 64 bytes.
+/// Four pages at a time: each is a stream that the processor fetches ahead. A store is a whole line.
+///
+/// # Safety
+/// As `copy_lines`; the machine has AVX-512.
 #[cfg(target_arch = "x86_64")]
-#[inline(always)]
-fn streams(blocks: &[Block], to: *mut u8, line: impl Fn(*const u8, *mut u8)) {
-    for (i, block) in blocks.iter().enumerate() {
-        for at in (0..PAGE).step_by(64) {
-            for at in (at..block.len()).step_by(PAGE) {
-                line(block.as_ptr().wrapping_add(at), to.wrapping_add(i * block.len() + at));
-            }
+#[target_feature(enable = "avx512f")]
+unsafe fn streams_512(lines: &[Line], to: *mut u8) {
+    use std::arch::x86_64::{_mm512_loadu_si512, _mm512_stream_si512};
+    let line = |at: usize| {
+        // SAFETY: the caller's.
+        unsafe { _mm512_stream_si512(to.add(at * LINE).cast(), _mm512_loadu_si512(lines[at].as_ptr().cast())) }
+    };
+    let (page, whole) = (PAGE / LINE, lines.len() / (4 * PAGE / LINE) * (4 * PAGE / LINE));
+    for first in (0..whole).step_by(4 * page) {
+        (0..page).for_each(|at| (0..4).for_each(|stream| line(first + stream * page + at)));
+    }
+    (whole..lines.len()).for_each(line);
+}
+
+/// Line after line: of stores that are parts of lines, those to other pages between them would send off lines that are not yet whole.
+///
+/// # Safety
+/// As `copy_lines`; the machine has AVX.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx")]
+unsafe fn streams_256(lines: &[Line], to: *mut u8) {
+    use std::arch::x86_64::{__m256i, _mm256_loadu_si256, _mm256_stream_si256};
+    for (at, line) in lines.iter().enumerate() {
+        // SAFETY: the caller's.
+        unsafe {
+            let (from, to) = (line.as_ptr().cast::<__m256i>(), to.add(at * LINE).cast::<__m256i>());
+            (0..2).for_each(|part| _mm256_stream_si256(to.add(part), _mm256_loadu_si256(from.add(part))));
         }
     }
 }
 
+/// As `streams_256`.
+///
 /// # Safety
-/// `to` is aligned to 64 bytes, and all that is copied is writable there; the machine has AVX-512.
+/// As `copy_lines`.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-unsafe fn streams_512(blocks: &[Block], to: *mut u8) {
-    use std::arch::x86_64::{_mm512_loadu_si512, _mm512_stream_si512};
-    // SAFETY: the caller's.
-    streams(blocks, to, |from, to| unsafe { _mm512_stream_si512(to.cast(), _mm512_loadu_si512(from.cast())) });
-}
-
-/// # Safety
-/// `to` is aligned to 64 bytes, and all that is copied is writable there.
-#[cfg(target_arch = "x86_64")]
-unsafe fn streams_128(blocks: &[Block], to: *mut u8) {
+unsafe fn streams_128(lines: &[Line], to: *mut u8) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
-    streams(blocks, to, |from, to| {
-        let (from, to) = (from.cast::<__m128i>(), to.cast::<__m128i>());
+    for (at, line) in lines.iter().enumerate() {
         // SAFETY: the caller's.
-        unsafe { (0..4).for_each(|part| _mm_stream_si128(to.add(part), _mm_loadu_si128(from.add(part)))) }
-    });
+        unsafe {
+            let (from, to) = (line.as_ptr().cast::<__m128i>(), to.add(at * LINE).cast::<__m128i>());
+            (0..4).for_each(|part| _mm_stream_si128(to.add(part), _mm_loadu_si128(from.add(part))));
+        }
+    }
 }
 
 /// # Safety
@@ -340,4 +372,33 @@ pub fn sleep(word: &AtomicU32, value: u32, limit: Duration) {
 /// Wakes whoever sleeps on `word`, in any process.
 pub fn wake(word: &AtomicU32) {
     let _ = futex::wake(word, futex::Flags::empty(), u32::MAX >> 1);
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+
+    /// From and to any alignment, with and without whole lines and blocks of pages; no byte beside them.
+    #[test]
+    fn lines_go_around_the_caches() {
+        let mut ways: Vec<unsafe fn(&[Line], *mut u8)> = vec![streams_128];
+        if std::arch::is_x86_feature_detected!("avx") {
+            ways.push(streams_256);
+        }
+        if std::arch::is_x86_feature_detected!("avx512f") {
+            ways.push(streams_512);
+        }
+        let from: Vec<u8> = (0..40_000_u32).map(|i| (i * 7919 >> 5) as u8).collect();
+        for (way, streams) in ways.into_iter().enumerate() {
+            for (begin, end, at) in [(0, 40_000, 0), (3, 39_999, 61), (64, 64 + 4 * PAGE, 64), (5, 70, 33), (9, 9, 1)] {
+                let mut to = vec![0; 41_000];
+                let part = &from[begin..end];
+                // SAFETY: the target is large enough, and the machine has what was asked for.
+                unsafe { copy_lines(part, to.as_mut_ptr().add(at), streams) };
+                assert!(to[at..at + part.len()] == *part, "way {way}, {begin}..{end} to {at}");
+                let beside = to[..at].iter().chain(&to[at + part.len()..]);
+                assert!(beside.copied().all(|byte| byte == 0), "way {way}, {begin}..{end} to {at}");
+            }
+        }
+    }
 }

@@ -90,3 +90,59 @@ impl<'a, E> Ahead<'a, E> {
         (&mut self.lines, count)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(queries: usize) -> Shape {
+        let strides = Strides { batch: 0, head: 64, group: 0, position: 128, channel: 1 };
+        Shape {
+            batch: 1,
+            heads: 2,
+            groups: 1,
+            queries,
+            keys: queries,
+            channels: 64,
+            values: 64,
+            scale: 1.0,
+            causal: None,
+            q: strides,
+            k: strides,
+            v: strides,
+            o: strides,
+            lse: Strides::default(),
+            mask: Strides::default(),
+        }
+    }
+
+    /// Pairs of lines that so many products ask for while they do the multiply-adds of a head.
+    fn asked(shape: &Shape, number: usize, operands: &[Operand<f32>], products: usize) -> usize {
+        let mut ahead = Ahead::of(shape, number, operands, 1000 * products);
+        let counts = (0..products).map(|_| {
+            let (lines, count) = ahead.due(1000);
+            (0..count).for_each(|_| lines.ask());
+            count
+        });
+        counts.sum()
+    }
+
+    #[test]
+    fn the_next_head_is_asked_for() {
+        let s = shape(20);
+        let operands = |s: &Shape| [&s.q, &s.k].map(|strides| Operand::new(std::ptr::null::<f32>(), strides, s.queries, 64));
+        // Two operands of so many positions, each four lines.
+        let pairs: usize = 2 * 20 * 2;
+        for products in [40, 100, 1000] {
+            let count = asked(&s, 1, &operands(&s), products);
+            assert!(
+                (pairs - pairs.div_ceil(products) - 1..=pairs).contains(&count),
+                "{count} of {pairs} by {products} products"
+            );
+        }
+        assert_eq!(asked(&s, 2, &operands(&s), 40), 0, "there is no third head");
+        let large = shape(1000);
+        assert_eq!(asked(&large, 1, &operands(&large), 40), 0, "a head that no cache holds");
+        assert!(Ahead::of(&s, 2, &operands(&s), 1).is_used() && !Ahead::of(&large, 1, &operands(&large), 1).is_used());
+    }
+}

@@ -2,7 +2,7 @@
 
 use super::ahead::{Ahead, Operand};
 use super::rows::{Apart, Row};
-use super::{Attention, Cell, Inputs, KEYS, MAX_BLOCK, Shape, Side, Strides};
+use super::{Attention, Cell, Inputs, KEYS, MAX_BLOCK, PANEL, Shape, Side, Strides};
 use crate::cpu::pool::{Pool, Worker};
 use crate::library::SharedPtr;
 use crate::library::math::Real;
@@ -211,7 +211,8 @@ impl<E: Real> Attention<E> {
     ) {
         let s = &self.shape;
         let Cell { head, first, rows, from, keys } = cell;
-        let (p, ds) = (space.scratch, space.scratch.wrapping_add(self.block * KEYS));
+        let (panel, p) = (space.scratch, space.scratch.wrapping_add(PANEL));
+        let ds = p.wrapping_add(self.block * KEYS);
         let inputs = &pass.given.inputs;
         let strides = &pass.given.output_gradient_strides;
         let q = inputs.q.as_ptr().wrapping_add(at(&s.q, head, first));
@@ -256,13 +257,13 @@ impl<E: Real> Attention<E> {
                 ..block
             };
             let product = into(unit(p, 1, step, g, strides.position, rows), pass.dv.get().add(at(dv, key, from)), dv);
-            self.accumulate([keys, s.values], product, is_far, |tile| self.queries_of(&cell, tile), ahead);
+            self.accumulate([keys, s.values], product, panel, is_far, |tile| self.queries_of(&cell, tile), ahead);
             let product = into(unit(ds, 1, step, q, s.q.position, rows), pass.dk.get().add(at(dk, key, from)), dk);
-            self.accumulate([keys, s.channels], product, is_far, |tile| self.queries_of(&cell, tile), ahead);
+            self.accumulate([keys, s.channels], product, panel, is_far, |tile| self.queries_of(&cell, tile), ahead);
             let k = k.add(from * s.k.position);
             let product = into(unit(ds, step, 1, k, s.k.position, keys), pass.dq.get().add(at(dq, head, first)), dq);
             let product = Block { beta: if from == 0 { E::ZERO } else { E::ONE }, ..product };
-            self.accumulate([rows, s.channels], product, is_far, |tile| self.keys_of(&cell, tile), ahead);
+            self.accumulate([rows, s.channels], product, panel, is_far, |tile| self.keys_of(&cell, tile), ahead);
         }
     }
 }
