@@ -388,7 +388,7 @@ mod tests {
         if std::arch::is_x86_feature_detected!("avx512f") {
             ways.push(streams_512);
         }
-        let from: Vec<u8> = (0..40_000_u32).map(|i| (i * 7919 >> 5) as u8).collect();
+        let from: Vec<u8> = (0..40_000_u32).map(|i| ((i * 7919) >> 5) as u8).collect();
         for (way, streams) in ways.into_iter().enumerate() {
             for (begin, end, at) in [(0, 40_000, 0), (3, 39_999, 61), (64, 64 + 4 * PAGE, 64), (5, 70, 33), (9, 9, 1)] {
                 let mut to = vec![0; 41_000];
