@@ -135,6 +135,8 @@ fn several_dims_in_any_order() {
     check("btm btn mn", &[('b', 31), ('t', 21), ('m', 18), ('n', 21)]);
     check("bmt bnt mn", &[('b', 33), ('t', 19), ('m', 18), ('n', 40)]);
     check("m n mn", &[('m', 20), ('n', 40)]);
+    check("abk kn anb", &[('a', 4), ('b', 8), ('k', 64), ('n', 40)]);
+    check("abk kcn acbn", &[('a', 4), ('b', 8), ('k', 2080), ('n', 40), ('c', 3)]);
     check("k k ", &[('k', 700)]);
 }
 

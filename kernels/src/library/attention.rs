@@ -30,7 +30,7 @@ const KEYS: usize = 128;
 /// Elements of a column panel of as many steps as a block has queries or keys.
 const PANEL: usize = KEYS * MAX_COLUMNS;
 const _: () = assert!(MAX_BLOCK <= KEYS);
-/// Tiles of rows that are worth a copy of the columns that they all read.
+/// More tiles of rows than so many are worth a copy of the columns that they all read.
 const FEW: usize = 2;
 /// A last key by itself, one more than so many, is a dot product where the channels are as many: a vector of its own would take longer.
 const LONE: usize = 32;
@@ -171,7 +171,7 @@ impl<E: Real> Attention<E> {
         2 * s.batch * s.heads * s.groups * seen * (s.channels + s.values)
     }
 
-    /// A panel, a block's scores, and their gradients or sums of O.
+    /// A panel, a block's scores, and their gradients or sums of O. (More than these: sums go by blocks, whose size depends on it.)
     fn scratch_elements(&self) -> usize {
         (PANEL + self.block * (2 * KEYS + 2 * self.shape.values + 4)).next_multiple_of(LINE / size_of::<E>())
     }

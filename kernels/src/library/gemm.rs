@@ -11,7 +11,7 @@ mod panels;
 use super::factors::{Packing, Place};
 use super::microkernel::{Beside, Block, Kernels, MAX_COLUMNS, MAX_ROWS, Stretch, VECTOR_PACE, VECTOR_ROWS};
 use super::simd::{Element, LINE, prefetch};
-use crate::cpu::pool::{Pool, WORKER_BYTES, Worker};
+use crate::cpu::pool::{BREAK_EVEN_NS, Pool, WORKER_BYTES, Worker};
 use ahead::{Ahead, Due};
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -158,31 +158,39 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
     /// others, each element reached once); C may be short where the result is rounded and there is one piece.
     pub unsafe fn run(&self, pool: &Pool, operands: Operands<E, S>) {
         let grid = self.grid(pool.threads());
-        let [down, across] = grid.blocks;
-        let blocks = self.batch.len().div_ceil(grid.items) * down * across;
-        let parts = if grid.left.is_some() { 2 } else { 1 };
-        pool.run(blocks * parts, self.nanoseconds(self.work * self.batch.len()), &|worker: &mut Worker, chunk| {
-            let (block, part) = (chunk / parts, chunk % parts);
-            let (first, block) = (block / (down * across) * grid.items, block % (down * across));
-            // Blocks that follow one another lie so in C.
-            let by_row = self.strides.c_row >= self.strides.c_column;
-            let (i, j) = if by_row { (block / across, block % across) } else { (block % down, block / down) };
-            let mut ranges = [share(i, down, self.rows.panels.len(), 0), share(j, across, self.columns.panels.len(), 0)];
-            if let Some(side) = grid.left {
-                let range = &mut ranges[side];
-                let end = range.end - left(range.len());
-                *range = if part == 0 { range.start..end } else { end..range.end };
-            }
-            let [rows, columns] = ranges;
+        pool.run(self.chunks(&grid), self.nanoseconds(self.work * self.batch.len()), &|worker: &mut Worker, chunk| {
+            let (items, [rows, columns]) = self.chunk(&grid, chunk);
             // SAFETY: the machine has what the kernels need.
             self.kernels.enter.into_iter().for_each(|enter| unsafe { enter() });
-            for item in &self.batch[first..self.batch.len().min(first + grid.items)] {
+            for item in &self.batch[items] {
                 // SAFETY: the caller's; blocks are apart.
                 unsafe { self.block(shift(operands, item), rows.clone(), columns.clone(), worker) };
             }
             // SAFETY: as above; no block follows.
             self.kernels.leave.into_iter().for_each(|leave| unsafe { leave() });
         });
+    }
+
+    /// How many chunks there are.
+    pub(super) fn chunks(&self, grid: &Grid) -> usize {
+        self.batch.len().div_ceil(grid.items) * grid.blocks[0] * grid.blocks[1] * grid.parts()
+    }
+
+    /// The products of a chunk, and its row and column panels of each.
+    pub(super) fn chunk(&self, grid: &Grid, chunk: usize) -> (Range<usize>, [Range<usize>; 2]) {
+        let [down, across] = grid.blocks;
+        let (block, part) = (chunk / grid.parts(), chunk % grid.parts());
+        let (first, block) = (block / (down * across) * grid.items, block % (down * across));
+        // Blocks that follow one another lie so in C.
+        let by_row = self.strides.c_row >= self.strides.c_column;
+        let (i, j) = if by_row { (block / across, block % across) } else { (block % down, block / down) };
+        let mut ranges = [share(i, down, self.rows.panels.len(), 0), share(j, across, self.columns.panels.len(), 0)];
+        if let Some(side) = grid.left {
+            let range = &mut ranges[side];
+            let end = range.end - left(range.len());
+            *range = if part == 0 { range.start..end } else { end..range.end };
+        }
+        (first..self.batch.len().min(first + grid.items), ranges)
     }
 
     /// Nanoseconds of `multiply_adds`, for the pool's break-even.
@@ -206,7 +214,7 @@ impl<E: Element, S: Copy + Send + Sync> Gemm<E, S> {
     pub(super) fn grid(&self, threads: usize) -> Grid {
         let chunk = (CHUNK as f64 * VECTOR_PACE / self.kernels.pace) as usize;
         let items = chunk.min(self.work * self.batch.len() / 4).div_ceil(self.work.max(1)).max(1);
-        if items > 1 || threads == 1 {
+        if items > 1 || threads == 1 || self.nanoseconds(self.work * self.batch.len()) < BREAK_EVEN_NS {
             return Grid { items, blocks: [1, 1], left: None };
         }
         let (rows, columns) = (self.rows.panels.len(), self.columns.panels.len());
@@ -500,8 +508,16 @@ pub(super) struct Grid {
     pub items: usize,
     /// Blocks of a product, down and across.
     pub blocks: [usize; 2],
-    /// Whether each leaves some of its rows (0) or columns (1) to a second chunk, which a thread that is early may take from a late one.
+    /// The side, rows (0) or columns (1), of which each leaves a part to a second chunk, if any: a thread that is early may take that from
+    /// a late one.
     pub left: Option<usize>,
+}
+
+impl Grid {
+    /// Chunks of a block.
+    fn parts(&self) -> usize {
+        if self.left.is_some() { 2 } else { 1 }
+    }
 }
 
 /// How many of so many panels a block leaves to its second chunk.

@@ -264,7 +264,8 @@ fn swap_costs_less<E>(kernels: &Kernels<E>, steps: usize, m: &[Dim], n: &[Dim], 
         let (panel, lanes) = (width.clamp(1, kernels.columns), kernels.lanes as f64);
         let vectors = (panel as f64 / lanes).ceil();
         let held = height as f64 / (height as f64 / kernels.rows as f64).ceil();
-        let write = if is_short(rows, kernels.rows) { write + 50.0 } else { write };
+        let crosses = first < joint(rows, 2) || is_short(rows, kernels.rows);
+        let write = if crosses { write + 50.0 } else { write };
         let slow = ((held + vectors) / (held * vectors)).max(8.0 / (held * vectors)).max(1.0);
         let product = kernels.pace / steps as f64 / lanes * slow * vectors * lanes / panel as f64;
         count(rows) * depth * pack_rows
@@ -313,7 +314,7 @@ fn first_of_rows(dims: &[Dim], operand: usize, most: usize) -> usize {
 enum Cut {
     /// Whole ones and a rest, which of three vectors is no single one if there are others; one ends where a stretch of C does.
     Columns { lanes: usize },
-    /// Whole ones and a rest, those of short stretches of C have several.
+    /// Whole ones and a rest; they may cross stretches of C: see `first_of_rows`.
     Rows,
     /// The same, but equally large.
     Even,

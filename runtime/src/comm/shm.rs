@@ -6,7 +6,9 @@
 //! before its stamp and read behind it.
 
 use super::peer::Peer;
-use super::segment::{LINE, Layout, PAGE, Segment};
+#[cfg(target_arch = "x86_64")]
+use super::segment::PAGE;
+use super::segment::{LINE, Layout, Segment};
 use super::{Patience, Region};
 use crate::error::{Error, Result};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -21,6 +23,7 @@ use std::time::Duration;
 /// Copies of so many bytes leave nothing in caches that would be there when it is needed.
 const AROUND: usize = 4 << 20;
 /// The same where stores that go around the caches take longer than others to a third-level cache: without AVX-512.
+#[cfg(target_arch = "x86_64")]
 const FAR_AROUND: usize = 16 << 20;
 
 /// Bytes that several threads or processes see. Unmapped when dropped.
@@ -388,7 +391,7 @@ mod tests {
         if std::arch::is_x86_feature_detected!("avx512f") {
             ways.push(streams_512);
         }
-        let from: Vec<u8> = (0..40_000_u32).map(|i| ((i * 7919) >> 5) as u8).collect();
+        let from: Vec<u8> = (0..40_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
         for (way, streams) in ways.into_iter().enumerate() {
             for (begin, end, at) in [(0, 40_000, 0), (3, 39_999, 61), (64, 64 + 4 * PAGE, 64), (5, 70, 33), (9, 9, 1)] {
                 let mut to = vec![0; 41_000];

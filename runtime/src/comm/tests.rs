@@ -305,7 +305,7 @@ fn a_source_may_change_once_its_transfer_is_waited_for() {
 /// Beyond what is copied through the caches, at odd addresses.
 #[test]
 fn large_messages_arrive_whole() {
-    sent(Transport::Shm, false, 2, (9 << 20) + 5);
+    sent(Transport::Shm, false, 2, (17 << 20) + 5);
 }
 
 #[test]
