@@ -2,10 +2,10 @@
 
 use crate::command::{Folder, dcc};
 use crate::compile::lowered;
-use dcc::optimizer::OptimizerOptions;
+use dcc::optimizer::{AdamDecay, MuonScale, Optimizer, OptimizerOptions};
 use dcc::plan::{Parallel, Schedule};
 use dcc_program::program::{Action, BufferId, ParamKind, Program, SectionKind};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 const MODELS: [&str; 4] = ["mlp.onnx", "cnn.onnx", "gpt2_tiny.onnx", "llama_tiny.onnx"];
 
@@ -49,7 +49,9 @@ fn gradients_do_not_outlive_the_backward_pass() {
                 );
                 assert!(all >= bytes * 3 / 4, "{model}, the control: {all} bytes of {bytes} wait for clipping");
                 let peak = |program: &Program| dcc::report::memory(program).peak;
-                let fewer = peak(early) < peak(&late) || model != "mlp.onnx" && peak(early) == peak(&late);
+                // A term of the norm, a line for each weight, waits for the others beside what the backward pass still has.
+                let terms = 64 * early.params.iter().filter(|param| param.kind == ParamKind::Weight).count() as u64;
+                let fewer = peak(early) < peak(&late) || model != "mlp.onnx" && peak(early) <= peak(&late) + terms;
                 assert!(fewer, "{model}: {} bytes, {} where all wait", peak(early), peak(&late));
             }
         }
@@ -92,6 +94,38 @@ fn early_updates_train_the_same_to_the_bit() {
             let early = losses(model, data, mesh);
             assert_eq!(early, losses(model, data, &format!("{mesh} --grad-clip 1e30")), "{model} {mesh}");
             assert_ne!(early, losses(model, data, &format!("{mesh} --grad-clip 1e-3")), "{model} {mesh}, the control");
+        }
+    }
+}
+
+/// Every optimizer computes new values where the old ones lie: its state, its parameters, and those whose norms it needs.
+#[test]
+fn new_values_are_computed_in_place() {
+    let (betas, eps) = ((0.9, 0.999), 1e-8);
+    let optimizers = [
+        Optimizer::Sgd { momentum: 0.9, nesterov: true },
+        Optimizer::Adam { betas, eps, decay: AdamDecay::L2 },
+        Optimizer::Adam { betas, eps, decay: AdamDecay::Decoupled },
+        Optimizer::Adagrad { eps },
+        Optimizer::RmsProp { alpha: 0.99, eps, momentum: 0.9, centered: true },
+        Optimizer::Lion { betas },
+        Optimizer::Lamb { betas, eps },
+        Optimizer::Adafactor { eps },
+        Optimizer::Muon { momentum: 0.95, scale: MuonScale::Original, betas, eps },
+    ];
+    for optimizer in optimizers {
+        for (model, microbatches) in MODELS.into_iter().flat_map(|model| [(model, 1), (model, 2)]) {
+            let options = OptimizerOptions { optimizer, weight_decay: 0.1, ..Default::default() };
+            for program in lowered(model, Parallel::default(), (8, microbatches), options) {
+                let instrs = program.sections.iter().flat_map(|section| &section.body);
+                let computed: BTreeSet<BufferId> =
+                    instrs.filter(|i| matches!(i.action, Action::Kernel(_))).flat_map(|i| i.results.iter().copied()).collect();
+                let trained: Vec<_> = program.params.iter().filter(|param| param.trained).collect();
+                assert!(trained.len() > 2, "{model}");
+                for param in trained {
+                    assert!(computed.contains(&param.buffer), "{model}, {optimizer:?}: {} is copied", param.name);
+                }
+            }
         }
     }
 }

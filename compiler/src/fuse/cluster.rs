@@ -2,7 +2,7 @@
 //! reads depends on the cluster; else a new one.
 
 use super::{Cluster, ClusterId, Fuser, LoopDim, Role, Unit, is_pointwise, refs};
-use crate::graph::NodeId;
+use crate::graph::{NodeId, Phase};
 use crate::ops::Op;
 use dcc_program::Sharding;
 use dcc_program::kernel::{DimId, Index};
@@ -36,19 +36,19 @@ impl Fuser<'_> {
         self.join_sibling(cluster)
     }
 
-    /// The cluster of a reduction, merged into that of an earlier one over the same loops which loads one of the values that it does: both
-    /// are one pass over it.
+    /// A new cluster of a reduction or an update, merged into an earlier one over the same loops which loads one of the values that it does:
+    /// both are one pass over it.
     fn join_sibling(&mut self, cluster: ClusterId) -> ClusterId {
         let own = &self.fusion.clusters[cluster.0 as usize];
         let loads: Vec<NodeId> =
             own.loads.iter().copied().filter(|load| self.graph.ty(*load).rank() == own.dims.len()).collect();
-        let reduces = |of: &ClusterId| *of != cluster && self.fusion.clusters[of.0 as usize].inner == own.inner;
+        let like = |of: &ClusterId| *of != cluster && self.fusion.clusters[of.0 as usize].inner == own.inner;
         let of = |reader: NodeId| match self.fusion.roles[reader.0 as usize] {
             Role::Member(of) => Some(of),
             _ => None,
         };
         let siblings: BTreeSet<ClusterId> =
-            loads.iter().flat_map(|&load| self.readers(load)).filter_map(of).filter(reduces).collect();
+            loads.iter().flat_map(|&load| self.readers(load)).filter_map(of).filter(like).collect();
         for sibling in siblings.into_iter().rev() {
             self.merge(sibling, cluster);
             if self.fusion.clusters[cluster.0 as usize].members.is_empty() {
@@ -106,7 +106,10 @@ impl Fuser<'_> {
                 return cluster;
             }
         }
-        self.assign_new(id)
+        let cluster = self.assign_new(id);
+        // A parameter's state and its update may read the same without reading each other.
+        let updates = self.graph[id].phase == Phase::Update && self.graph.ty(id).rank() > 0;
+        if updates { self.join_sibling(cluster) } else { cluster }
     }
 
     /// A cluster of its own, which others may join.

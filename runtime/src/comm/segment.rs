@@ -171,7 +171,7 @@ const CROWDED: usize = 24;
 pub struct Awaited {
     at: usize,
     value: u64,
-    /// What is read then that lies behind the counter's pair of lines.
+    /// What is read then that lies behind the counter's line.
     news: Region,
 }
 
@@ -421,13 +421,11 @@ impl<'a> Slot<'a> {
         Awaited { at, value: sequence + 1, news: Region::default() }
     }
 
-    /// That the member posts transfer `sequence`, whose entry carries so many bytes of sources.
+    /// That the member posts transfer `sequence`, whose entry carries so many bytes of sources. The stamp's own line comes with it.
     pub fn carried(self, sequence: u64, bytes: usize) -> Awaited {
-        let posted = self.stage(Stage::Posted, sequence);
-        match self.eager(sequence, bytes) {
-            offset if offset == self.entry(sequence) + CARRIED => Awaited { news: Region { offset, bytes }, ..posted },
-            _ => posted,
-        }
+        let (first, begin) = (self.entry(sequence), self.eager(sequence, bytes));
+        let (offset, end) = (begin.max(first + LINE), begin + bytes);
+        Awaited { news: Region { offset, bytes: end.saturating_sub(offset) }, ..self.stage(Stage::Posted, sequence) }
     }
 
     fn entry(self, sequence: u64) -> usize {
@@ -469,10 +467,10 @@ impl<'a> Slot<'a> {
         at - self.entry(sequence)
     }
 
-    /// That the entry of `sequence` comes next, probably of so many bytes: who read its lines last gives them back meanwhile. But for those
-    /// that who `waits` for it looks at, and with it fetches, again and again.
+    /// That the entry of `sequence` comes next, probably of so many bytes: who read its lines last gives them back meanwhile. But for the
+    /// first, which who `waits` for it looks at again and again.
     pub fn expect(self, sequence: u64, bytes: usize, waits: bool) {
-        let first = if waits { PAIR } else { 0 };
+        let first = if waits { LINE } else { 0 };
         if first < bytes {
             self.control.take(Region { offset: self.entry(sequence) + first, bytes: bytes - first });
         }
