@@ -76,6 +76,11 @@ impl Isa {
         matches!(self, Isa::Avx512 | Isa::Amx)
     }
 
+    /// Whether passes of arithmetic are machine code of our own, in vectors longer than those of the code around them.
+    pub fn has_lines(self) -> bool {
+        cfg!(unix) && matches!(self, Isa::Avx2 | Isa::Avx512 | Isa::Amx)
+    }
+
     /// Whether there are instructions for sums in f32 of pairs of products of bf16 (AVX512_BF16). As with those for tiles, and unlike all
     /// else, their results differ from what other machines compute: in the order of the sums, and in subnormal numbers, which are zero to them.
     pub fn has_bf16_products() -> bool {

@@ -1,38 +1,21 @@
 //! One pass over a tile in vector registers: machine code of straight-line arithmetic, comparisons and choices on f32, for processors with
-//! 512-bit vectors.
+//! vectors of 256 or 512 bits.
 //!
 //! Primitives do one operation a pass, through the first-level cache; this does many, and passes between them nothing but registers. The
-//! generator of the code around it has no vectors as wide. Elements are computed `LANES` at a time, as primitives do, with the same bits.
+//! generator of the code around it has no such vectors. Elements are computed `LANES` at a time, as primitives do, with the same bits.
 //!
 //! The function takes what a primitive takes, of which two count: the address of a table of pointers, and the number of elements.
 //! (Encodings: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, sections 2.3 and 2.7; the calling convention is that
 //! of the System V ABI.)
 
-use crate::library::vector::LANES;
+mod avx2;
+mod avx512;
+mod code;
+
+use super::isa::Isa;
+use code::{Code, POINTERS, RCX, VOLATILE};
 use dcc_program::kernel::{BinaryOp, CompareOp, Expr, ExprId, UnaryOp};
 use smallvec::SmallVec;
-
-/// Elements of a vector.
-const WIDTH: usize = 16;
-/// Vector registers.
-const VECTORS: usize = 32;
-// A loop's body is two vectors, with a mask each at the end.
-const _: () = assert!(LANES == 2 * WIDTH);
-
-/// Registers of masks: what is compared. The two before are those of the tail's vectors.
-const MASKS: std::ops::Range<u8> = 3..8;
-
-// General registers: r8 is the number of all elements.
-const RAX: u8 = 0;
-/// The count of a shift; in the loop, the pointer of a tile that has no register.
-const RCX: u8 = 1;
-/// The number of the elements at hand.
-const INDEX: u8 = 6;
-/// The table.
-const TABLE: u8 = 7;
-/// Those of tiles' pointers: what callers do not expect to find unchanged, then the others.
-const POINTERS: [u8; 10] = [2, 9, 10, 11, 3, 5, 12, 13, 14, 15];
-const VOLATILE: usize = 4;
 
 /// The value of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +31,28 @@ enum Arithmetic {
     Sub,
     Mul,
     Div,
+}
+
+impl Arithmetic {
+    fn of(op: BinaryOp) -> Option<Arithmetic> {
+        match op {
+            BinaryOp::Add => Some(Arithmetic::Add),
+            BinaryOp::Sub => Some(Arithmetic::Sub),
+            BinaryOp::Mul => Some(Arithmetic::Mul),
+            BinaryOp::Div => Some(Arithmetic::Div),
+            _ => None,
+        }
+    }
+
+    /// The code of its instruction, beside that of `add`.
+    fn code(self) -> u8 {
+        match self {
+            Arithmetic::Add => 0x58,
+            Arithmetic::Mul => 0x59,
+            Arithmetic::Sub => 0x5c,
+            Arithmetic::Div => 0x5e,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -162,143 +167,82 @@ impl Line {
         self.add(Step::Sum(to, x));
     }
 
-    /// The function; none where the registers do not suffice.
-    pub fn code(&self) -> Option<Vec<u8>> {
-        let places = Places::of(self)?;
+    /// The function; none where the instructions or the registers do not suffice.
+    pub fn code(&self, isa: Isa) -> Option<Vec<u8>> {
+        match isa {
+            _ if !isa.has_lines() => None,
+            _ if isa.has_avx512() => self.code_of::<avx512::Avx512>(),
+            _ => self.code_of::<avx2::Avx2>(),
+        }
+    }
+
+    fn code_of<V: Vectors>(&self) -> Option<Vec<u8>> {
+        let places = Places::of(self, &V::REGISTERS)?;
         let mut code = Code::default();
         let kept = &places.pointers[VOLATILE.min(places.pointers.len())..];
         kept.iter().for_each(|(_, register)| code.push(*register));
         places.pointers.iter().for_each(|(pointer, register)| code.read_table(*register, *pointer));
-        self.before(&places, &mut code);
-        code.bytes(&[0x31, 0xf6]); // xor esi, esi
-        code.bytes(&[0x4c, 0x89, 0xc0]); // mov rax, r8
-        code.bytes(&[0x48, 0x83, 0xe0, (LANES as i8).wrapping_neg() as u8]); // and rax, -LANES
-        let none = code.jump(&[0x0f, 0x84]); // jz
-        let again = code.0.len();
-        (0..2).for_each(|half| self.body(&places, half, Mask::All, &mut code));
-        code.bytes(&[0x48, 0x83, 0xc6, LANES as u8]); // add rsi, LANES
-        code.bytes(&[0x48, 0x39, 0xc6]); // cmp rsi, rax
-        let back = code.jump(&[0x0f, 0x82]); // jb
-        code.land(back, again);
-        code.land(none, code.0.len());
-        code.bytes(&[0x44, 0x89, 0xc1]); // mov ecx, r8d
-        code.bytes(&[0x83, 0xe1, LANES as u8 - 1]); // and ecx, LANES - 1
-        let done = code.jump(&[0x0f, 0x84]); // jz
-        code.masks();
-        (0..2).for_each(|half| self.body(&places, half, Mask::First(half + 1), &mut code));
-        code.land(done, code.0.len());
-        self.behind(&places, &mut code);
+        V::before(self, &places, &mut code);
+        let none = code.begin_loop();
+        let again = code.len();
+        V::all(self, &places, &mut code);
+        code.end_loop(again);
+        code.land(none, code.len());
+        let done = code.count_tail();
+        V::tail(self, &places, &mut code);
+        code.land(done, code.len());
+        V::behind(self, &places, &mut code);
         kept.iter().rev().for_each(|(_, register)| code.pop(*register));
         code.bytes(&[0xc5, 0xf8, 0x77, 0xc3]); // vzeroupper, ret
         Some(code.0)
     }
+}
+
+/// Instructions of one length of vectors.
+trait Vectors {
+    const REGISTERS: Registers;
 
     /// What is the same for all elements.
-    fn before(&self, places: &Places, code: &mut Code) {
-        for (step, register) in self.steps.iter().zip(&places.values) {
-            match step {
-                Step::Splat(pointer) => {
-                    code.read_table(RAX, *pointer);
-                    code.evex(BROADCAST, Vector(*register), Vector(0), Place::At(RAX), Mask::All);
-                }
-                Step::Sum(..) => {
-                    let [low, high] = [*register, register + 1].map(Vector);
-                    code.evex(XOR, low, low, Place::Vector(low), Mask::All);
-                    code.evex(XOR, high, high, Place::Vector(high), Mask::All);
-                }
-                _ => {}
-            }
-        }
-        for (constant, instruction, vector) in [(1 << 31, BROADCAST_WORD, places.signs), (1, BROADCAST_BYTE, places.ones)] {
-            let Some(vector) = vector else { continue };
-            code.bytes(&[0xb8]); // mov eax, the sign of an f32, or true
-            code.bytes(&u32::to_le_bytes(constant));
-            code.evex(instruction, vector, Vector(0), Place::Vector(Vector(RAX)), Mask::All);
-        }
-    }
-
-    /// One vector of each `LANES` elements.
-    fn body(&self, places: &Places, half: u8, mask: Mask, code: &mut Code) {
-        let value = |lane: &Lane| Vector(places.values[lane.0]);
-        let chosen = |lane: &Lane| Mask::First(places.values[lane.0]);
-        let bytes = || places.bytes.expect("a line with a tile of bool has it");
-        for (n, step) in self.steps.iter().enumerate() {
-            let to = value(&Lane(n));
-            let tile = step.tile().map(|pointer| places.register(pointer, code));
-            let [words, bools] = [2, 0].map(|scale| Place::Along(tile.unwrap_or(RCX), half, scale));
-            match step {
-                Step::Load(_) => code.evex(LOAD, to, Vector(0), words, mask.zeroing()),
-                Step::Store(_, x) => code.evex(STORE, value(x), Vector(0), words, mask),
-                Step::LoadMask(_) => {
-                    code.evex(LOAD_BYTES, bytes(), Vector(0), bools, mask.zeroing());
-                    code.evex(TEST_BYTES, to, bytes(), Place::Vector(bytes()), Mask::All);
-                }
-                Step::StoreMask(_, x) => {
-                    let ones = Place::Vector(places.ones.expect("a line that stores bool has them"));
-                    code.evex(LOAD_BYTES, bytes(), Vector(0), ones, chosen(x).zeroing());
-                    code.evex(STORE_BYTES, bytes(), Vector(0), bools, mask);
-                }
-                Step::Splat(_) => {}
-                Step::Compute(op, x, y) => code.evex(op.instruction(), to, value(x), Place::Vector(value(y)), Mask::All),
-                Step::Negate(x) => {
-                    let signs = Place::Vector(places.signs.expect("a line that negates has them"));
-                    code.evex(XOR, to, value(x), signs, Mask::All);
-                }
-                Step::Root(x) => code.evex(ROOT, to, Vector(0), Place::Vector(value(x)), Mask::All),
-                Step::Compare(op, x, y) => {
-                    code.evex(COMPARE, to, value(x), Place::Vector(value(y)), Mask::All);
-                    code.bytes(&[predicate(*op)]);
-                }
-                Step::Select(c, x, y) => code.evex(BLEND, to, value(y), Place::Vector(value(x)), chosen(c)),
-                Step::Sum(_, x) => {
-                    let sum = Vector(to.0 + half);
-                    code.evex(ADD, sum, sum, Place::Vector(value(x)), mask);
-                }
-            }
-        }
-    }
-
+    fn before(line: &Line, places: &Places, code: &mut Code);
+    /// All steps for the `LANES` elements from the index on.
+    fn all(line: &Line, places: &Places, code: &mut Code);
+    /// The same for those that are left, 1 to `LANES` - 1: as many as ecx says, and the low bits of the number of all elements. Changes rax
+    /// and rcx.
+    fn tail(line: &Line, places: &Places, code: &mut Code);
     /// Sums over the lanes, by halves, join their totals.
-    fn behind(&self, places: &Places, code: &mut Code) {
-        for (step, register) in self.steps.iter().zip(&places.values) {
-            let Step::Sum(pointer, _) = step else { continue };
-            let [sum, other] = [*register, register + 1].map(Vector);
-            let add = |code: &mut Code, length| code.evex(ADD.of(length), sum, sum, Place::Vector(other), Mask::All);
-            add(code, Length::Whole);
-            code.evex(UPPER_HALF, sum, Vector(0), Place::Vector(other), Mask::All);
-            code.bytes(&[1]);
-            add(code, Length::Half);
-            code.evex(UPPER_QUARTER, sum, Vector(0), Place::Vector(other), Mask::All);
-            code.bytes(&[1]);
-            add(code, Length::Quarter);
-            for order in [0b1110, 0b01] {
-                code.evex(PERMUTE, other, Vector(0), Place::Vector(sum), Mask::All);
-                code.bytes(&[order]);
-                add(code, Length::Quarter);
-            }
-            code.read_table(RAX, *pointer);
-            code.evex(ADD_ONE, sum, sum, Place::At(RAX), Mask::All);
-            code.evex(STORE_ONE, sum, Vector(0), Place::At(RAX), Mask::All);
-        }
-    }
+    fn behind(line: &Line, places: &Places, code: &mut Code);
+}
+
+/// What there is to compute in.
+struct Registers {
+    vectors: usize,
+    /// Vectors that have `LANES` elements.
+    parts: usize,
+    /// Registers of masks for what is compared; where there are none, vectors hold that, and a tile of bool has no instructions.
+    masks: std::ops::Range<u8>,
 }
 
 /// Where all values of a line are.
 struct Places {
-    /// The register of each step's value; of a sum the first of two, of a store any, of a comparison that of a mask.
+    /// The register of each step's value; of a sum the first of one for each part, of a store any, of a comparison that of a mask.
     values: Vec<u8>,
     /// The signs of all lanes, if something is negated.
     signs: Option<Vector>,
     /// Bytes that are true, if bool is stored, and what bool goes through.
     ones: Option<Vector>,
     bytes: Option<Vector>,
+    /// Which lanes of a tail's vector there are, where no register of masks says that.
+    tail: Option<Vector>,
     /// Registers of tiles' pointers, as far as they go.
     pointers: Vec<(Pointer, u8)>,
 }
 
 impl Places {
-    fn of(line: &Line) -> Option<Places> {
-        let steps = &line.steps;
+    fn of(line: &Line, registers: &Registers) -> Option<Places> {
+        let (steps, in_vectors) = (&line.steps, registers.masks.is_empty());
+        if in_vectors && steps.iter().any(|step| matches!(step, Step::LoadMask(_) | Step::StoreMask(..))) {
+            return None;
+        }
         let mut last = vec![0; steps.len()];
         for (n, step) in steps.iter().enumerate() {
             step.reads().iter().for_each(|lane| last[lane.0] = n);
@@ -311,7 +255,7 @@ impl Places {
         let mut values = vec![0; steps.len()];
         for (step, value) in steps.iter().zip(&mut values) {
             match step {
-                Step::Sum(..) => *value = pin(2),
+                Step::Sum(..) => *value = pin(registers.parts),
                 Step::Splat(_) => *value = pin(1),
                 _ => {}
             }
@@ -320,19 +264,20 @@ impl Places {
         let signs = pin_for(&|step| matches!(step, Step::Negate(_)));
         let ones = pin_for(&|step| matches!(step, Step::StoreMask(..)));
         let bytes = pin_for(&|step| matches!(step, Step::LoadMask(_) | Step::StoreMask(..)));
-        let mut free: Vec<u8> = (pinned..VECTORS).rev().map(|n| n as u8).collect();
-        let mut masks: Vec<u8> = MASKS.rev().collect();
+        let tail = pin_for(&|_| in_vectors);
+        let mut free: Vec<u8> = (pinned..registers.vectors).rev().map(|n| n as u8).collect();
+        let mut masks: Vec<u8> = registers.masks.clone().rev().collect();
         for (n, step) in steps.iter().enumerate() {
             // What was read for the last time leaves its register to the result.
             for lane in step.reads().iter().filter(|lane| last[lane.0] == n) {
                 match &steps[lane.0] {
-                    made if made.makes_vector() => free.push(values[lane.0]),
+                    made if made.makes_vector() || in_vectors && made.makes_mask() => free.push(values[lane.0]),
                     made if made.makes_mask() => masks.push(values[lane.0]),
                     _ => {}
                 }
             }
             match step {
-                made if made.makes_vector() => values[n] = free.pop()?,
+                made if made.makes_vector() || in_vectors && made.makes_mask() => values[n] = free.pop()?,
                 made if made.makes_mask() => values[n] = masks.pop()?,
                 _ => {}
             }
@@ -343,7 +288,7 @@ impl Places {
                 pointers.push((pointer, *register));
             }
         }
-        (pinned <= VECTORS).then_some(Places { values, signs, ones, bytes, pointers })
+        (pinned <= registers.vectors).then_some(Places { values, signs, ones, bytes, tail, pointers })
     }
 
     /// The register that points to a tile, now.
@@ -369,33 +314,6 @@ enum Place {
     At(u8),
     /// So many vectors behind where it points to and the index, of elements of two to this power bytes.
     Along(u8, u8, u8),
-}
-
-/// Which lanes an instruction changes.
-#[derive(Clone, Copy)]
-enum Mask {
-    All,
-    /// Those of a mask register.
-    First(u8),
-    /// The same; others become zero.
-    OrZero(u8),
-}
-
-impl Mask {
-    fn zeroing(self) -> Mask {
-        match self {
-            Mask::First(register) => Mask::OrZero(register),
-            other => other,
-        }
-    }
-
-    fn bits(self) -> u8 {
-        match self {
-            Mask::All => 0,
-            Mask::First(register) => register,
-            Mask::OrZero(register) => 0x80 | register,
-        }
-    }
 }
 
 #[derive(Clone, Copy)]
@@ -425,47 +343,6 @@ impl Instruction {
     }
 }
 
-const LOAD: Instruction = Instruction::new(1, 0, 0, Length::Whole, 0x10); // vmovups
-const STORE: Instruction = Instruction::new(1, 0, 0, Length::Whole, 0x11);
-const ADD: Instruction = Instruction::new(1, 0, 0, Length::Whole, 0x58); // vaddps
-const ROOT: Instruction = Instruction::new(1, 0, 0, Length::Whole, 0x51); // vsqrtps
-const XOR: Instruction = Instruction::new(1, 1, 0, Length::Whole, 0xef); // vpxord
-const BROADCAST: Instruction = Instruction::new(2, 1, 0, Length::Whole, 0x18); // vbroadcastss
-const BROADCAST_WORD: Instruction = Instruction::new(2, 1, 0, Length::Whole, 0x7c); // vpbroadcastd of a general register
-const BROADCAST_BYTE: Instruction = Instruction::new(2, 1, 0, Length::Quarter, 0x7a); // vpbroadcastb of a general register
-const LOAD_BYTES: Instruction = Instruction::new(1, 3, 0, Length::Quarter, 0x6f); // vmovdqu8
-const STORE_BYTES: Instruction = Instruction::new(1, 3, 0, Length::Quarter, 0x7f);
-const TEST_BYTES: Instruction = Instruction::new(2, 1, 0, Length::Quarter, 0x26); // vptestmb
-const COMPARE: Instruction = Instruction::new(1, 0, 0, Length::Whole, 0xc2); // vcmpps
-const BLEND: Instruction = Instruction::new(2, 1, 0, Length::Whole, 0x65); // vblendmps
-const UPPER_HALF: Instruction = Instruction::new(3, 1, 1, Length::Whole, 0x1b); // vextractf64x4
-const UPPER_QUARTER: Instruction = Instruction::new(3, 1, 0, Length::Half, 0x19); // vextractf32x4
-const PERMUTE: Instruction = Instruction::new(3, 1, 0, Length::Quarter, 0x04); // vpermilps
-const ADD_ONE: Instruction = Instruction::new(1, 2, 0, Length::Quarter, 0x58); // vaddss
-const STORE_ONE: Instruction = Instruction::new(1, 2, 0, Length::Quarter, 0x11); // vmovss
-
-impl Arithmetic {
-    fn of(op: BinaryOp) -> Option<Arithmetic> {
-        match op {
-            BinaryOp::Add => Some(Arithmetic::Add),
-            BinaryOp::Sub => Some(Arithmetic::Sub),
-            BinaryOp::Mul => Some(Arithmetic::Mul),
-            BinaryOp::Div => Some(Arithmetic::Div),
-            _ => None,
-        }
-    }
-
-    fn instruction(self) -> Instruction {
-        let code = match self {
-            Arithmetic::Add => 0x58,
-            Arithmetic::Mul => 0x59,
-            Arithmetic::Sub => 0x5c,
-            Arithmetic::Div => 0x5e,
-        };
-        Instruction { code, ..ADD }
-    }
-}
-
 /// Of a comparison that raises nothing; what is no number is unequal to all, and neither less nor more.
 fn predicate(op: CompareOp) -> u8 {
     match op {
@@ -475,85 +352,5 @@ fn predicate(op: CompareOp) -> u8 {
         CompareOp::Le => 0x12,
         CompareOp::Ge => 0x1d,
         CompareOp::Gt => 0x1e,
-    }
-}
-
-/// A displacement of a jump that is not known yet: where it stands.
-struct Jump(usize);
-
-#[derive(Default)]
-struct Code(Vec<u8>);
-
-impl Code {
-    fn bytes(&mut self, bytes: &[u8]) {
-        self.0.extend(bytes);
-    }
-
-    fn push(&mut self, register: u8) {
-        self.short(0x50, register);
-    }
-
-    fn pop(&mut self, register: u8) {
-        self.short(0x58, register);
-    }
-
-    fn short(&mut self, code: u8, register: u8) {
-        if register >= 8 {
-            self.bytes(&[0x41]);
-        }
-        self.bytes(&[code | register & 7]);
-    }
-
-    /// register = table[pointer]
-    fn read_table(&mut self, register: u8, pointer: Pointer) {
-        self.bytes(&[0x48 | register >> 3 << 2, 0x8b, 0x80 | (register & 7) << 3 | TABLE]);
-        self.bytes(&(8 * pointer.0 as u32).to_le_bytes());
-    }
-
-    /// Mask registers 1 and 2: of the lanes that the low bits of ecx count, the first vector's and the second's.
-    fn masks(&mut self) {
-        self.bytes(&[0xb8, 1, 0, 0, 0]); // mov eax, 1
-        self.bytes(&[0xd3, 0xe0]); // shl eax, cl
-        self.bytes(&[0xff, 0xc8]); // dec eax
-        self.bytes(&[0xc5, 0xf8, 0x92, 0xc8]); // kmovw k1, eax
-        self.bytes(&[0xc1, 0xe8, WIDTH as u8]); // shr eax, WIDTH
-        self.bytes(&[0xc5, 0xf8, 0x92, 0xd0]); // kmovw k2, eax
-    }
-
-    fn jump(&mut self, code: &[u8]) -> Jump {
-        self.bytes(code);
-        self.bytes(&[0; 4]);
-        Jump(self.0.len() - 4)
-    }
-
-    fn land(&mut self, jump: Jump, at: usize) {
-        let distance = (at as i64 - (jump.0 as i64 + 4)) as i32;
-        self.0[jump.0..jump.0 + 4].copy_from_slice(&distance.to_le_bytes());
-    }
-
-    /// An instruction of vectors: its first operand, the second (register 0 where it has none) and the last.
-    fn evex(&mut self, instruction: Instruction, to: Vector, from: Vector, last: Place, mask: Mask) {
-        let bit = |register: u8, n: u8| !(register >> n) & 1;
-        let (extended, base) = match last {
-            Place::Vector(Vector(n)) => (bit(n, 4), bit(n, 3)),
-            Place::At(register) | Place::Along(register, ..) => (1, bit(register, 3)),
-        };
-        let Instruction { map, prefix, wide, length, code } = instruction;
-        self.bytes(&[
-            0x62,
-            bit(to.0, 3) << 7 | extended << 6 | base << 5 | bit(to.0, 4) << 4 | map,
-            wide << 7 | (!from.0 & 15) << 3 | 1 << 2 | prefix,
-            mask.bits() | (length as u8) << 5 | bit(from.0, 4) << 3,
-            code,
-        ]);
-        let first = (to.0 & 7) << 3;
-        match last {
-            Place::Vector(Vector(n)) => self.bytes(&[0xc0 | first | n & 7]),
-            // A displacement of one byte, which counts operands, and an index or none.
-            Place::At(register) => self.bytes(&[0x44 | first, 4 << 3 | register & 7, 0]),
-            Place::Along(register, vectors, scale) => {
-                self.bytes(&[0x44 | first, scale << 6 | INDEX << 3 | register & 7, vectors]);
-            }
-        }
     }
 }

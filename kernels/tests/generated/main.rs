@@ -116,16 +116,17 @@ impl Random {
 }
 
 fn bytes(dtype: DType, values: &[Scalar]) -> Vec<u8> {
+    if let Some(half) = Half::of(dtype) {
+        let single = |value: &Scalar| if let Scalar::Float(x) = value { *x as f32 } else { panic!("{value:?}") };
+        let (wide, mut halves) = (values.iter().map(single).collect::<Vec<f32>>(), vec![0; values.len()]);
+        half.narrow(&Pool::new(1), &wide, &mut halves);
+        return halves.into_iter().flat_map(u16::to_le_bytes).collect();
+    }
     let mut raw = vec![];
     for value in values {
         match (dtype, *value) {
             (DType::F32, Scalar::Float(x)) => raw.extend((x as f32).to_le_bytes()),
             (DType::F64, Scalar::Float(x)) => raw.extend(x.to_le_bytes()),
-            (DType::BF16 | DType::F16, Scalar::Float(x)) => {
-                let mut half = [0];
-                Half::of(dtype).expect("a half type").narrow(&Pool::new(1), &[x as f32], &mut half);
-                raw.extend(half[0].to_le_bytes());
-            }
             (_, Scalar::Int(x)) => raw.extend(&x.to_le_bytes()[..dtype.bytes() as usize]),
             other => panic!("{other:?}"),
         }
@@ -135,16 +136,16 @@ fn bytes(dtype: DType, values: &[Scalar]) -> Vec<u8> {
 
 fn scalars(dtype: DType, raw: &[u8]) -> Vec<Scalar> {
     let size = dtype.bytes() as usize;
+    if let Some(half) = Half::of(dtype) {
+        let halves: Vec<u16> = raw.chunks_exact(size).map(|b| u16::from_le_bytes(b.try_into().unwrap())).collect();
+        let mut wide = vec![0.0; halves.len()];
+        half.widen(&Pool::new(1), &halves, &mut wide);
+        return wide.into_iter().map(|x| Scalar::Float(x.into())).collect();
+    }
     raw.chunks_exact(size)
         .map(|b| match dtype {
             DType::F32 => Scalar::Float(f32::from_le_bytes(b.try_into().unwrap()).into()),
             DType::F64 => Scalar::Float(f64::from_le_bytes(b.try_into().unwrap())),
-            DType::BF16 | DType::F16 => {
-                let mut wide = [0.0];
-                let half = [u16::from_le_bytes(b.try_into().unwrap())];
-                Half::of(dtype).expect("a half type").widen(&Pool::new(1), &half, &mut wide);
-                Scalar::Float(wide[0].into())
-            }
             DType::I32 => Scalar::Int(i32::from_le_bytes(b.try_into().unwrap()).into()),
             DType::I64 => Scalar::Int(i64::from_le_bytes(b.try_into().unwrap())),
             _ => Scalar::Int(b[0].into()),

@@ -42,15 +42,13 @@ pub fn all_in_registers(nest: &Nest, isa: Isa) -> bool {
     let values = reachable(kernel, &kernel.body.iter().map(value_of).collect::<Vec<_>>());
     let lies_there = |expr: &Expr| matches!(expr, Expr::Load { .. } | Expr::Const { .. } | Expr::Var(_));
     let computed = values.iter().filter(|value| !lies_there(kernel.get(**value)));
-    has_registers(isa)
+    let tiles = kernel.inputs.iter().chain(&kernel.outputs);
+    isa.has_lines()
+        && tiles.into_iter().all(|tile| tile.dtype != DType::Bool || isa.has_avx512())
         && kernel.body.iter().all(is_elementwise)
         && values.iter().all(|value| matches!(typing.dtype(*value), DType::F32 | DType::Bool))
         && computed.clone().all(|value| is_computed(kernel, &typing, *value))
         && computed.count() >= LEAST
-}
-
-fn has_registers(isa: Isa) -> bool {
-    isa.has_avx512() && cfg!(unix)
 }
 
 impl Emitter<'_, '_> {
@@ -58,7 +56,7 @@ impl Emitter<'_, '_> {
     /// or would save no pass.
     pub(super) fn in_registers(&mut self, totals: &[Total], stores: &[&Stmt]) -> bool {
         let in_one = self.plan.behind.is_none() || self.whole_tiles().is_some();
-        let fits = has_registers(self.isa) && in_one && self.tile.is_some();
+        let fits = self.isa.has_lines() && in_one && self.tile.is_some();
         if !fits || !totals.iter().all(|total| self.is_sum(total)) || !stores.iter().all(|stmt| self.is_plain(stmt)) {
             return false;
         }
@@ -90,7 +88,7 @@ impl Emitter<'_, '_> {
             return false;
         }
         let line = self.line(&values, &kept, totals, stores);
-        let Some(code) = line.code() else { return false };
+        let Some(code) = line.code(self.isa) else { return false };
         let mut pointers: Vec<Value> = vec![];
         for read in &values.read {
             let value = self.eval(*read);
