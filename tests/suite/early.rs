@@ -49,7 +49,8 @@ fn gradients_do_not_outlive_the_backward_pass() {
                 );
                 assert!(all >= bytes * 3 / 4, "{model}, the control: {all} bytes of {bytes} wait for clipping");
                 let peak = |program: &Program| dcc::report::memory(program).peak;
-                // A term of the norm, a line for each weight, waits for the others beside what the backward pass still has.
+                // A term of the norm for each weight, a number in a line of its own, waits for the others beside what the backward pass
+                // still has.
                 let terms = 64 * early.params.iter().filter(|param| param.kind == ParamKind::Weight).count() as u64;
                 let fewer = peak(early) < peak(&late) || model != "mlp.onnx" && peak(early) <= peak(&late) + terms;
                 assert!(fewer, "{model}: {} bytes, {} where all wait", peak(early), peak(&late));
@@ -117,13 +118,17 @@ fn new_values_are_computed_in_place() {
         for (model, microbatches) in MODELS.into_iter().flat_map(|model| [(model, 1), (model, 2)]) {
             let options = OptimizerOptions { optimizer, weight_decay: 0.1, ..Default::default() };
             for program in lowered(model, Parallel::default(), (8, microbatches), options) {
-                let instrs = program.sections.iter().flat_map(|section| &section.body);
-                let computed: BTreeSet<BufferId> =
-                    instrs.filter(|i| matches!(i.action, Action::Kernel(_))).flat_map(|i| i.results.iter().copied()).collect();
+                let computed = |in_forward: bool| -> BTreeSet<BufferId> {
+                    let sections = program.sections.iter().filter(|s| (s.kind == SectionKind::Forward) == in_forward);
+                    let kernels = sections.flat_map(|s| &s.body).filter(|i| matches!(i.action, Action::Kernel(_)));
+                    kernels.flat_map(|i| i.results.iter().copied()).collect()
+                };
+                let (forward, computed) = (computed(true), computed(false));
                 let trained: Vec<_> = program.params.iter().filter(|param| param.trained).collect();
                 assert!(trained.len() > 2, "{model}");
                 for param in trained {
                     assert!(computed.contains(&param.buffer), "{model}, {optimizer:?}: {} is copied", param.name);
+                    assert!(!forward.contains(&param.buffer), "the control: {} before its gradient is there", param.name);
                 }
             }
         }

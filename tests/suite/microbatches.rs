@@ -170,3 +170,48 @@ fn the_first_of_long_rows_train_on_meshes() {
     let case = Case { nodes: &first, x: &[72, 6], weights: &weights, tensors: k(), mixed: None };
     case.agrees(Parallel { dp: 2, ..Parallel::default() }, 1);
 }
+
+/// A weight that is repeated for each sample and normalised there: its gradient's only term is a broadcast, which lies as samples do.
+#[test]
+fn a_repeated_weight_is_normalised_by_samples() {
+    let nodes = [
+        node("Shape", &["x"], &["dims"]),
+        node("Expand", &["queries", "dims"], &["repeated"]),
+        with_int(node("LayerNormalization", &["repeated", "scale", "shift"], &["normal"]), "axis", -1),
+        node("MatMul", &["x", "w"], &["h"]),
+        node("Mul", &["normal", "h"], &["weighed"]),
+        node("MatMul", &["weighed", "o"], &["y"]),
+    ];
+    let weights: [(&str, &[i64]); 5] = [("queries", &[5, 6]), ("scale", &[6]), ("shift", &[6]), ("w", &[6, 6]), ("o", &[6, 6])];
+    let case = Case { nodes: &nodes, x: &[8, 5, 6], weights: &weights, tensors: Vec::new(), mixed: None };
+    for parallel in [
+        Parallel::default(),
+        Parallel { dp: 2, ..Parallel::default() },
+        Parallel { tp: 2, ..Parallel::default() },
+        Parallel { pp: 2, ..Parallel::default() },
+    ] {
+        case.agrees(parallel, MICROBATCHES);
+    }
+}
+
+/// Distances in buckets are positions, not features of the table that they look up: a sequence may be split along them.
+#[test]
+fn a_table_of_distances_leaves_the_sequence_to_be_split() {
+    let distances: Vec<i64> = (0..36).map(|at: i64| (at / 6 - at % 6).abs().min(3)).collect();
+    let nodes = [
+        node("MatMul", &["x", "q"], &["queries"]),
+        node("MatMul", &["x", "k"], &["keys"]),
+        with_ints(node("Transpose", &["keys"], &["turned"]), "perm", &[0, 2, 1]),
+        node("MatMul", &["queries", "turned"], &["scores"]),
+        node("Gather", &["table", "distances"], &["bias"]),
+        node("Add", &["scores", "bias"], &["biased"]),
+        with_int(node("Softmax", &["biased"], &["shares"]), "axis", -1),
+        node("MatMul", &["shares", "x"], &["mixed"]),
+        node("MatMul", &["mixed", "o"], &["y"]),
+    ];
+    let tensors = || vec![int_tensor("distances", &[6, 6], &distances)];
+    let weights: [(&str, &[i64]); 4] = [("q", &[5, 5]), ("k", &[5, 5]), ("o", &[5, 5]), ("table", &[4])];
+    let case = Case { nodes: &nodes, x: &[8, 6, 5], weights: &weights, tensors: tensors(), mixed: None };
+    case.agrees(Parallel { cp: 2, ..Parallel::default() }, 2);
+    case.agrees(Parallel { cp: 2, dp: 2, ..Parallel::default() }, 2);
+}

@@ -22,7 +22,7 @@ impl Placer<'_> {
                 return Ok(planned.clone());
             }
         } else if let Some(inherited) = self.graph.grad_of(id).and_then(|of| self.inherit(id, rule, of)) {
-            return Ok(self.by_samples(id, rule, values, inherited));
+            return self.by_samples(id, rule, inherited, (stage, phase));
         }
         let lie = |value: &Option<NodeId>| value.map(|value| self.out.ty(value).sharding.dims.to_vec());
         let mut lies: Vec<Option<Vec<AxisList>>> = values.iter().map(lie).collect();
@@ -63,13 +63,14 @@ impl Placer<'_> {
 
     /// What every stage clones knows nothing of the batch, but its gradient comes sample by sample (an embedding of positions or
     /// types that an export repeats for each sample): the operands' axes of batch and sequence stay where they are.
-    fn by_samples(&self, id: NodeId, rule: &Rule, values: &[Option<NodeId>], mut strategy: Strategy) -> Strategy {
+    fn by_samples(&mut self, id: NodeId, rule: &Rule, mut strategy: Strategy, at: (u32, Phase)) -> Result<Strategy> {
         if !self.is_gradient_of_stageless(id) {
-            return strategy;
+            return Ok(strategy);
         }
-        for (value, dims) in values.iter().zip(&rule.spec.operands) {
-            let Some(value) = value else { continue };
-            for (dim, axes) in dims.iter().zip(&self.out.ty(*value).sharding.dims) {
+        let mut known = FxHashMap::default();
+        for (operand, dims) in self.contributions(id, at.0).into_iter().zip(&rule.spec.operands) {
+            let lies = self.lies(operand, at, &mut known)?;
+            for (dim, axes) in dims.iter().zip(&lies) {
                 let used = |axis: &AxisId| strategy.factors.iter().flatten().any(|a| a == axis);
                 let new: AxisList = axes.iter().copied().filter(|a| self.plan.splits_samples(*a) && !used(a)).collect();
                 let split = FactorSpec::split_axes(dim, &rule.sizes, &new, &self.plan.mesh).unwrap_or_default();
@@ -78,7 +79,7 @@ impl Placer<'_> {
                 }
             }
         }
-        strategy
+        Ok(strategy)
     }
 
     fn inherit(&self, id: NodeId, rule: &Rule, of: GradOf) -> Option<Strategy> {

@@ -14,8 +14,8 @@ pub(in crate::lower) fn update_in_place(selected: &mut Selected) {
     while let Some(Action::Library(Library::Copy)) = body.last().map(|i| &i.action) {
         let copy = body.pop().expect("there is a last instruction");
         let (from, to) = (copy.operands[0], copy.results[0]);
-        match selected.storage[from.0 as usize] == from && writes_in_place(&mut selected.program, &body, from, to) {
-            true => rename(&mut body, selected, from, to),
+        match writes_in_place(selected, &body, &kept, from, to) {
+            true => rename(body.iter_mut().chain(&mut kept), selected, from, to),
             false => kept.push(copy),
         }
     }
@@ -23,35 +23,47 @@ pub(in crate::lower) fn update_in_place(selected: &mut Selected) {
     selected.program.sections[section].body = body;
 }
 
-fn writes_in_place(program: &mut Program, body: &[Instr], from: BufferId, to: BufferId) -> bool {
+/// Whether what computes `from` may write it where `to` lies; `kept` are copies behind the body.
+fn writes_in_place(selected: &mut Selected, body: &[Instr], kept: &[Instr], from: BufferId, to: BufferId) -> bool {
+    let Selected { program, storage, .. } = selected;
     let Some(writer) = body.iter().position(|i| i.results.contains(&from)) else { return false };
-    if program.ty(from) != program.ty(to) {
+    let is_param = program.params.iter().any(|param| param.buffer == from);
+    if program.ty(from) != program.ty(to) || storage[from.0 as usize] != from || is_param {
+        return false;
+    }
+    // A parameter may be read under another type.
+    let lies_there = |id: &BufferId| storage[id.0 as usize] == storage[to.0 as usize];
+    let reads = |i: &Instr| i.operands.iter().any(lies_there);
+    let writes = |i: &Instr| i.results.iter().any(lies_there);
+    if body[..writer].iter().any(writes) || body[writer + 1..].iter().chain(kept).any(|i| reads(i) || writes(i)) {
         return false;
     }
     match body[writer].action {
-        Action::Wait(token) => gathers_in_place(body, token, to),
-        Action::Kernel(_) => {
-            let read_later = body[writer + 1..].iter().any(|i| i.operands.contains(&to) || i.results.contains(&to));
-            let written_before = body[..writer].iter().any(|i| i.results.contains(&to));
-            !read_later && !written_before && computes_in_place(program, body, writer, from, to)
-        }
+        Action::Wait(token) => gathers_in_place(body, token, lies_there),
+        Action::Kernel(_) => computes_in_place(program, body, writer, from, lies_there),
         _ => false,
     }
 }
 
-/// Whether the kernel of `writer` may write `from` where `to` lies. Its stores may change places for that: what a store reads must not
-/// have been replaced by one before it.
-fn computes_in_place(program: &mut Program, body: &[Instr], writer: usize, from: BufferId, to: BufferId) -> bool {
+/// Whether the kernel of `writer` may write `from` where some of its operands lie. Its stores may change places for that: what a store
+/// reads must not have been replaced by one before it.
+fn computes_in_place(
+    program: &mut Program,
+    body: &[Instr],
+    writer: usize,
+    from: BufferId,
+    lies_there: impl Fn(&BufferId) -> bool,
+) -> bool {
     let Action::Kernel(kernel) = body[writer].action else { return false };
     let output = body[writer].results.iter().position(|r| *r == from).expect("the writer of it");
     let given = program.kernels[kernel as usize].body.clone();
     for stmts in [given.clone(), stored_last(&given, output)] {
         program.kernels[kernel as usize].body = stmts;
         let replaces = |instr: &Instr, i: usize, o: usize| may_replace(program, instr, i, o);
-        let users = body.iter().filter(|i| i.action == Action::Kernel(kernel));
-        let still = users.clone().all(|instr| in_place(instr).all(|(i, o)| replaces(instr, i, o)));
-        let reads = (0..body[writer].operands.len()).filter(|o| body[writer].operands[*o] == to);
-        if still && reads.clone().all(|o| replaces(&body[writer], output, o)) {
+        let mut users = body.iter().filter(|i| i.action == Action::Kernel(kernel));
+        let still = users.all(|instr| in_place(instr).all(|(i, o)| replaces(instr, i, o)));
+        let mut reads = (0..body[writer].operands.len()).filter(|o| lies_there(&body[writer].operands[*o]));
+        if still && reads.all(|o| replaces(&body[writer], output, o)) {
             return true;
         }
     }
@@ -74,19 +86,20 @@ fn stored_last(stmts: &[Stmt], output: usize) -> Vec<Stmt> {
 }
 
 /// A gather writes its result from the start on.
-fn gathers_in_place(body: &[Instr], token: TokenId, to: BufferId) -> bool {
+fn gathers_in_place(body: &[Instr], token: TokenId, lies_there: impl Fn(&BufferId) -> bool) -> bool {
     let is_start = |instr: &Instr| match instr.action {
         Action::Start { token: other, transfer: Transfer::AllGather { .. } } => other == token,
         _ => false,
     };
     let Some(start) = body.iter().position(is_start) else { return false };
-    let touched = |instrs: &[Instr]| instrs.iter().any(|i| i.operands.contains(&to) || i.results.contains(&to));
-    let written_before = body[..start].iter().any(|i| i.results.contains(&to));
-    !touched(&body[start..]) && !written_before
+    let touched = |instr: &Instr| instr.operands.iter().chain(&instr.results).any(&lies_there);
+    let written_before = body[..start].iter().any(|instr| instr.results.iter().any(&lies_there));
+    !body[start..].iter().any(touched) && !written_before
 }
 
-fn rename(body: &mut [Instr], selected: &mut Selected, from: BufferId, to: BufferId) {
-    for instr in body {
+/// `from`, and what it is called under other types, becomes `to`.
+fn rename<'a>(instrs: impl Iterator<Item = &'a mut Instr>, selected: &mut Selected, from: BufferId, to: BufferId) {
+    for instr in instrs {
         for buffer in instr.results.iter_mut().chain(&mut instr.operands) {
             if *buffer == from {
                 *buffer = to;
@@ -98,5 +111,6 @@ fn rename(body: &mut [Instr], selected: &mut Selected, from: BufferId, to: Buffe
             output.buffer = to;
         }
     }
-    selected.storage[from.0 as usize] = selected.storage[to.0 as usize];
+    let place = selected.storage[to.0 as usize];
+    selected.storage.iter_mut().filter(|storage| **storage == from).for_each(|storage| *storage = place);
 }

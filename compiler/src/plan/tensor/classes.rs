@@ -103,7 +103,9 @@ impl Classes {
             return;
         }
         let spec = &forward.rule(id).spec;
-        for (&operand, dims) in node.operands.iter().zip(&spec.operands) {
+        // Indices of a table (buckets of distances) have no features, be they constant or computed.
+        let read = if matches!(node.op, Op::Gather(_)) { 1 } else { node.operands.len() };
+        for (&operand, dims) in node.operands.iter().zip(&spec.operands).take(read) {
             if matches!(forward.kind(operand), Kind::Param | Kind::Begin) {
                 for &factor in dims.iter().flatten().filter(|&&f| !counts_positions(&node.op, spec, f)) {
                     let root = self.root(self.factor(forward, id, factor));
