@@ -85,6 +85,8 @@ pub struct Copy {
     pub bytes: usize,
     pub from: Strides,
     pub to: Strides,
+    /// Bytes that the transfer writes to the own arena in all, of which these may be a part.
+    pub whole: usize,
 }
 
 /// Where pieces lie, in bytes.
@@ -166,7 +168,7 @@ impl Copy {
     /// One piece.
     pub fn piece(from: usize, to: usize, bytes: usize) -> Copy {
         let strides = |at| Strides { at, outer: bytes, row: bytes };
-        Copy { outer: 1, rows: 1, bytes, from: strides(from), to: strides(to) }
+        Copy { outer: 1, rows: 1, bytes, from: strides(from), to: strides(to), whole: bytes }
     }
 
     /// All that is copied.

@@ -60,7 +60,7 @@ impl Mover for Pull {
         let piece = |offset: usize, to: usize| {
             let source = Region { offset, bytes: copy.bytes };
             match from {
-                Origin::Arena(rank) => target.write(to, self.segment.arena(rank).slice(source)),
+                Origin::Arena(rank) => target.write_part(to, self.segment.arena(rank).slice(source), copy.whole),
                 Origin::Entry => target.write(to, self.segment.eager(source)),
                 Origin::Held => target.write(to, &self.held[channel as usize][source.range()]),
             }
@@ -119,12 +119,13 @@ pub fn gather(source: usize, from: Member, rows: Rows, target: usize) -> Copy {
     let bytes = range.len() * rows.inner;
     let from = Strides { at: source, outer: block * rows.inner, row: 0 };
     let to = Strides { at: target + range.start * rows.inner, outer: rows.dim * rows.inner, row: 0 };
-    Copy { outer: rows.outer, rows: 1, bytes, from, to }
+    Copy { outer: rows.outer, rows: 1, bytes, from, to, whole: rows.outer * rows.dim * rows.inner }
 }
 
 /// What `from` holds of own block: its part of the joined dim, own part of the split dim.
 pub fn exchange(source: usize, from: Member, own: usize, shape: Exchange, target: usize) -> Copy {
     let Exchange { outer, first, middle, second, inner, split } = shape;
+    let whole = outer * first * middle * second * inner / from.members;
     let part = |dim, index| {
         let rows = Rows { outer: 1, dim, inner: 1 };
         (rows.range(index, from.members), rows.block(from.members))
@@ -147,7 +148,7 @@ pub fn exchange(source: usize, from: Member, own: usize, shape: Exchange, target
         Side::First => (whole_first(source), whole_second(target)),
         Side::Second => (whole_second(source), whole_first(target)),
     };
-    Copy { outer, rows: rows.len() * middle, bytes: columns.len() * inner, from, to }
+    Copy { outer, rows: rows.len() * middle, bytes: columns.len() * inner, from, to, whole }
 }
 
 /// The bytes of a whole all_reduce that `member` reduces: whole cache lines, the rest to the last.

@@ -22,7 +22,8 @@ use std::time::Duration;
 
 /// Copies of so many bytes leave nothing in caches that would be there when it is needed.
 const AROUND: usize = 4 << 20;
-/// The same where stores that go around the caches take longer than others to a third-level cache: without AVX-512.
+/// What a transfer writes on a rank so that its copies do that, where stores that go around the caches take longer than others to a
+/// third-level cache: without AVX-512.
 #[cfg(target_arch = "x86_64")]
 const FAR_AROUND: usize = 16 << 20;
 
@@ -154,13 +155,18 @@ impl Mapping {
 
     /// Writes into an own region that nobody else reads meanwhile.
     pub fn write(&self, offset: usize, from: &[u8]) {
+        self.write_part(offset, from, from.len());
+    }
+
+    /// `write` of a part of what has `whole` bytes.
+    pub fn write_part(&self, offset: usize, from: &[u8], whole: usize) {
         self.check(offset, from.len());
         assert!(self.access == Access::Write, "a peer's arena is read-only");
         // SAFETY: in bounds and writable; `copy` allows that `from` lies in this mapping too.
         unsafe {
             let to = self.base.as_ptr().add(offset);
             if from.len() >= AROUND && from.as_ptr().addr().abs_diff(to.addr()) >= from.len() {
-                copy_around(from, to);
+                copy_around(from, to, whole);
             } else {
                 std::ptr::copy(from.as_ptr(), to, from.len());
             }
@@ -197,16 +203,17 @@ fn ask_for_line(at: *const u8, access: Access) {
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn ask_for_line(_: *const u8, _: Access) {}
 
-/// Copies by stores that go around the caches, where that is faster: a line is not read before it is written.
+/// Copies a part of what has `whole` bytes by stores that go around the caches, where that is faster: a line is not read before it is
+/// written.
 ///
 /// # Safety
 /// As many bytes as `from` has are writable at `to`, apart from these.
 #[cfg(target_arch = "x86_64")]
-unsafe fn copy_around(from: &[u8], to: *mut u8) {
+unsafe fn copy_around(from: &[u8], to: *mut u8, whole: usize) {
     // SAFETY of all: the caller's; the machine has the instructions.
     if std::arch::is_x86_feature_detected!("avx512f") {
         unsafe { copy_lines(from, to, streams_512) }
-    } else if from.len() < FAR_AROUND {
+    } else if whole < FAR_AROUND {
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
     } else if std::arch::is_x86_feature_detected!("avx") {
         unsafe { copy_lines(from, to, streams_256) }
@@ -292,7 +299,7 @@ unsafe fn streams_128(lines: &[Line], to: *mut u8) {
 /// # Safety
 /// As many bytes as `from` has are writable at `to`, apart from these.
 #[cfg(not(target_arch = "x86_64"))]
-unsafe fn copy_around(from: &[u8], to: *mut u8) {
+unsafe fn copy_around(from: &[u8], to: *mut u8, _whole: usize) {
     // SAFETY: the caller's.
     unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
 }
