@@ -44,6 +44,8 @@ pub struct Build {
     pub statistics: Vec<(Statistic, NodeId)>,
     /// Integers of the graph that floats were quantised to.
     pub quantised: BTreeMap<NodeId, Quantised>,
+    /// By `Concatenate` what it joins: constants are still known there.
+    pub joined: BTreeMap<NodeId, Vec<Value>>,
     /// Random ops so far; their ids must not depend on what follows.
     pub random_ops: u32,
     /// Set while a node of a static export is imported for another batch.
@@ -61,6 +63,7 @@ impl Build {
             batch_norms_train: false,
             statistics: Vec::new(),
             quantised: BTreeMap::new(),
+            joined: BTreeMap::new(),
             random_ops: 0,
             rescale: None,
         }

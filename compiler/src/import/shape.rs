@@ -125,6 +125,9 @@ impl Build {
         if shape.get(dim).is_none_or(|&all| end > all) {
             return Err(Error::shape(format!("elements {start}..{end} of dim {dim} of {:?}", shape.as_slice())));
         }
+        if let Some((part, start)) = self.part_of(x, dim, start, size)? {
+            return self.narrow(&part, dim, start, size);
+        }
         starts[dim] = start as i64;
         shape[dim] = size;
         self.slice(x, &starts, &vec![1; shape.len()], &shape)
@@ -159,7 +162,26 @@ impl Build {
             };
             ids = ids.chunks(MAX_PARTS).map(join).collect::<Result<_>>()?;
         }
-        Ok(self.graph.add(Concatenate { dim: dim as u8 }, &ids)?.into())
+        let id = self.graph.add(Concatenate { dim: dim as u8 }, &ids)?;
+        if ids.len() == filled.len() {
+            self.joined.insert(id, filled.into_iter().cloned().collect());
+        }
+        Ok(id.into())
+    }
+
+    /// Of what was concatenated, the part that has elements `start..start + size` of `dim` among others, and their place in it.
+    fn part_of(&self, x: &Value, dim: usize, mut start: u64, size: u64) -> Result<Option<(Value, u64)>> {
+        let Value::Node(id) = x else { return Ok(None) };
+        let along = |op: &Op| matches!(op, Op::Concatenate(op) if usize::from(op.dim) == dim);
+        let Some(parts) = self.joined.get(id).filter(|_| along(&self.graph[*id].op)) else { return Ok(None) };
+        for part in parts {
+            let count = part.shape(self)?[dim];
+            if start < count {
+                return Ok((start + size <= count).then(|| (part.clone(), start)));
+            }
+            start -= count;
+        }
+        Ok(None)
     }
 
     fn check_concatenate(&self, parts: &[&Value], dim: usize) -> Result<()> {

@@ -242,18 +242,28 @@ fn gather_nd(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let batch = usize::try_from(given).ok().filter(|&batch| batch < index_shape.len() && batch < shape.len());
     let batch = batch.filter(|&batch| index_shape[..batch] == shape[..batch]);
     let batch = batch.ok_or_else(|| attribute_value("batch_dims", given))?;
+    Ok(vec![gather_tuples(build, data, indices, batch)?])
+}
+
+/// Elements (or slices) of `data` at the tuples along the last dim of `indices`; the first `batch` dims are shared.
+fn gather_tuples(build: &mut Build, data: &Value, indices: &Value, batch: usize) -> Result<Value> {
+    let (shape, index_shape) = (data.shape(build)?, indices.shape(build)?);
     let Tuples { depth, parts, offsets } = build.tuples(data, indices, batch)?;
     let (outer, rest) = (index_shape.len() - 1, batch + depth);
     if batch == 0 {
         let joined: Vec<u64> = index_shape[..outer].iter().chain(&shape[depth..]).copied().collect();
         if let Some(value) = grid(build, data, &parts, &joined)? {
-            return Ok(vec![value]);
+            return Ok(value);
         }
         if let (Some(data), Some(indices)) = (data.known(), indices.known())
             && let Some(known) = data.gather_nd(indices)
         {
-            return Ok(vec![known.into()]);
+            return Ok(known.into());
         }
+    }
+    if depth > 1 && counts(&parts[0], batch, shape[batch]) {
+        let rest = build.narrow(indices, outer, 1, depth as u64 - 1)?;
+        return gather_tuples(build, data, &rest, batch + 1);
     }
     let rows: u64 = shape[batch..rest].iter().product();
     let flat: Vec<u64> = shape[..batch].iter().copied().chain([rows]).chain(shape[rest..].iter().copied()).collect();
@@ -263,7 +273,14 @@ fn gather_nd(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let text = format!("{shared} v {tail}, {shared} {index} -> {shared} {index} {tail}");
     let spec = FactorSpec::parse(&text).expect("names are identifiers");
     let (data, offsets) = (build.node(&data)?, build.node(&offsets)?);
-    Ok(vec![build.gather(&spec, data, offsets)?])
+    build.gather(&spec, data, offsets)
+}
+
+/// Whether the index counts all `size` elements along `dim` of the indices, alike along all others: both share that dim
+/// (`x[arange(batch), last]`).
+fn counts(index: &Value, dim: usize, size: u64) -> bool {
+    let Some(known) = index.known() else { return false };
+    known.shape.get(dim) == Some(&size) && known.varying() == [dim] && known.affine() == Some((0.0, vec![1.0]))
 }
 
 /// Where each index is one number or counts up along a result dim of its own: the part of data that they span, its dims
