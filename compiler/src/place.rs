@@ -7,6 +7,7 @@
 mod accumulate;
 mod gradient;
 mod halves;
+mod once;
 mod reshard;
 mod stack;
 mod strategy;
@@ -47,6 +48,7 @@ pub fn place(graph: &Graph, plan: &Plan) -> Result<Graph> {
     if plan.schedule.has_halves() {
         placed = halves::halve(placed, &placer.gradients)?;
     }
+    let placed = once::sink(placed)?;
     if plan.microbatches() == 1 { Ok(placed) } else { accumulate::own_accumulators(placed) }
 }
 
@@ -72,6 +74,8 @@ struct Placer<'a> {
     /// Forward nodes that depend on no parameter: masks, positions, labels.
     of_data: Vec<bool>,
     sums: BTreeMap<NodeId, gradient::PlacedSum>,
+    /// By gradient of a parameter and stage, terms that are the same for all microbatches: the update adds them.
+    once: FxHashMap<(NodeId, u32), Vec<NodeId>>,
     /// Placed gradients of values that stages compute.
     gradients: FxHashSet<NodeId>,
     regions: zero::Regions,
@@ -100,6 +104,7 @@ impl<'a> Placer<'a> {
             constants: Vec::new(),
             of_data: Vec::new(),
             sums: BTreeMap::new(),
+            once: FxHashMap::default(),
             gradients: FxHashSet::default(),
             regions: zero::regions(graph, plan),
             reader: NodeId(0),
@@ -410,7 +415,9 @@ impl<'a> Placer<'a> {
         let (keep, keepers) = self.kept_pendings(id, &strategy, &values);
         for ((i, value), want) in values.iter_mut().enumerate().zip(&wants) {
             let pending = self.out.ty(*value).sharding.pending.clone();
-            let kept = pending.into_iter().filter(|p| keepers.get(p).is_some_and(|set| set.contains(&i)));
+            let keeps = |p: &Pending| keepers.get(p).is_some_and(|set| set.contains(&i));
+            let once = Some((self.mb(), Reduce::Sum)).filter(|p| keeps(p) && self.counts_once(operands[i], *value));
+            let kept = pending.into_iter().filter(keeps).chain(once);
             let sharding = Sharding { dims: want.clone().into(), pending: Default::default() }.with_pending(kept);
             *value = self.reshard(*value, &sharding, phase)?;
         }
@@ -467,7 +474,9 @@ impl<'a> Placer<'a> {
         for pending in all {
             let (axis, reduce) = pending;
             let has = |i: &usize| self.out.ty(values[*i]).sharding.pending.contains(&pending);
-            let may = |i: &usize| has(i) || node.operands.get(*i).is_some_and(|&o| self.is_zero(o));
+            let once = |i: &usize, o: NodeId| axis == self.mb() && self.joins_sums(id) && self.counts_once(o, values[*i]);
+            let joins = |i: &usize| node.operands.get(*i).is_some_and(|&o| self.is_zero(o) || once(i, o));
+            let may = |i: &usize| has(i) || joins(i);
             let wanted = axis == self.mb()
                 || strategy.keep.contains(&axis)
                 || node.ty.elements() <= 1

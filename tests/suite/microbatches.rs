@@ -1,14 +1,15 @@
 //! What several microbatches, or precisions and meshes beside them, must not be refused.
 
-use crate::onnx_model::{external, int_tensor, model, node, size, value, with_int, with_ints, with_tensor};
+use crate::onnx_model::{external, int_tensor, model, node, size, tensor, value, with_int, with_ints, with_tensor};
 use dcc::Compiled;
 use dcc::compile::{Options, compile};
+use dcc::error::Result;
 use dcc::import::Model;
 use dcc::import::proto::tensor_proto::DataType;
 use dcc::import::proto::{NodeProto, TensorProto};
 use dcc::loss::{LossKind, LossOptions};
 use dcc::numeric::Instance;
-use dcc::plan::{Parallel, batch};
+use dcc::plan::{Parallel, Zero, batch};
 use dcc::precision::Mixed;
 use dcc::train::TrainingOptions;
 use dcc_program::DType;
@@ -22,22 +23,27 @@ struct Case<'a> {
     weights: &'a [(&'a str, &'a [i64])],
     tensors: Vec<TensorProto>,
     mixed: Option<Mixed>,
+    loss: LossKind,
 }
 
 const MICROBATCHES: u32 = 4;
 
 impl Case<'_> {
     fn compiled(&self, parallel: Parallel, microbatches: u32) -> Compiled {
+        self.compile(parallel, microbatches).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn compile(&self, parallel: Parallel, microbatches: u32) -> Result<Compiled> {
         let weights = self.weights.iter().map(|(name, dims)| external(name, dims, "weights"));
         let mut proto = weights.chain(self.tensors.iter().cloned()).fold(model(self.nodes), with_tensor);
         let dims: Vec<_> = self.x.iter().map(|&dim| size(dim)).collect();
         proto.graph.as_mut().expect("a graph").input = vec![value("x", &dims)];
         let proto = Model::decode(proto.encode_to_vec().into()).expect("a model");
         let batch = batch::Given { global: Some(self.x[0] as u64), accumulate: Some(microbatches), ..Default::default() };
-        let loss = LossOptions { kind: LossKind::Mse, ..Default::default() };
+        let loss = LossOptions { kind: self.loss, ..Default::default() };
         let training = TrainingOptions { loss, mixed: self.mixed, ..Default::default() };
         let options = Options { batch, parallel, training, name: "case.onnx".to_owned(), ..Default::default() };
-        compile(&proto, &options).unwrap_or_else(|error| panic!("{error}"))
+        compile(&proto, &options)
     }
 
     /// Compiles, and compares all tensors with those of one device.
@@ -78,7 +84,7 @@ fn evaluation_keeps_samples_apart_where_training_has_no_such_nodes() {
         node("TopK", &["d", "k"], &["y", "i"]),
     ];
     let tensors = vec![training, half, int_tensor("k", &[1], &[3])];
-    let case = Case { nodes: &nodes, x: &[8, 6], weights: &[("w", &[6, 5])], tensors, mixed: None };
+    let case = Case { loss: LossKind::Mse, nodes: &nodes, x: &[8, 6], weights: &[("w", &[6, 5])], tensors, mixed: None };
     case.agrees(Parallel::default(), MICROBATCHES);
     let on_ranks = case.agrees(Parallel { dp: 2, ..Parallel::default() }, 1);
     assert_eq!(collectives(&on_ranks), 1, "the loss alone is summed over ranks");
@@ -92,7 +98,8 @@ fn weights_made_of_weights_train_in_half_floats() {
         node("Div", &["v", "n"], &["u"]),
         node("MatMul", &["x", "u"], &["y"]),
     ];
-    let case = |nodes, weights| Case { nodes, x: &[8, 6], weights, tensors: Vec::new(), mixed: Some(BF16) };
+    let case =
+        |nodes, weights| Case { loss: LossKind::Mse, nodes, x: &[8, 6], weights, tensors: Vec::new(), mixed: Some(BF16) };
     case(&unit, &[("v", &[6, 5])]).compiled(Parallel { dp: 2, ..Parallel::default() }, MICROBATCHES);
     let product = [node("MatMul", &["a", "b"], &["w"]), node("MatMul", &["x", "w"], &["y"])];
     case(&product, &[("a", &[6, 3]), ("b", &[3, 5])]).compiled(Parallel { dp: 2, ..Parallel::default() }, MICROBATCHES);
@@ -111,7 +118,7 @@ fn chunks_of_three_stages_are_checked_on_fewer_microbatches() {
         nodes.push(node("Tanh", &[&format!("p{layer}")], &[&to]));
     }
     let weights: Vec<(&str, &[i64])> = names.iter().map(|name| (name.as_str(), &[6, 6][..])).collect();
-    let case = Case { nodes: &nodes, x: &[12, 6], weights: &weights, tensors: Vec::new(), mixed: None };
+    let case = Case { loss: LossKind::Mse, nodes: &nodes, x: &[12, 6], weights: &weights, tensors: Vec::new(), mixed: None };
     case.agrees(Parallel { pp: 3, virtual_stages: 2, ..Parallel::default() }, 6);
 }
 
@@ -131,7 +138,7 @@ fn samples_stay_apart_where_positions_cannot() {
     ];
     let tensors = vec![int_tensor("rows", &[2], &[40, 6]), int_tensor("apart", &[3], &[8, 5, 6])];
     let weights: [(&str, &[i64]); 3] = [("q", &[6, 6]), ("k", &[6, 6]), ("o", &[6, 6])];
-    let case = Case { nodes: &nodes, x: &[8, 5, 6], weights: &weights, tensors, mixed: None };
+    let case = Case { loss: LossKind::Mse, nodes: &nodes, x: &[8, 5, 6], weights: &weights, tensors, mixed: None };
     case.agrees(Parallel { cp: 2, ..Parallel::default() }, MICROBATCHES);
     case.agrees(Parallel { cp: 2, dp: 2, ..Parallel::default() }, 2);
 }
@@ -149,7 +156,7 @@ fn the_first_of_long_rows_train_on_meshes() {
     let k = || vec![int_tensor("k", &[1], &[7])];
     let last = nodes(-1);
     let weights: [(&str, &[i64]); 2] = [("w", &[6, 300]), ("v", &[7, 5])];
-    let case = |mixed| Case { nodes: &last, x: &[8, 4, 6], weights: &weights, tensors: k(), mixed };
+    let case = |mixed| Case { loss: LossKind::Mse, nodes: &last, x: &[8, 4, 6], weights: &weights, tensors: k(), mixed };
     let meshes = [
         Parallel::default(),
         Parallel { dp: 2, ..Parallel::default() },
@@ -167,7 +174,7 @@ fn the_first_of_long_rows_train_on_meshes() {
     // Of the samples: each rank sees them all.
     let first = nodes(0);
     let weights: [(&str, &[i64]); 2] = [("w", &[6, 9]), ("v", &[9, 5])];
-    let case = Case { nodes: &first, x: &[72, 6], weights: &weights, tensors: k(), mixed: None };
+    let case = Case { loss: LossKind::Mse, nodes: &first, x: &[72, 6], weights: &weights, tensors: k(), mixed: None };
     case.agrees(Parallel { dp: 2, ..Parallel::default() }, 1);
 }
 
@@ -183,7 +190,7 @@ fn a_repeated_weight_is_normalised_by_samples() {
         node("MatMul", &["weighed", "o"], &["y"]),
     ];
     let weights: [(&str, &[i64]); 5] = [("queries", &[5, 6]), ("scale", &[6]), ("shift", &[6]), ("w", &[6, 6]), ("o", &[6, 6])];
-    let case = Case { nodes: &nodes, x: &[8, 5, 6], weights: &weights, tensors: Vec::new(), mixed: None };
+    let case = Case { loss: LossKind::Mse, nodes: &nodes, x: &[8, 5, 6], weights: &weights, tensors: Vec::new(), mixed: None };
     for parallel in [
         Parallel::default(),
         Parallel { dp: 2, ..Parallel::default() },
@@ -211,7 +218,97 @@ fn a_table_of_distances_leaves_the_sequence_to_be_split() {
     ];
     let tensors = || vec![int_tensor("distances", &[6, 6], &distances)];
     let weights: [(&str, &[i64]); 4] = [("q", &[5, 5]), ("k", &[5, 5]), ("o", &[5, 5]), ("table", &[4])];
-    let case = Case { nodes: &nodes, x: &[8, 6, 5], weights: &weights, tensors: tensors(), mixed: None };
+    let case = Case { loss: LossKind::Mse, nodes: &nodes, x: &[8, 6, 5], weights: &weights, tensors: tensors(), mixed: None };
     case.agrees(Parallel { cp: 2, ..Parallel::default() }, 2);
     case.agrees(Parallel { cp: 2, dp: 2, ..Parallel::default() }, 2);
+}
+
+/// What a loss has once, whatever the number of microbatches, is counted once: a penalty on weights that a product reads too, scaled
+/// and plain, or a weight that weighs the rest of the loss (Kendall et al. 2018, arXiv 1705.07115).
+#[test]
+fn terms_without_samples_are_counted_once() {
+    let error = [
+        node("MatMul", &["x", "w"], &["h"]),
+        node("Tanh", &["h"], &["t"]),
+        node("MatMul", &["t", "v"], &["z"]),
+        node("Mul", &["z", "z"], &["squares"]),
+        with_int(node("ReduceMean", &["squares"], &["error"]), "keepdims", 0),
+    ];
+    let penalty = [
+        node("Mul", &["w", "w"], &["squared"]),
+        with_int(node("ReduceSum", &["squared"], &["all"]), "keepdims", 0),
+        node("Mul", &["all", "tenth"], &["penalty"]),
+        node("Add", &["error", "penalty"], &["y"]),
+    ];
+    let weighed = [
+        node("Neg", &["s"], &["less"]),
+        node("Exp", &["less"], &["share"]),
+        node("Mul", &["share", "error"], &["part"]),
+        node("Sub", &["part", "less"], &["y"]),
+    ];
+    // Both read a weight that is made of another: its gradient is passed on before the update.
+    let made = [node("Tanh", &["u"], &["w"])];
+    let tenth = || vec![tensor("tenth", &[], &0.1_f32.to_le_bytes())];
+    let of = |nodes: &[NodeProto], weights: &[(&str, &[i64])]| {
+        for (parallel, microbatches) in [
+            (Parallel::default(), MICROBATCHES),
+            (Parallel { dp: 2, ..Parallel::default() }, 3),
+            (Parallel { dp: 2, zero: Zero::Parameters, ..Parallel::default() }, 2),
+            (Parallel { tp: 2, ..Parallel::default() }, 2),
+            (Parallel { pp: 2, ..Parallel::default() }, 2),
+        ] {
+            let case = Case { loss: LossKind::Output, nodes, x: &[12, 6], weights, tensors: tenth(), mixed: None };
+            case.agrees(parallel, microbatches);
+        }
+    };
+    of(&[&error[..], &penalty].concat(), &[("w", &[6, 8]), ("v", &[8, 4])]);
+    of(&[&error[..], &weighed].concat(), &[("w", &[6, 8]), ("v", &[8, 4]), ("s", &[])]);
+    of(&[&made[..], &error, &penalty].concat(), &[("u", &[6, 8]), ("v", &[8, 4])]);
+}
+
+/// The slope of a root of a mean is known only once all samples are.
+#[test]
+fn a_root_of_a_mean_over_microbatches_is_refused_by_name() {
+    let nodes = [
+        node("MatMul", &["x", "w"], &["z"]),
+        node("Mul", &["z", "z"], &["squares"]),
+        with_int(node("ReduceMean", &["squares"], &["error"]), "keepdims", 0),
+        node("Sqrt", &["error"], &["y"]),
+    ];
+    let case = Case {
+        loss: LossKind::Output,
+        nodes: &nodes,
+        x: &[8, 6],
+        weights: &[("w", &[6, 5])],
+        tensors: Vec::new(),
+        mixed: None,
+    };
+    case.agrees(Parallel { dp: 2, ..Parallel::default() }, 1);
+    let error = case.compile(Parallel::default(), 2).err().expect("the slope needs all of the batch");
+    expect_test::expect![[r#"
+        error[DCC0301]: a sum over all 2 microbatches, which depends on parameters, is needed before the last of them
+          at   node 3 `/sqrt` (Sqrt, opset 20)
+          help use one microbatch (--grad-accum 1), or a loss that is linear in means over samples"#]]
+    .assert_eq(&error.to_string());
+}
+
+/// The features of one position of each sample, `h[arange(batch), last]`: samples stay apart.
+#[test]
+fn a_position_of_each_sample_is_gathered_by_samples() {
+    let nodes = [
+        node("MatMul", &["x", "w"], &["h"]),
+        with_ints(node("ReduceMax", &["x"], &["largest"]), "axes", &[-1]),
+        with_int(with_int(node("ArgMax", &["largest"], &["column"]), "axis", 1), "keepdims", 0),
+        with_int(node("Concat", &["numbers", "column"], &["tuples"]), "axis", -1),
+        node("GatherND", &["h", "tuples"], &["pooled"]),
+        node("MatMul", &["pooled", "v"], &["y"]),
+    ];
+    let numbers: Vec<i64> = (0..8).collect();
+    let tensors = vec![int_tensor("numbers", &[8, 1], &numbers)];
+    let weights: [(&str, &[i64]); 2] = [("w", &[6, 5]), ("v", &[5, 4])];
+    let case = Case { loss: LossKind::Mse, nodes: &nodes, x: &[8, 5, 6], weights: &weights, tensors, mixed: None };
+    for parallel in [Parallel::default(), Parallel { dp: 2, ..Parallel::default() }, Parallel { pp: 2, ..Parallel::default() }]
+    {
+        case.agrees(parallel, 2);
+    }
 }

@@ -7,7 +7,7 @@ use crate::graph::{GradOf, Graph, NodeId, Phase};
 use crate::ops::{Const, GradSum, Op, StageSum};
 use crate::optimizer::{NORM_SUM, NORM_TERM, TENSOR_SUM};
 use dcc_program::{AxisId, AxisList, Reduce, Sharding};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Terms of one addition: a kernel has a bounded number of arguments.
 const MAX_TERMS: usize = 64;
@@ -43,6 +43,9 @@ impl Placer<'_> {
             }
             values.extend(here);
         }
+        if self.is_gradient_of_weight(id) {
+            self.leave_to_update(id, stage, &mut values);
+        }
         let mut sum = self.add_up(id, values, stage, phase, dims)?;
         if self.is_gradient_of_stageless(id) {
             return Ok(sum);
@@ -77,8 +80,11 @@ impl Placer<'_> {
         }
         let all = |p: &Pending, out: &Graph| sums.iter().all(|&s| out.ty(s).sharding.pending.contains(p));
         let used: Vec<AxisId> = dims.iter().flatten().copied().collect();
-        let common: Vec<Pending> =
-            self.out.ty(sums[0]).sharding.pending.iter().copied().filter(|p| all(p, &self.out)).collect();
+        let any: BTreeSet<Pending> = sums.iter().flat_map(|&s| self.out.ty(s).sharding.pending.iter().copied()).collect();
+        // What some terms wait for, all do where the update alone sums up, and no term can know the other microbatches.
+        let joins = phase != Phase::Update && self.joins_sums(id);
+        let once = |p: &Pending| joins && (p.0 == self.mb() || self.is_gradient_of_stageless(id));
+        let common: Vec<Pending> = any.into_iter().filter(|p| once(p) || all(p, &self.out)).collect();
         let common = common.into_iter().filter(|p| !used.contains(&p.0));
         let want = Sharding { dims: dims.to_vec().into(), pending: Default::default() }.with_pending(common);
         for sum in &mut sums {
@@ -130,7 +136,8 @@ impl Placer<'_> {
         for &home in &stages {
             let sum = self.compute(id, home, Phase::Backward, None)?;
             let sum = self.reduce_early(sum, param)?;
-            chunks.entry(self.first_chunk(home)).or_default().push(sum);
+            let once = self.once.remove(&(id, home)).unwrap_or_default();
+            chunks.entry(self.first_chunk(home)).or_default().extend(std::iter::once(sum).chain(once));
         }
         let mut parts = PlacedSum::new();
         for (home, sums) in chunks {
@@ -146,7 +153,8 @@ impl Placer<'_> {
         Ok(self.sums[&id][&stage])
     }
 
-    /// What the chunks of a rank add to a gradient: to one accumulator where they are laid out alike, else added by the update.
+    /// What the chunks of a rank add to a gradient, and what is the same for all microbatches: to one accumulator where they are laid out
+    /// alike, else added by the update.
     fn over_chunks(&mut self, id: NodeId, mut sums: Vec<NodeId>, home: u32, dims: &[AxisList]) -> Result<NodeId> {
         if let [one] = sums[..] {
             return Ok(one);

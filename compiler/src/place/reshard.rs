@@ -5,7 +5,7 @@
 //! takes no more memory than before, so that the backward pass reads what the forward pass moved.
 
 use super::Placer;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::graph::{Node, NodeId, Phase};
 use crate::ops::{
     AllGather, AllReduce, AllToAll, DropMicrobatch, KeepFirst, Op, ReduceScatter, ResolveMicrobatches, SliceAxis,
@@ -36,6 +36,10 @@ impl Placer<'_> {
         value = self.slice_axes(value, want, phase);
         let have = self.out.ty(value).sharding.pending.clone();
         for &(axis, reduce) in want.pending.iter().filter(|p| !have.contains(p)) {
+            if axis == self.mb() {
+                value = self.of_first_microbatch(value, phase);
+                continue;
+            }
             let sharding = &self.out.ty(value).sharding;
             let pending = sharding.with_pending(sharding.pending.iter().copied().chain([(axis, reduce)]));
             value = self.step(KeepFirst { axis }, value, pending, phase);
@@ -55,14 +59,19 @@ impl Placer<'_> {
 
     pub(super) fn step_in(&mut self, op: impl Into<Op>, value: NodeId, sharding: Sharding, section: Phase) -> NodeId {
         let ty = self.out.ty(value).with_sharding(sharding);
+        let stage = self.stage_of_step(value, section);
+        self.make(op, &[value], ty, stage, section)
+    }
+
+    /// The stage of a step from `value` that is of `section`.
+    pub(super) fn stage_of_step(&self, value: NodeId, section: Phase) -> u32 {
         let Node { phase, stage: home, .. } = self.out[value];
         let home = home.expect("placed nodes have a stage");
         // What all chunks share is changed for the one that reads it; so is what the backward of another chunk of the rank reads of a
         // forward value, which runs before the backward of the value's own.
         let shared = !phase.is_pass() && section.is_pass();
         let again = section.is_backward() && !phase.is_backward() && self.first_chunk(home) == self.first_chunk(self.here);
-        let stage = if shared || again { self.here } else { home };
-        self.make(op, &[value], ty, stage, section)
+        if shared || again { self.here } else { home }
     }
 
     /// Where a reduction of `value` stands: once, with its producer, unless only the update reads it whole.
@@ -122,8 +131,11 @@ impl Placer<'_> {
             return Ok(value);
         }
         if matches!(node.op, Op::Param(_) | Op::Transfer(_)) {
-            let what = "a sum over the whole batch that forward must know first depends on parameters";
-            return Err(self.refused(value, what.to_owned()).help("use one microbatch: --grad-accum 1"));
+            let count = self.plan.microbatches();
+            let what =
+                format!("a sum over all {count} microbatches, which depends on parameters, is needed before the last of them");
+            let help = "use one microbatch (--grad-accum 1), or a loss that is linear in means over samples";
+            return Err(Error::plan(what).at(self.graph.origin(self.reader)).help(help));
         }
         let mut operands = Vec::with_capacity(node.operands.len());
         for &operand in &node.operands {
