@@ -162,12 +162,20 @@ impl Instrs<'_> {
     /// Names that the operand was given just before, for this transfer alone: what others read, of other transfers from the `first` start
     /// on, stays where it is.
     fn lead(&self, flight: &Flight, first: Option<usize>, claimed: &BTreeSet<usize>) -> Vec<usize> {
-        let before = self.of(flight.operand).iter().rev().map(|touch| touch.0).filter(|&at| at < flight.start);
         let alone = |at: usize| first.is_none_or(|first| first > at) && self.readers(self.body[at].results[0]) == 1;
-        let leads = |at: &usize| self.is_view(*at) && !claimed.contains(at) && alone(*at);
-        let mut lead: Vec<usize> = before.take_while(leads).collect();
+        let mut before: Vec<usize> =
+            self.of(flight.operand).iter().map(|touch| touch.0).filter(|&at| at < flight.start).collect();
+        before.dedup();
+        let (mut name, mut lead) = (self.body[flight.start].operands[0], Vec::new());
+        for at in before.into_iter().rev() {
+            let names = self.is_view(at) && self.body[at].results[0] == name;
+            if !names || claimed.contains(&at) || !alone(at) {
+                break;
+            }
+            name = self.body[at].operands[0];
+            lead.push(at);
+        }
         lead.reverse();
-        lead.dedup();
         lead
     }
 
