@@ -11,6 +11,7 @@ mod mask;
 mod movement;
 mod pattern;
 mod region;
+mod roll;
 mod rules;
 mod slices;
 mod solve;
@@ -39,7 +40,8 @@ pub fn rule_names() -> Vec<&'static str> {
 pub fn simplify(graph: &Graph) -> Result<Graph> {
     let training = graph.nodes.iter().any(|node| node.phase != Phase::Forward);
     let wanted = |rule: &Rule| !training || rule.scope == Scope::Pointwise;
-    Rewriter::new(graph, rules::all().into_iter().filter(wanted).collect()).run(training)
+    let rolled = if training { None } else { roll::roll(graph)? };
+    Rewriter::new(rolled.as_ref().unwrap_or(graph), rules::all().into_iter().filter(wanted).collect()).run(training)
 }
 
 struct Rewriter<'a> {

@@ -12,6 +12,7 @@ use rules::all;
 mod examples;
 mod models;
 mod resembling;
+mod rolling;
 
 /// Relative: the `--dtype f64` row of the tolerance table.
 const TOLERANCE: f64 = 1e-9;
