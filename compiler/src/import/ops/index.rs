@@ -278,7 +278,7 @@ fn gather_tuples(build: &mut Build, data: &Value, indices: &Value, batch: usize)
 
 /// Whether the index counts all `size` elements along `dim` of the indices, alike along all others: both share that dim
 /// (`x[arange(batch), last]`).
-fn counts(index: &Value, dim: usize, size: u64) -> bool {
+pub(super) fn counts(index: &Value, dim: usize, size: u64) -> bool {
     let Some(known) = index.known() else { return false };
     known.shape.get(dim) == Some(&size) && known.varying() == [dim] && known.affine() == Some((0.0, vec![1.0]))
 }

@@ -6,6 +6,7 @@
 use dcc_program::kernel::{BinaryOp, CompareOp};
 use dcc_program::{DType, FactorSpec, Reduce, Shape};
 
+use super::index::{Tuples, counts};
 use super::{Call, Import, attribute_value};
 use crate::error::{Error, Result};
 use crate::import::build::Build;
@@ -55,13 +56,37 @@ fn spec(operands: &[&[String]], result: &[String]) -> FactorSpec {
     FactorSpec::parse(&format!("{} -> {}", operands.join(", "), result.join(" "))).expect("names are identifiers")
 }
 
+fn check_dtypes(build: &Build, data: &Value, updates: &Value) -> Result<()> {
+    let (from, into) = (updates.dtype(build)?, data.dtype(build)?);
+    if from == into { Ok(()) } else { Err(Error::dtype(format!("updates of {} into {}", from.name(), into.name()))) }
+}
+
+/// `data` with `updates` at the elements from `start` on of one dim.
+fn put(build: &mut Build, data: &Value, updates: &Value, (dim, start): (usize, u64), combine: Combine) -> Result<Value> {
+    let (all, count) = (data.shape(build)?[dim], updates.shape(build)?[dim]);
+    let changed = match combine {
+        Combine::Set => updates.clone(),
+        Combine::With(op) => {
+            let there = build.narrow(data, dim, start, count)?;
+            build.binary(binary(op), &there, updates)?
+        }
+    };
+    let before = build.narrow(data, dim, 0, start)?;
+    let behind = build.narrow(data, dim, start + count, all - start - count)?;
+    build.concatenate(&[before, changed, behind], dim)
+}
+
+/// Where `count` updates go along a dim of `size`, if that is one after the other; each index is of the update in its place of `dim`.
+fn run(index: &Value, dim: usize, count: u64, size: u64) -> Option<u64> {
+    let known = index.known()?;
+    let (start, stored) = known.consecutive()?;
+    let start = u64::try_from(start).ok().filter(|&start| start.saturating_add(count) <= size)?;
+    (known.varying().iter().all(|&varying| varying == dim) && stored == count).then_some(start)
+}
+
 impl Rows<'_> {
     fn combine(&self, build: &mut Build, combine: Combine) -> Result<Value> {
         let dtype = self.data.dtype(build)?;
-        if self.updates.dtype(build)? != dtype {
-            let what = format!("updates of {} into {}", self.updates.dtype(build)?.name(), dtype.name());
-            return Err(Error::dtype(what));
-        }
         // What the scatter kernel adds exactly: floats as they are, small integers as f64.
         let exact = dtype.is_float() || dtype.bytes() <= 4;
         match combine {
@@ -166,6 +191,7 @@ fn scatter_elements(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
         return Err(Error::shape(what));
     }
     let combine = Combine::read(call)?;
+    check_dtypes(build, data, updates)?;
     if wanted.contains(&0) {
         return Ok(vec![data.clone()]);
     }
@@ -177,7 +203,11 @@ fn scatter_elements(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
         (0..shape.len()).map(|d| if d == dim { own.to_owned() } else { format!("d{d}") }).collect()
     };
     let factors = [kept.iter().map(|&d| names("i")[d].clone()).collect(), names("i"), names("v")];
-    let mut y = Rows { data: &part, row: dim, indices: &indices, updates, factors }.combine(build, combine)?;
+    let place = kept.iter().position(|&kept| kept == dim).unwrap_or(0);
+    let mut y = match run(&indices, place, wanted[dim], shape[dim]) {
+        Some(start) => put(build, &part, updates, (dim, start), combine)?,
+        None => Rows { data: &part, row: dim, indices: &indices, updates, factors }.combine(build, combine)?,
+    };
     // Puts the changed part back, dim by dim.
     for other in (0..shape.len()).rev().filter(|&other| other != dim && wanted[other] != shape[other]) {
         let mut around = data.clone();
@@ -192,25 +222,44 @@ fn scatter_elements(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
 
 /// One index tuple per update, of its element or slice.
 fn scatter_nd(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
-    let (data, updates) = (call.input(0)?, call.input(2)?);
-    let (shape, combine) = (data.shape(build)?, Combine::read(call)?);
-    let tuples = build.tuples(data, call.input(1)?, 0)?;
-    let outer = tuples.offsets.shape(build)?;
-    let wanted: Shape = outer.iter().chain(&shape[tuples.depth..]).copied().collect();
+    let (data, indices, updates) = (call.input(0)?, call.input(1)?, call.input(2)?);
+    let combine = Combine::read(call)?;
+    check_dtypes(build, data, updates)?;
+    Ok(vec![scatter_tuples(build, [data, indices, updates], combine, 0)?])
+}
+
+/// `data` with updates at the tuples along the last dim of `indices`; all three share the first `batch` dims.
+fn scatter_tuples(build: &mut Build, operands: [&Value; 3], combine: Combine, batch: usize) -> Result<Value> {
+    let [data, indices, updates] = operands;
+    let shape = data.shape(build)?;
+    let Tuples { depth, parts, offsets } = build.tuples(data, indices, batch)?;
+    let (outer, rest) = (offsets.shape(build)?, batch + depth);
+    let wanted: Shape = outer.iter().chain(&shape[rest..]).copied().collect();
     if updates.shape(build)? != wanted {
         let what = format!("updates {:?} where indices want {:?}", updates.shape(build)?.as_slice(), wanted.as_slice());
         return Err(Error::shape(what));
     }
-    let rows: u64 = shape[..tuples.depth].iter().product();
-    let flat: Vec<u64> = std::iter::once(rows).chain(shape[tuples.depth..].iter().copied()).collect();
+    if depth > 1 && counts(&parts[0], batch, shape[batch]) {
+        let rest = build.narrow(indices, outer.len(), 1, depth as u64 - 1)?;
+        return scatter_tuples(build, [data, &rest, updates], combine, batch + 1);
+    }
+    if depth == 1
+        && outer.len() == batch + 1
+        && let Some(start) = run(&parts[0], batch, outer[batch], shape[batch])
+    {
+        return put(build, data, updates, (batch, start), combine);
+    }
+    let rows: u64 = shape[batch..rest].iter().product();
+    let flat: Vec<u64> = shape[..batch].iter().copied().chain([rows]).chain(shape[rest..].iter().copied()).collect();
     let flat_data = build.reshape(data, &flat)?;
     let names = |letter: char, count: usize| (0..count).map(move |i| format!("{letter}{i}"));
-    let (index, tail) = (names('i', outer.len()), names('e', shape.len() - tuples.depth));
-    let update: Vec<String> = index.clone().chain(tail.clone()).collect();
-    let factors = [index.collect(), update, std::iter::once("v".to_owned()).chain(tail).collect()];
-    let rows = Rows { data: &flat_data, row: 0, indices: &tuples.offsets, updates, factors };
+    let (shared, index, tail) = (names('b', batch), names('i', outer.len() - batch), names('e', shape.len() - rest));
+    let of_index: Vec<String> = shared.clone().chain(index).collect();
+    let of_update = of_index.iter().cloned().chain(tail.clone()).collect();
+    let factors = [of_index, of_update, shared.chain(["v".to_owned()]).chain(tail).collect()];
+    let rows = Rows { data: &flat_data, row: batch, indices: &offsets, updates, factors };
     let y = rows.combine(build, combine)?;
-    Ok(vec![build.reshape(&y, &shape)?])
+    build.reshape(&y, &shape)
 }
 
 /// A cache with new rows written from `write_indices` on, one per sample; from the front again at the end if `circular`.
