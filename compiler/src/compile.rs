@@ -9,6 +9,7 @@ use crate::annotations;
 use crate::autodiff::Sums;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
+use crate::import::proto::NodeProto;
 use crate::import::{self, Imported, Model, TensorData, listed};
 use crate::ops::Op;
 use crate::plan::annotated;
@@ -230,9 +231,23 @@ fn import(model: &Model, options: &Options) -> Result<(Imported, Batch)> {
     Ok((imported, batch))
 }
 
+/// Whether the model has a BatchNorm of samples, not of a weight.
 fn has_batch_norm(model: &Model) -> bool {
-    let functions = model.proto.functions.iter().flat_map(|function| &function.node);
-    model.graph().node.iter().chain(functions).any(|node| node.op_type() == "BatchNormalization")
+    let is_norm = |node: &NodeProto| node.op_type() == "BatchNormalization";
+    if model.proto.functions.iter().flat_map(|function| &function.node).any(is_norm) {
+        return true;
+    }
+    let stored: BTreeSet<&str> = model.graph().initializer.iter().map(|tensor| tensor.name()).collect();
+    let inputs = model.graph().input.iter().map(|input| input.name());
+    let mut of_samples: BTreeSet<&str> = inputs.filter(|name| !stored.contains(name)).collect();
+    for node in &model.graph().node {
+        // What the graphs of a node capture is not among its inputs.
+        let has_graphs = node.attribute.iter().any(|attribute| attribute.g.is_some() || !attribute.graphs.is_empty());
+        if has_graphs || node.input.iter().any(|name| of_samples.contains(name.as_str())) {
+            of_samples.extend(node.output.iter().map(String::as_str));
+        }
+    }
+    model.graph().node.iter().any(|node| is_norm(node) && node.input.first().is_some_and(|x| of_samples.contains(x.as_str())))
 }
 
 fn batch_norm(chosen: BatchNorm, batch: Option<Batch>, ranks: Ranks) -> import::BatchNorm {

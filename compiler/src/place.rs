@@ -200,6 +200,11 @@ impl<'a> Placer<'a> {
             if mine.is_empty() && graph[id].operands.iter().any(of_data) {
                 mine.insert(0);
             }
+            // The statistics of a weight are made where it is.
+            let of_weights = |o: &&NodeId| self.stage[o.0 as usize].is_none() && graph[**o].phase == Phase::Forward;
+            if mine.is_empty() {
+                mine.extend(graph[id].operands.iter().filter(of_weights).find_map(|&o| self.stage_of_weights(o)));
+            }
             // What only the update reads, a running statistic, is held by all stages: evaluation may read it on another one than
             // that which computes its new value.
             if let (Op::GradSum(_), Some(GradOf::Value(param))) = (&graph[id].op, graph.grad_of(id))
@@ -210,6 +215,18 @@ impl<'a> Placer<'a> {
             }
             self.reach[id.0 as usize] = mine;
         }
+    }
+
+    /// The first stage that reads one of the weights that `id` is made of.
+    fn stage_of_weights(&self, id: NodeId) -> Option<u32> {
+        let (mut open, mut seen, mut first) = (vec![id], FxHashSet::default(), None);
+        while let Some(id) = open.pop() {
+            if matches!(self.graph[id].op, Op::Param(_)) {
+                first = first.into_iter().chain(self.reach[id.0 as usize].first().copied()).min();
+            }
+            open.extend(self.graph[id].operands.iter().copied().filter(|&operand| seen.insert(operand)));
+        }
+        first
     }
 
     fn place_outputs(&mut self) -> Result<()> {

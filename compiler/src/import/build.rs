@@ -4,7 +4,7 @@
 //! arithmetic, positions), and adds nodes otherwise: masks stay comparisons of positions whatever their size. Broadcasting is
 //! NumPy's and made explicit.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use dcc_program::kernel::{BinaryOp, CompareOp, UnaryOp};
 use dcc_program::program::ParamKind;
@@ -86,6 +86,19 @@ impl Build {
             TensorData::External { location, .. } => Some((&parameter.tensor.name, location)),
             _ => None,
         }
+    }
+
+    /// Whether a value is computed of an input.
+    pub fn has_samples(&self, value: &Value) -> bool {
+        let Value::Node(id) = value else { return false };
+        let (mut open, mut seen) = (vec![*id], BTreeSet::new());
+        while let Some(id) = open.pop() {
+            if matches!(self.graph[id].op, Op::Input(_)) {
+                return true;
+            }
+            open.extend(self.graph[id].operands.iter().filter(|&&operand| seen.insert(operand)));
+        }
+        false
     }
 
     /// The value as a node: constants become what they are made of, broadcasts of numbers and positions.

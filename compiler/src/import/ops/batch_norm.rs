@@ -70,7 +70,7 @@ fn batch_normalization(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let (old_mean, old_variance) = (build.cast(running_mean, wide)?, build.cast(running_variance, wide)?);
     let mut old = [channels(build, &old_mean, shape.len())?, channels(build, &old_variance, shape.len())?];
     let groups = match build.batch_norm {
-        BatchNorm::Groups(groups) if !build.batch_norms_train || trains(call.node) => groups,
+        BatchNorm::Groups(groups) if !build.batch_norms_train || trains(call.node) => groups_of(build, &x, groups),
         _ => {
             let normal = normalised(build, &x, &old[0], &old[1], epsilon)?;
             return Ok(vec![finish(build, &normal)?]);
@@ -104,6 +104,11 @@ fn batch_normalization(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
         build.statistic(given, new, groups, momentum)?;
     }
     Ok(vec![finish(build, &normal)?])
+}
+
+/// A weight (standardised, for a convolution) is the same for all groups of samples.
+fn groups_of(build: &Build, x: &Value, groups: u64) -> u64 {
+    if build.has_samples(x) { groups } else { 1 }
 }
 
 fn moments(build: &mut Build, x: &Value, groups: u64) -> Result<Moments> {
