@@ -242,12 +242,16 @@ fn reaches((keys, queries): (u64, u64), parts: u64) -> bool {
     keys.is_multiple_of(parts) || (parts.is_multiple_of(keys) && queries.is_multiple_of(parts / keys))
 }
 
-/// Heads that are fewer than the ranks are shared by some or all of them; otherwise each rank has as many as the others.
+/// Heads that are fewer than the ranks are shared by some or all of them; otherwise each rank has as many as the others. Where some
+/// attention of the model is so split, all ranks compute what cannot be.
 fn check_heads(forward: &Forward, options: &Parallel) -> Result<()> {
     let all: BTreeSet<(u64, u64)> = forward.order.iter().filter_map(|&id| heads(forward, id)).collect();
     let fits = |parts: u64| all.iter().all(|&heads| reaches(heads, parts));
     let tp = u64::from(options.tp);
-    let splits = |heads: (u64, u64)| heads.0 * heads.1 < tp || reaches(heads, tp);
+    if all.iter().any(|&heads| reaches(heads, tp)) {
+        return Ok(());
+    }
+    let splits = |heads: (u64, u64)| heads.0 * heads.1 < tp;
     let wrong = |id: &&NodeId| heads(forward, **id).is_some_and(|heads| !splits(heads));
     let Some(&id) = forward.order.iter().find(wrong) else { return Ok(()) };
     let (keys, queries) = heads(forward, id).expect("found by its heads");
