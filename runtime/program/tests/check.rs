@@ -1,7 +1,7 @@
 //! The gate: sound programs pass, each planted fault is refused by the message that fits it.
 
-use dcc_program::check::{CheckError, Fault, programs};
-use dcc_program::program::MOST_TENSORS;
+use dcc_program::check::{CheckError, Fault, may_replace, programs};
+use dcc_program::program::{Action, MOST_TENSORS};
 use dcc_program::text::parse;
 
 const MLP: &str = include_str!("programs/mlp_tp2.txt");
@@ -206,6 +206,19 @@ fn partial_sums_are_not_rounded() {
     let rounded = kept.replace("b3 f32", "b3 bf16").replace("b4 f32", "b4 bf16");
     refused(Fault::Pending, "`cast` reads a partial result (+tp) as whole", &[&rounded], &[(0, from, to)]);
     refused(Fault::Declared, "the result is bf16[8, 4]+tp", &[HALVES], &[(0, "b2 bf16[8, 4]+tp", "b2 f64[8, 4]+tp")]);
+}
+
+/// What is added to something stands beside it, not in its place.
+#[test]
+fn a_sum_is_no_operand_of_its_own() {
+    let replaces = |text: &str| {
+        let program = parse(text).expect("a program");
+        let mut body = program.sections.iter().flat_map(|section| &section.body);
+        let update = body.find(|instr| matches!(instr.action, Action::Kernel(4))).expect("an update");
+        may_replace(&program, update, 0, 0)
+    };
+    assert!(replaces(MLP));
+    assert!(!replaces(&MLP.replace("y0[i, j] = x0[i, j] - x2[]", "y0[i, j] += x0[i, j] - x2[]")));
 }
 
 #[test]

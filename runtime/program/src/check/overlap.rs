@@ -86,17 +86,17 @@ pub fn may_replace(p: &Program, instr: &Instr, i: usize, o: usize) -> bool {
     block(instr.results[i]) == block(instr.operands[o]) && pointwise(&p.kernels[kernel as usize], i as u8, o as u8)
 }
 
-/// Whether the kernel reads of `input` just the element of `output` that it is about to write.
+/// Whether the kernel reads of `input` just the element of `output` that it is about to write, not to add to: that would be twice there.
 fn pointwise(kernel: &Kernel, output: u8, input: u8) -> bool {
-    let stores: Vec<(usize, &[Index])> = (kernel.body.iter().enumerate())
+    let stores: Vec<(usize, &[Index], StoreMode)> = (kernel.body.iter().enumerate())
         .filter_map(|(i, stmt)| match stmt {
-            Stmt::Store { output: o, index, .. } if *o == output => Some((i, &index[..])),
+            Stmt::Store { output: o, index, mode, .. } if *o == output => Some((i, &index[..], *mode)),
             _ => None,
         })
         .collect();
-    let Some(&(first, index)) = stores.first() else { return false };
+    let Some(&(first, index, _)) = stores.first() else { return false };
     let plain = index.iter().all(|i| matches!(i, Index::Dim(_)));
-    if !plain || stores.iter().any(|(_, other)| *other != index) {
+    if !plain || stores.iter().any(|(_, other, mode)| *other != index || *mode == StoreMode::Accumulate) {
         return false;
     }
     let reads = |id: &ExprId| matches!(kernel.get(*id), Expr::Load { input: i, .. } if *i == input);
