@@ -1,6 +1,8 @@
 //! What several microbatches, or precisions and meshes beside them, must not be refused.
 
-use crate::onnx_model::{external, int_tensor, model, node, size, tensor, value, with_int, with_ints, with_tensor};
+use crate::onnx_model::{
+    external, int_tensor, model, node, size, tensor, value, with_int, with_ints, with_string, with_tensor,
+};
 use dcc::Compiled;
 use dcc::compile::{Options, compile};
 use dcc::error::Result;
@@ -311,4 +313,163 @@ fn a_position_of_each_sample_is_gathered_by_samples() {
     {
         case.agrees(parallel, 2);
     }
+}
+
+/// A loop over samples that the export unrolled: rolled up it has a dim of samples again.
+#[test]
+fn a_loop_over_samples_is_shared_out() {
+    let samples = 8;
+    let mut nodes = vec![node("MatMul", &["x", "w"], &["h"])];
+    let mut tensors = vec![int_tensor("first", &[1], &[0])];
+    let names = |i: i64| [format!("at{i}"), format!("at{}", i + 1), format!("mine{i}"), format!("mean{i}")];
+    for i in 0..samples {
+        let [start, end, mine, mean] = names(i);
+        nodes.push(node("Slice", &["h", &start, &end, "first"], &[&mine]));
+        nodes.push(with_int(with_ints(node("ReduceMean", &[&mine], &[&mean]), "axes", &[1]), "keepdims", 0));
+    }
+    tensors.extend((0..=samples).map(|i| int_tensor(&format!("at{i}"), &[1], &[i])));
+    let means: Vec<String> = (0..samples).map(|i| names(i)[3].clone()).collect();
+    nodes.push(with_int(node("Concat", &means.iter().map(String::as_str).collect::<Vec<_>>(), &["means"]), "axis", 0));
+    nodes.push(node("MatMul", &["means", "v"], &["y"]));
+    let weights: [(&str, &[i64]); 2] = [("w", &[6, 5]), ("v", &[5, 4])];
+    let case = Case { loss: LossKind::Mse, nodes: &nodes, x: &[samples, 5, 6], weights: &weights, tensors, mixed: None };
+    for parallel in [Parallel::default(), Parallel { dp: 2, ..Parallel::default() }, Parallel { pp: 2, ..Parallel::default() }]
+    {
+        case.agrees(parallel, 2);
+    }
+}
+
+/// One sum of samples is the gradient of a bias and, by another name, of a row of a table: each is scattered at once.
+#[test]
+fn a_gradient_of_two_names_is_scattered_by_both() {
+    let nodes = [
+        node("MatMul", &["x", "w"], &["h"]),
+        node("Add", &["h", "bias"], &["shifted"]),
+        node("Gather", &["table", "zeros"], &["rows"]),
+        node("Add", &["shifted", "rows"], &["sum"]),
+        with_int(node("LayerNormalization", &["sum", "scale", "shift"], &["normal"]), "axis", -1),
+        node("MatMul", &["normal", "v"], &["y"]),
+    ];
+    let tensors = || vec![int_tensor("zeros", &[12, 5], &[0; 60])];
+    let weights: [(&str, &[i64]); 6] =
+        [("w", &[6, 8]), ("bias", &[8]), ("table", &[4, 8]), ("scale", &[8]), ("shift", &[8]), ("v", &[8, 4])];
+    for zero in [Zero::Nothing, Zero::State, Zero::Gradients, Zero::Parameters] {
+        let case =
+            Case { loss: LossKind::Mse, nodes: &nodes, x: &[12, 5, 6], weights: &weights, tensors: tensors(), mixed: None };
+        case.agrees(Parallel { dp: 2, zero, ..Parallel::default() }, 1);
+        case.agrees(Parallel { dp: 2, zero, ..Parallel::default() }, 3);
+    }
+}
+
+/// What is assigned to a part of each sample, by positions that are known, that count samples, or that the data say.
+#[test]
+fn assignments_to_samples_keep_them_apart() {
+    let numbers: Vec<i64> = (0..8).collect();
+    let score = [
+        node("MatMul", &["x", "w"], &["h"]),
+        with_ints(node("ReduceMax", &["x"], &["largest"]), "axes", &[-1]),
+        with_int(with_int(node("ArgMax", &["largest"], &["column"]), "axis", 1), "keepdims", 0),
+        with_int(with_ints(node("ReduceMean", &["h"], &["mean"]), "axes", &[1]), "keepdims", 0),
+    ];
+    // h[arange, column] = mean, and += mean.
+    let by_data = |reduction: &str| {
+        let assign = with_string(node("ScatterND", &["h", "tuples", "mean"], &["changed"]), "reduction", reduction);
+        vec![with_int(node("Concat", &["numbers", "column"], &["tuples"]), "axis", -1), assign]
+    };
+    // h[:, 1:3] = h[:, 2:4], written for all samples at once.
+    let by_all = vec![
+        node("Slice", &["h", "two", "four", "one"], &["later"]),
+        with_int(node("ScatterElements", &["h", "places", "later"], &["inner"]), "axis", 1),
+        node("ScatterND", &["h", "numbers", "inner"], &["changed"]),
+    ];
+    let tensors = || {
+        let places: Vec<i64> = (0..8 * 2 * 5).map(|i| 1 + i / 5 % 2).collect();
+        let one = |name: &str, value| int_tensor(name, &[1], &[value]);
+        vec![
+            int_tensor("numbers", &[8, 1], &numbers),
+            int_tensor("places", &[8, 2, 5], &places),
+            one("one", 1),
+            one("two", 2),
+            one("four", 4),
+        ]
+    };
+    for change in [by_data("none"), by_data("add"), by_all] {
+        let nodes = [&score[..], &change, &[node("MatMul", &["changed", "v"], &["y"])]].concat();
+        let weights: [(&str, &[i64]); 2] = [("w", &[6, 5]), ("v", &[5, 4])];
+        let case =
+            Case { loss: LossKind::Mse, nodes: &nodes, x: &[8, 5, 6], weights: &weights, tensors: tensors(), mixed: None };
+        for parallel in
+            [Parallel::default(), Parallel { dp: 2, ..Parallel::default() }, Parallel { pp: 2, ..Parallel::default() }]
+        {
+            case.agrees(parallel, 2);
+        }
+    }
+}
+
+/// Statistics of a weight, which standardise it, are the same for all microbatches.
+#[test]
+fn a_weight_is_standardised_once() {
+    let nodes = [
+        node("Reshape", &["w", "flat"], &["rows"]),
+        with_int(
+            node("BatchNormalization", &["rows", "scale", "shift", "mean", "variance"], &["standard"]),
+            "training_mode",
+            1,
+        ),
+        node("Reshape", &["standard", "square"], &["u"]),
+        node("MatMul", &["x", "u"], &["h"]),
+        node("Tanh", &["h"], &["t"]),
+        node("MatMul", &["t", "v"], &["y"]),
+    ];
+    let tensors = || vec![int_tensor("flat", &[3], &[1, 6, 5]), int_tensor("square", &[2], &[6, 5])];
+    let lines: [(&str, &[i64]); 4] = [("scale", &[6]), ("shift", &[6]), ("mean", &[6]), ("variance", &[6])];
+    let weights: Vec<(&str, &[i64])> = [("w", &[6_i64, 5][..]), ("v", &[5, 4])].into_iter().chain(lines).collect();
+    let case = Case { loss: LossKind::Mse, nodes: &nodes, x: &[8, 6], weights: &weights, tensors: tensors(), mixed: None };
+    for parallel in [Parallel::default(), Parallel { dp: 2, ..Parallel::default() }, Parallel { pp: 2, ..Parallel::default() }]
+    {
+        case.agrees(parallel, 2);
+    }
+}
+
+/// Attention over `from`, with the projections and the heads of `name`.
+fn attention(name: &str, from: &str, to: &str) -> Vec<NodeProto> {
+    let own = |what: &str| format!("{name}_{what}");
+    let mut nodes = Vec::new();
+    for what in ["q", "k", "v"] {
+        let [weight, flat, apart, turned] = ["w", "flat", "apart", "turned"].map(|step| own(&format!("{what}_{step}")));
+        let order: &[i64] = if what == "k" { &[0, 2, 3, 1] } else { &[0, 2, 1, 3] };
+        nodes.push(node("MatMul", &[from, &weight], &[&flat]));
+        nodes.push(node("Reshape", &[&flat, &own("heads")], &[&apart]));
+        nodes.push(with_ints(node("Transpose", &[&apart], &[&turned]), "perm", order));
+    }
+    let [scores, shares, mixed, back, joined] = ["scores", "shares", "mixed", "back", "joined"].map(own);
+    nodes.push(node("MatMul", &[&own("q_turned"), &own("k_turned")], &[&scores]));
+    nodes.push(with_int(node("Softmax", &[&scores], &[&shares]), "axis", -1));
+    nodes.push(node("MatMul", &[&shares, &own("v_turned")], &[&mixed]));
+    nodes.push(with_ints(node("Transpose", &[&mixed], &[&back]), "perm", &[0, 2, 1, 3]));
+    nodes.push(node("Reshape", &[&back, "rows"], &[&joined]));
+    nodes.push(node("MatMul", &[&joined, &own("o_w")], &[to]));
+    nodes
+}
+
+/// As the stages of a pyramid have them: two heads are shared by two ranks, three are computed by both.
+#[test]
+fn heads_that_ranks_cannot_share_are_whole_beside_others() {
+    let nodes = [attention("two", "x", "h"), attention("three", "h", "y")].concat();
+    let line = |name: &str, values: &[i64]| int_tensor(name, &[values.len() as i64], values);
+    let tensors = || vec![line("two_heads", &[8, 5, 2, 4]), line("three_heads", &[8, 5, 3, 4]), line("rows", &[8, 5, -1])];
+    let names: Vec<(String, [i64; 2])> = [("two", 8), ("three", 12)]
+        .into_iter()
+        .flat_map(|(name, width)| ["q_w", "k_w", "v_w", "o_w"].map(|what| (name, what, width)))
+        .map(|(name, what, width)| (format!("{name}_{what}"), if what == "o_w" { [width, 6] } else { [6, width] }))
+        .collect();
+    let weights: Vec<(&str, &[i64])> = names.iter().map(|(name, dims)| (name.as_str(), &dims[..])).collect();
+    let case = Case { loss: LossKind::Mse, nodes: &nodes, x: &[8, 5, 6], weights: &weights, tensors: tensors(), mixed: None };
+    case.agrees(Parallel { tp: 2, ..Parallel::default() }, 1);
+    case.agrees(Parallel { tp: 2, dp: 2, ..Parallel::default() }, 2);
+    let three = attention("three", "x", "y");
+    let alone =
+        Case { loss: LossKind::Mse, nodes: &three, x: &[8, 5, 6], weights: &weights[4..], tensors: tensors(), mixed: None };
+    let error = alone.compile(Parallel { tp: 2, ..Parallel::default() }, 1).err().expect("no rank has heads of its own");
+    assert!(error.to_string().contains("tp 2 cannot split attention with 3 heads"), "{error}");
 }

@@ -28,6 +28,17 @@ pub fn with_int(mut node: NodeProto, name: &str, value: i64) -> NodeProto {
     node
 }
 
+pub fn with_string(mut node: NodeProto, name: &str, value: &str) -> NodeProto {
+    let attribute = AttributeProto {
+        name: Some(name.to_owned()),
+        r#type: Some(AttributeType::String.into()),
+        s: Some(Bytes::copy_from_slice(value.as_bytes())),
+        ..Default::default()
+    };
+    node.attribute.push(attribute);
+    node
+}
+
 pub fn with_ints(mut node: NodeProto, name: &str, values: &[i64]) -> NodeProto {
     let attribute = AttributeProto {
         name: Some(name.to_owned()),
