@@ -433,7 +433,7 @@ impl<'a> Placer<'a> {
         for ((i, value), want) in values.iter_mut().enumerate().zip(&wants) {
             let pending = self.out.ty(*value).sharding.pending.clone();
             let keeps = |p: &Pending| keepers.get(p).is_some_and(|set| set.contains(&i));
-            let once = Some((self.mb(), Reduce::Sum)).filter(|p| keeps(p) && self.counts_once(operands[i], *value));
+            let once = Some((self.mb(), Reduce::Sum)).filter(|p| keeps(p) && self.counts_once(id, operands[i], *value));
             let kept = pending.into_iter().filter(keeps).chain(once);
             let sharding = Sharding { dims: want.clone().into(), pending: Default::default() }.with_pending(kept);
             *value = self.reshard(*value, &sharding, phase)?;
@@ -491,8 +491,8 @@ impl<'a> Placer<'a> {
         for pending in all {
             let (axis, reduce) = pending;
             let has = |i: &usize| self.out.ty(values[*i]).sharding.pending.contains(&pending);
-            let once = |i: &usize, o: NodeId| axis == self.mb() && self.joins_sums(id) && self.counts_once(o, values[*i]);
-            let joins = |i: &usize| node.operands.get(*i).is_some_and(|&o| self.is_zero(o) || once(i, o));
+            let once = |i: &usize, o: NodeId| axis == self.mb() && self.joins_sums(id) && self.counts_once(id, o, values[*i]);
+            let joins = |i: &usize| node.operands.get(*i).is_some_and(|&o| self.reads_zero(id, o) || once(i, o));
             let may = |i: &usize| has(i) || joins(i);
             let wanted = axis == self.mb()
                 || strategy.keep.contains(&axis)
@@ -540,7 +540,13 @@ impl<'a> Placer<'a> {
         false
     }
 
-    /// Zero everywhere, which is a pending sum over any axis.
+    /// Whether the kernel of `reader` has zero in the place of this operand: a pending sum over any axis. What is concatenated is in
+    /// memory, where nobody knows it.
+    fn reads_zero(&self, reader: NodeId, operand: NodeId) -> bool {
+        !matches!(self.graph[reader].op, Op::Concatenate(_)) && self.is_zero(operand)
+    }
+
+    /// Zero everywhere.
     fn is_zero(&self, id: NodeId) -> bool {
         match &self.graph[id].op {
             Op::Const(c) => c.value() == 0.0,

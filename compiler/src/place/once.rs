@@ -15,9 +15,9 @@ impl Placer<'_> {
         self.plan.microbatches() > 1 && self.graph[id].phase != Phase::Update && !self.of_data[id.0 as usize]
     }
 
-    /// Whether `value`, the placed operand `id`, is the same for all microbatches, so that one of them has to add it.
-    pub(super) fn counts_once(&self, id: NodeId, value: NodeId) -> bool {
-        !self.is_zero(id) && !self.per_microbatch(self.out.ty(value))
+    /// Whether `value`, the placed operand of `reader`, is the same for all microbatches, so that one of them has to add it.
+    pub(super) fn counts_once(&self, reader: NodeId, operand: NodeId, value: NodeId) -> bool {
+        !self.reads_zero(reader, operand) && !self.per_microbatch(self.out.ty(value))
     }
 
     /// Whether the update alone reads the gradient.
