@@ -126,9 +126,10 @@ impl fmt::Display for LossKind {
 }
 
 /// Adds the loss that `options` ask for to `graph`, whose outputs are the model's. The outputs stay as they are.
-/// Errors: no such output, one of the wrong dtype or rank, or `auto` where the loss is not clear.
+/// Errors: no such output, one of the wrong dtype or rank, `auto` where the loss is not clear, or an option that is not of that loss.
 pub fn attach(graph: &mut Graph, options: &LossOptions) -> Result<Loss> {
     let (kind, name, output) = choose(graph, options)?;
+    check_options(kind, options).map_err(|error| error.at(format!("output {name}")))?;
     let before = graph.cursor();
     graph.set_origin(&format!("loss ({kind} of {name})"));
     let output = at_least_f32(graph, output)?;
@@ -161,6 +162,24 @@ fn at_least_f32(graph: &mut Graph, x: NodeId) -> Result<NodeId> {
         DType::F16 | DType::BF16 => graph.cast(x, DType::F32),
         _ => Ok(x),
     }
+}
+
+/// Errors: an option that the loss makes nothing of.
+fn check_options(kind: LossKind, options: &LossOptions) -> Result<()> {
+    let plain = LossOptions::default();
+    let given: [(&str, bool, &[LossKind]); 3] = [
+        ("--label-smoothing", options.label_smoothing != plain.label_smoothing, &[LossKind::CrossEntropy, LossKind::NextToken]),
+        ("--ignore-index", options.ignore_index != plain.ignore_index, &[LossKind::CrossEntropy, LossKind::NextToken]),
+        ("--class-dim", options.class_dim.is_some(), &[LossKind::CrossEntropy]),
+    ];
+    let Some((flag, _, of)) = given.into_iter().find(|(_, given, of)| *given && !of.contains(&kind)) else { return Ok(()) };
+    let names: Vec<&str> = of.iter().map(|kind| kind.name()).collect();
+    let error = Error::usage(format!("{flag} does not belong to --loss {kind}"));
+    let error = match options.kind {
+        LossKind::Auto => error.note(format!("--loss auto has chosen {kind}")),
+        _ => error,
+    };
+    Err(error.help(format!("drop it, or use --loss {}", names.join(" or "))))
 }
 
 /// The name of the output that the loss will be of. Errors as [`attach`].

@@ -59,6 +59,7 @@ pub(super) fn bind(flat: &Flat, options: &Options) -> Result<Bound> {
             );
         }
     }
+    check_dims(&declared, options)?;
     if options.global_batch == Some(0) {
         return Err(Error::usage("the global batch size is 0"));
     }
@@ -191,6 +192,22 @@ fn ambiguous(declared: &[(ValueId, Declared)], symbols: &BTreeSet<String>) -> Er
     Error::unbound(format!("more than one symbol could be the batch: {}", places.join(", ")))
         .note("a symbol that does not count samples needs a size instead: --dim SYMBOL=N")
         .help(format!("add {}", flags.join(" ")))
+}
+
+/// Errors: a size of a symbol that no input has.
+fn check_dims(declared: &[(ValueId, Declared)], options: &Options) -> Result<()> {
+    let dims = declared.iter().flat_map(|(_, input)| &input.dims);
+    let symbol = |dim: &Size| if let Size::Symbol(symbol) = dim { Some(format!("`{symbol}`")) } else { None };
+    let known: BTreeSet<String> = dims.filter_map(symbol).collect();
+    match options.dims.iter().find(|(name, _)| !known.contains(&format!("`{name}`"))) {
+        None => Ok(()),
+        Some((name, size)) => Err(Error::usage(format!("--dim {name}={size}: the model has no symbolic dim `{name}`")).help(
+            match known.is_empty() {
+                true => "drop it: all dims of the model's inputs have sizes".to_owned(),
+                false => format!("its symbolic dims: {}", Vec::from_iter(known).join(", ")),
+            },
+        )),
+    }
 }
 
 fn counts_samples(declared: &[(ValueId, Declared)]) -> bool {

@@ -105,6 +105,25 @@ fn wrong_outputs_are_refused() {
 }
 
 #[test]
+fn options_of_other_losses_are_refused() {
+    let smooth = |kind| LossOptions { label_smoothing: 0.1, ..of(kind) };
+    let ignoring = |kind| LossOptions { ignore_index: 3, ..of(kind) };
+    let classes = |kind| LossOptions { class_dim: Some(1), ..of(kind) };
+    for kind in [LossKind::Mse, LossKind::L1, LossKind::Bce, LossKind::Output] {
+        let refused = |flag: &str| format!("{flag} does not belong to --loss {kind}");
+        check(model(&[], f32s(&[2, 7])), smooth(kind), &refused("--label-smoothing"));
+        check(model(&[], f32s(&[2, 7])), ignoring(kind), &refused("--ignore-index"));
+        check(model(&[], f32s(&[2, 7])), classes(kind), &refused("--class-dim"));
+    }
+    check(model(&[], f32s(&[])), smooth(LossKind::Auto), "--label-smoothing does not belong to --loss output");
+    let tokens = || model(&[TOKENS], f32s(&[2, 3, 7]));
+    check(tokens(), classes(LossKind::Auto), "--class-dim does not belong to --loss next-token");
+    for options in [smooth(LossKind::NextToken), ignoring(LossKind::NextToken)] {
+        check(tokens(), options, "next-token of output y f32[2, 3, 7], labels are input ids shifted by one");
+    }
+}
+
+#[test]
 fn tokens_are_what_indexes_the_vocabulary() {
     let mut g = model(&[TOKENS, ("mask", DType::I64, &[2, 3])], (DType::F32, &[2, 3, 7]));
     check(g.clone(), of(LossKind::NextToken), "next-token cannot tell which of [\"ids\", \"mask\"] are the tokens");

@@ -3,6 +3,7 @@
 use super::*;
 use crate::graph::verify;
 use crate::import::Imported;
+use crate::import::proto::type_proto::Value as Type;
 use crate::interp::outputs;
 use crate::loss::LossKind;
 use crate::ops::Param;
@@ -37,9 +38,11 @@ fn stem(path: &Path) -> String {
 fn imported(path: &Path) -> Imported {
     let model = crate::import::Model::decode(std::fs::read(path).unwrap().into()).unwrap();
     let mut options = crate::import::Options { global_batch: Some(2), ..Default::default() };
-    for name in ["seq", "sequence", "s", "sequence_length"] {
-        options.dims.insert(name.to_owned(), 8);
-    }
+    let types = model.graph().input.iter().filter_map(|input| input.r#type.as_ref()?.value.as_ref());
+    let shapes = types.filter_map(|ty| if let Type::TensorType(ty) = ty { ty.shape.as_ref() } else { None });
+    let symbols = shapes.flat_map(|shape| &shape.dim).filter_map(|dim| crate::import::symbol(dim.value.as_ref()));
+    let sequences = symbols.filter(|name| ["seq", "sequence", "s", "sequence_length"].contains(name));
+    options.dims = sequences.map(|name| (name.to_owned(), 8)).collect();
     crate::import::onnx(&model, &options).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
