@@ -70,6 +70,18 @@ impl Default for BatchNorm {
     }
 }
 
+impl BatchNorm {
+    /// What asks for it, unless it is the default.
+    fn flag(self) -> Option<String> {
+        match self {
+            BatchNorm::Batch { groups: 1 } => None,
+            BatchNorm::Batch { groups } => Some(format!("--bn-groups {groups}")),
+            BatchNorm::Local => Some("--batch-norm local".to_owned()),
+            BatchNorm::Frozen => Some("--batch-norm frozen".to_owned()),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rewriting {
     #[default]
@@ -130,6 +142,7 @@ pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
     let (annotations, notes) = annotations::read(model, devices)?;
     let (mut imported, batch) = import(model, options)?;
     imported.warnings.extend(notes);
+    imported.warnings.extend(Pin::replaced(&options.parallel.pins));
     log("imported", &imported.graph);
     let forward = simplify(&imported.graph, options)?;
     let forward = sources::split(&forward)?;
@@ -224,6 +237,9 @@ fn import(model: &Model, options: &Options) -> Result<(Imported, Batch)> {
             batch
         }
     };
+    if let (false, Some(flag)) = (has_norm, options.batch_norm.flag()) {
+        imported.warnings.push(format!("`{flag}` changes nothing: the model has no BatchNormalization node"));
+    }
     imported.graph = train::marked(&imported.graph)?;
     if let Some(dtype) = options.dtype {
         imported.graph = precision::retype(&imported.graph, dtype)?;

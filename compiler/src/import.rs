@@ -191,6 +191,10 @@ fn import(
             importer.forget(node.reads().filter(|id| last[id.0 as usize] == Some(at)));
         }
     }
+    if let (Dropout::Rate(rate), false) = (options.dropout, importer.build.has_dropout) {
+        let text = format!("`--dropout {rate}` changes nothing: the model has no Dropout node; export it in training mode");
+        importer.build.warnings.push(text);
+    }
     let shape = |value: &Option<Value>| value.as_ref().and_then(|value| value.shape(&importer.build).ok());
     let shapes: Vec<Option<Shape>> = importer.values.iter().map(shape).collect();
     let named = flat.values.iter().zip(&shapes).filter_map(|(name, shape)| Some((name.clone(), shape.clone()?))).collect();

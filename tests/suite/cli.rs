@@ -292,7 +292,7 @@ fn plans_that_do_not_exist() {
     check(&format!("{batch} --micro-batch-size 2 --grad-accum 2"), "DCC0302", &["2", "8"]);
     check(&format!("{batch} --tp 2 --param nothing=Shard(0)@tp"), "DCC0304", &["matches no parameter", "fc.0.weight"]);
     let gpt = format!("compile {GPT} --global-batch-size 8 --tp 3 -o @/out.dcc --param *c_attn*=Shard(9)@tp");
-    refused(&folder, &gpt, 4, "DCC0304", &["Shard(9)"]);
+    refused(&folder, &gpt, 4, "DCC0304", &["Shard(9)", "has no dim 9"]);
 }
 
 /// Four terabytes of weights: compiled without being read, and not verified whole.

@@ -37,6 +37,8 @@ pub struct Build {
     pub parameters: Vec<Parameter>,
     pub warnings: Vec<String>,
     pub dropout: Dropout,
+    /// A node has asked for it.
+    pub has_dropout: bool,
     pub batch_norm: BatchNorm,
     /// The file says of some that they train: the others, in evaluation mode when the model was exported, do not.
     pub batch_norms_train: bool,
@@ -59,6 +61,7 @@ impl Build {
             parameters: Vec::new(),
             warnings: Vec::new(),
             dropout,
+            has_dropout: false,
             batch_norm: BatchNorm::default(),
             batch_norms_train: false,
             statistics: Vec::new(),

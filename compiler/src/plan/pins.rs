@@ -45,6 +45,15 @@ impl Pin {
         self
     }
 
+    /// Tells of pins that later ones of the same pattern replace.
+    pub fn replaced(pins: &[Pin]) -> impl Iterator<Item = String> {
+        pins.iter().enumerate().filter_map(|(at, pin)| {
+            let later = pins[at + 1..].iter().rfind(|later| later.glob == pin.glob).filter(|later| later.dim != pin.dim)?;
+            let (glob, own, last) = (&pin.glob.0, pin.sharding(), later.sharding());
+            Some(format!("`--param {glob}={own}` does not count: a later flag says {last}"))
+        })
+    }
+
     fn sharding(&self) -> String {
         self.dim.map_or("Replicate".to_owned(), |dim| format!("Shard({dim})@tp"))
     }
@@ -74,9 +83,13 @@ impl Pins {
                 matched = true;
                 let mut shards = vec![1; param.shape.len()];
                 if let Some(dim) = pin.dim.map(usize::from) {
-                    if param.shape.get(dim).is_none_or(|&size| size < u64::from(options.tp)) {
-                        let (name, shape, tp) = (&param.name, param.shape.to_vec(), options.tp);
-                        return Err(Error::pin(format!("{at}: {name} has shape {shape:?}, --tp {tp}")));
+                    let (name, shape, tp) = (&param.name, param.shape.to_vec(), options.tp);
+                    match shape.get(dim) {
+                        None => return Err(Error::pin(format!("{at}: {name} of shape {shape:?} has no dim {dim}"))),
+                        Some(&size) if size < u64::from(tp) => {
+                            return Err(Error::pin(format!("{at}: {name} has shape {shape:?}, --tp {tp}")));
+                        }
+                        Some(_) => {}
                     }
                     shards[dim] = u64::from(options.tp);
                 }
@@ -136,6 +149,17 @@ mod tests {
         for bad in ["w", "w=Shard(1)", "w=Shard(x)@tp", "w=Shard(1)@dp", "w=Split(1)@tp"] {
             assert_eq!(Pin::parse(bad).unwrap_err().code.0, 1, "{bad}");
         }
+    }
+
+    #[test]
+    fn replaced_pins_are_told() {
+        let told = |texts: &[&str]| {
+            let pins: Vec<Pin> = texts.iter().map(|text| Pin::parse(text).unwrap()).collect();
+            Pin::replaced(&pins).collect::<Vec<_>>()
+        };
+        let text = "`--param w=Shard(0)@tp` does not count: a later flag says Replicate";
+        assert_eq!(told(&["w=Shard(0)@tp", "w=Replicate"]), [text]);
+        assert_eq!(told(&["*=Replicate", "w=Shard(0)@tp", "w=Shard(0)@tp"]), [""; 0]);
     }
 
     #[test]

@@ -104,6 +104,7 @@ fn dropout(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let shape = x.shape(build)?;
     let id = build.random_ops;
     build.random_ops += 1;
+    build.has_dropout = true;
     let ratio = match build.dropout {
         Dropout::Off => 0.0,
         Dropout::Rate(rate) => {
