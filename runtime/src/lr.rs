@@ -44,7 +44,7 @@ impl Schedule {
     /// The rates of a file: one a line. `Err` names the line.
     pub fn rates(text: &str) -> Result<Schedule, String> {
         let rate = |(i, line): (usize, &str)| {
-            let rate: Option<f64> = line.trim().parse().ok().filter(|r: &f64| r.is_finite());
+            let rate: Option<f64> = line.trim().parse().ok().filter(|r: &f64| r.is_finite() && *r >= 0.0);
             rate.ok_or_else(|| format!("line {}: `{line}` is not a rate", i + 1))
         };
         text.lines().enumerate().map(rate).collect::<Result<_, _>>().map(Schedule::Rates)
@@ -52,19 +52,26 @@ impl Schedule {
 }
 
 impl LearningRate {
-    /// `Err` where a file has fewer rates than there are steps.
+    /// `Err` where a number is no rate, a flag has no part in the schedule, or a file has fewer rates than there are steps.
     pub fn check(&self) -> Result<(), String> {
         for (flag, rate) in [("--lr", self.lr), ("--min-lr", self.min_lr)] {
             if !(rate.is_finite() && rate >= 0.0) {
                 return Err(format!("{flag} {rate} is not a rate"));
             }
         }
+        let LearningRate { lr, min_lr, warmup, steps, .. } = *self;
         match &self.schedule {
-            Schedule::Linear | Schedule::Cosine if self.min_lr > self.lr => {
-                Err(format!("--min-lr {} is above --lr {}", self.min_lr, self.lr))
+            Schedule::Rates(_) if warmup > 0 => Err(no_part("--warmup")),
+            Schedule::Rates(_) if min_lr > 0.0 => Err(no_part("--min-lr")),
+            Schedule::Rates(rates) if (rates.len() as u64) < steps => {
+                Err(format!("--lr-schedule: the file has {} rates for {steps} steps", rates.len()))
             }
-            Schedule::Rates(rates) if (rates.len() as u64) < self.steps => {
-                Err(format!("the file has {} rates for {} steps", rates.len(), self.steps))
+            Schedule::Constant | Schedule::Step { .. } if min_lr > 0.0 => {
+                Err("--min-lr is what the schedules linear and cosine end at: this one is another".to_owned())
+            }
+            Schedule::Linear | Schedule::Cosine if min_lr > lr => Err(format!("--min-lr {min_lr} is above --lr {lr}")),
+            Schedule::Linear | Schedule::Cosine if warmup > 0 && warmup >= steps => {
+                Err(format!("--warmup {warmup} leaves no step of {steps} to the schedule"))
             }
             _ => Ok(()),
         }
@@ -88,6 +95,10 @@ impl LearningRate {
             Schedule::Step { every, factor } => self.lr * factor.powf((t / every) as f64),
         }
     }
+}
+
+fn no_part(flag: &str) -> String {
+    format!("{flag} has no part in --lr-schedule @FILE, which has all rates")
 }
 
 #[cfg(test)]
@@ -125,13 +136,37 @@ mod tests {
     }
 
     #[test]
+    fn flags_without_a_part_are_refused() {
+        let check = |schedule: &Schedule, warmup, min_lr| {
+            LearningRate { lr: 1.0, min_lr, schedule: schedule.clone(), warmup, steps: 4 }.check()
+        };
+        let file = Schedule::Rates(vec![0.5; 4]);
+        for (warmup, min_lr, flag) in [(1, 0.0, "--warmup"), (0, 0.1, "--min-lr")] {
+            let text = format!("{flag} has no part in --lr-schedule @FILE, which has all rates");
+            assert_eq!(check(&file, warmup, min_lr), Err(text));
+        }
+        assert_eq!(check(&file, 0, 0.0), Ok(()));
+        for schedule in [Schedule::Constant, Schedule::Step { every: 1, factor: 0.5 }] {
+            let text = "--min-lr is what the schedules linear and cosine end at: this one is another";
+            assert_eq!(check(&schedule, 0, 0.1).unwrap_err(), text);
+            assert_eq!(check(&schedule, 4, 0.1).unwrap_err(), text);
+            assert_eq!(check(&schedule, 4, 0.0), Ok(()));
+        }
+        for schedule in [Schedule::Linear, Schedule::Cosine] {
+            assert_eq!(check(&schedule, 4, 0.1).unwrap_err(), "--warmup 4 leaves no step of 4 to the schedule");
+            assert_eq!(check(&schedule, 3, 0.1), Ok(()));
+        }
+    }
+
+    #[test]
     fn files_are_exact() {
         let schedule = Schedule::rates("0.1\n 2e-3 \n7\n").unwrap();
         assert_eq!(rates(schedule.clone(), 2, 3), [0.1, 2e-3, 7.0]);
         let run = |steps| LearningRate { lr: 1.0, min_lr: 0.0, schedule: schedule.clone(), warmup: 0, steps };
         assert!(run(3).check().is_ok());
-        assert_eq!(run(4).check().unwrap_err(), "the file has 3 rates for 4 steps");
+        assert_eq!(run(4).check().unwrap_err(), "--lr-schedule: the file has 3 rates for 4 steps");
         assert_eq!(Schedule::rates("1\nx\n").unwrap_err(), "line 2: `x` is not a rate");
+        assert_eq!(Schedule::rates("1\n0\n-1\n").unwrap_err(), "line 3: `-1` is not a rate");
     }
 
     #[test]

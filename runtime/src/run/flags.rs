@@ -168,7 +168,7 @@ impl Flags {
             None => Schedule::parse(&self.lr_schedule).map_err(wrong)?,
         };
         let rate = LearningRate { lr: self.lr, min_lr: self.min_lr, schedule, warmup: self.warmup, steps };
-        rate.check().map_err(wrong)?;
+        rate.check().map_err(Error::data_option)?;
         Ok(rate)
     }
 
