@@ -79,6 +79,7 @@ pub struct Dataset {
     order: order::Permutation,
     /// Samples, or steps, in one pass; `None` where all inputs are filled.
     len: Option<u64>,
+    layout: Layout,
     fingerprint: u64,
 }
 
@@ -128,6 +129,11 @@ impl Dataset {
     /// Equal on ranks, and in a resumed run, that read the same data in the same order.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
+    }
+
+    /// The fingerprint that the same data would have in another order.
+    pub fn fingerprint_in(&self, order: Order, seed: u64) -> u64 {
+        bind::fingerprint(&self.feeds, self.layout, order, seed)
     }
 
     /// Writes rows `rows` of the batch at `position` of input number `input` (its whole slice without a batch dim) into `out`,

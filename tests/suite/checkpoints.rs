@@ -138,6 +138,31 @@ fn a_new_run_takes_a_new_folder() {
     refused(&folder, &rules, 2, &["no tensor matches `no.such`"]);
 }
 
+/// What a run that goes on does not take from its flags, or takes otherwise than the run before.
+#[test]
+fn what_a_resumed_run_leaves_out_is_told() {
+    let folder = trained();
+    put(&folder, "w.safetensors", b"never read");
+    let again = |more: &str| format!("{RUN} {MESH} --steps 4 {more}");
+    for flag in ["--init-all", "--weights @/w.safetensors"] {
+        let name = flag.split(' ').next().unwrap_or(flag);
+        let what = format!("{name} with --resume: a run that continues has the weights of its checkpoint");
+        refused(&folder, &again(&format!("{flag} --resume @/saved")), 2, &["error[DCC0054]", &what, "saved"]);
+        let note = format!("note: {name} is not used: training goes on from step 3 of the checkpoint");
+        let told = run(&folder, &again(&format!("{flag} --resume auto --save-dir @/saved"))).ok().stderr;
+        assert!(told.contains(&note) && told.contains("step 4/4"), "{told}");
+        std::fs::remove_dir_all(folder.path().join("saved/step-00000004")).unwrap();
+    }
+    let new = run(&folder, &again("--init-all --resume auto --save-dir @/new")).ok().stderr;
+    assert!(new.contains("step 1/4") && !new.contains("is not used"), "{new}");
+    let plain = run(&folder, &again("--resume @/saved")).ok().stderr;
+    assert!(!plain.contains("note: "), "{plain}");
+    let other = run(&folder, &again("--resume @/saved --seed 9 --order sequential")).ok().stderr;
+    let note = "note: the data are those of the checkpoint, but with --seed 9 in place of 0 and --order sequential in place of \
+                shuffled";
+    assert!(other.contains(note), "{other}");
+}
+
 #[test]
 fn converted_checkpoints_go_on() {
     let folder = trained();

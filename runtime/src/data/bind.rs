@@ -3,7 +3,7 @@
 use super::convert::{Bounds, Convert};
 use super::file::{Array, Files};
 use super::order::Permutation;
-use super::{Dataset, Feed, Fill, Input, Kind, Layout, Options};
+use super::{Dataset, Feed, Fill, Input, Kind, Layout, Options, Order};
 use crate::error::{Error, Result};
 use bytes::Bytes;
 use dcc_program::DType;
@@ -53,7 +53,8 @@ pub fn bind(files: &Files, inputs: &[Input], options: &Options) -> Result<Datase
         _ => batch,
     };
     let order = Permutation::new(options.order, options.seed, samples, batch);
-    Ok(Dataset { fingerprint: fingerprint(&feeds, options), feeds, order, len })
+    let fingerprint = fingerprint(&feeds, options.layout, options.order, options.seed);
+    Ok(Dataset { fingerprint, feeds, order, len, layout: options.layout })
 }
 
 fn unit(layout: Layout) -> &'static str {
@@ -230,9 +231,9 @@ fn repeated(input: &Input, array: &Array) -> Result<Bytes> {
 }
 
 /// Sizes, order and both ends of every part: other data in the same files are found, without reading all of them.
-fn fingerprint(feeds: &[Feed], options: &Options) -> u64 {
+pub fn fingerprint(feeds: &[Feed], layout: Layout, order: Order, seed: u64) -> u64 {
     let mut hasher = blake3::Hasher::new();
-    hasher.update(format!("{:?} {:?} {}", options.layout, options.order, options.seed).as_bytes());
+    hasher.update(format!("{layout:?} {order:?} {seed}").as_bytes());
     for feed in feeds {
         hasher.update(format!("{:?} {:?} {} {}", feed.kind, feed.convert, feed.outer, feed.inner).as_bytes());
         for (first, part) in &feed.parts {

@@ -13,6 +13,16 @@ pub enum Order {
     Sequential,
 }
 
+impl Order {
+    /// As `--order` has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Order::Shuffled => "shuffled",
+            Order::Sequential => "sequential",
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub struct Permutation {
     order: Order,

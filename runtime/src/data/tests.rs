@@ -171,6 +171,23 @@ fn ranks_and_microbatches_share_a_batch_in_any_plan() {
 }
 
 #[test]
+fn other_orders_of_the_same_data_are_known() {
+    let folder = Folder::new("orders");
+    let open = |first: i64, order, seed| {
+        let path = folder.file(&format!("{first}.npy"), &npy("<i8", "(8, 1)", &bytes_of(first..first + 8)));
+        let files = Files::open(&[path], &[(first.to_string(), "x".to_owned())]).unwrap();
+        let options = Options { order, seed, ..Options::default() };
+        Dataset::open(&files, &[input("x", DType::I64, &[4, 1])], &options).unwrap()
+    };
+    let data = open(0, Order::Shuffled, 3);
+    for (order, seed) in [(Order::Shuffled, 3), (Order::Shuffled, 4), (Order::Sequential, 3)] {
+        let (other, another) = (open(0, order, seed).fingerprint(), open(1, order, seed).fingerprint());
+        assert!(data.fingerprint_in(order, seed) == other && other != another, "{order:?} {seed}");
+        assert_eq!(data.fingerprint() == other, (order, seed) == (Order::Shuffled, 3), "{order:?} {seed}");
+    }
+}
+
+#[test]
 fn a_batch_dim_behind_others_is_interleaved() {
     let folder = Folder::new("time-major");
     // Three samples of two time steps of two values; the input is [time, batch, 2].

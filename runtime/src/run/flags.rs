@@ -68,7 +68,7 @@ pub struct Flags {
     /// How matching parameters begin: GLOB=zeros, GLOB=ones or GLOB=std:S
     #[arg(long, value_name = "GLOB=RULE", value_parser = pair(), requires = "init", help_heading = "Weights")]
     pub init_rule: Vec<(String, String)>,
-    /// Start from these weights, by name or alias
+    /// Start from these weights, by name or alias; not where a checkpoint is resumed
     #[arg(long, value_name = "F.safetensors", help_heading = "Weights")]
     pub weights: Option<PathBuf>,
 
@@ -151,13 +151,46 @@ impl Flags {
         let fill = |(name, text): &(String, String)| Ok((name.clone(), Fill::parse(text)?));
         Ok(data::Options {
             layout: if self.layout == "steps" { Layout::Steps } else { Layout::Samples },
-            order: if self.order == "sequential" { Order::Sequential } else { Order::Shuffled },
+            order: self.order(),
             seed,
             fills: self.input.iter().map(fill).collect::<Result<_>>()?,
         })
     }
 
-    /// Errors: no such schedule, a file that cannot be read or has too few rates.
+    pub(super) fn order(&self) -> Order {
+        if self.order == "sequential" { Order::Sequential } else { Order::Shuffled }
+    }
+
+    /// Errors: counts of nothing, weights beside those of a checkpoint.
+    pub(super) fn check(&self) -> Result<()> {
+        let counts = [
+            ("--eval-every", self.eval_every, "the evaluation data are used at the end alone"),
+            ("--save-every", self.save_every, "one checkpoint is saved, at the end"),
+            ("--keep-last", self.keep_last.map(|count| count as u64), "all checkpoints are kept"),
+            ("--log-every", self.log_every, "each tenth step has a line, in short runs each"),
+        ];
+        if let Some((flag, _, without)) = counts.into_iter().find(|(_, count, _)| *count == Some(0)) {
+            return Err(Error::data_option(format!("{flag} 0: it is 1 or more")).help(format!("without {flag}, {without}")));
+        }
+        match (self.resume(), self.beginning()) {
+            (Resume::Path(path), Some(flag)) => {
+                let what = format!("{flag} with --resume: a run that continues has the weights of its checkpoint");
+                Err(Error::data_option(what).at(path.display()).help(format!("drop {flag}, or --resume to begin a new run")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The flag that says what weights begin with although there are some, if one does.
+    pub(super) fn beginning(&self) -> Option<&'static str> {
+        match (&self.weights, self.init_all) {
+            (Some(_), _) => Some("--weights"),
+            (None, true) => Some("--init-all"),
+            (None, false) => None,
+        }
+    }
+
+    /// Errors: no such schedule, a flag that it has no part for, a file that cannot be read or has too few rates.
     pub(super) fn learning_rate(&self, steps: u64) -> Result<LearningRate> {
         let wrong = |what: String| Error::data_option(format!("--lr-schedule: {what}"));
         let schedule = match self.lr_schedule.strip_prefix('@') {

@@ -6,7 +6,7 @@ use super::{Job, RankReport};
 use crate::checkpoint::{self, Checkpoint, Key, RunState, Shard};
 use crate::comm::{Comm, Hello, Label, Place, Stop};
 use crate::cpu;
-use crate::data::Position;
+use crate::data::{Order, Position};
 use crate::error::{Error, Result};
 use crate::exec::ranks::Rank;
 use crate::exec::{Executor, Fresh, Io, Parameter, Scalars};
@@ -48,6 +48,7 @@ impl Settings {
         if artifact.train.is_empty() {
             return Err(Error::data_option("this artifact has no training program").help("it can be used with `dcc eval` only"));
         }
+        flags.check()?;
         let resumed = match flags.resume().find(flags.save_dir.as_deref())? {
             Some(path) => Some((path.clone(), Checkpoint::open(&path)?.run().clone())),
             None => None,
@@ -194,8 +195,9 @@ impl<'a, 'w> Trainer<'a, 'w> {
                 let note = format!("note: of the checkpoint, {unused} is not used: this run's optimizer does not keep it");
                 (outside.tell)(&Message::Note(note))?;
             }
-            if state.data != self.settings.feed.dataset().fingerprint() && self.rank.rank == 0 {
-                (outside.tell)(&Message::Note("note: the data are not those of the checkpoint".to_owned()))?;
+            let notes = [self.other_data(state), self.weights_left_out(state)];
+            for note in notes.into_iter().flatten().filter(|_| self.rank.rank == 0) {
+                (outside.tell)(&Message::Note(note))?;
             }
             return Ok(());
         }
@@ -214,6 +216,28 @@ impl<'a, 'w> Trainer<'a, 'w> {
             (outside.tell)(&Message::Note(note))?;
         }
         Ok(())
+    }
+
+    /// What of the data and their order is not as it was in the run of the checkpoint.
+    fn other_data(&self, state: &RunState) -> Option<String> {
+        let (dataset, order, seed) = (self.settings.feed.dataset(), self.job.flags.order(), self.settings.seed);
+        if state.data == dataset.fingerprint() {
+            return None;
+        }
+        let is_theirs = |order: &Order| dataset.fingerprint_in(*order, state.seed) == state.data;
+        let Some(theirs) = [Order::Shuffled, Order::Sequential].into_iter().find(is_theirs) else {
+            return Some("note: the data are not those of the checkpoint".to_owned());
+        };
+        let seeds = (seed != state.seed).then(|| format!("--seed {seed} in place of {}", state.seed));
+        let orders = (order != theirs).then(|| format!("--order {} in place of {}", order.name(), theirs.name()));
+        let changes: Vec<String> = seeds.into_iter().chain(orders).collect();
+        Some(format!("note: the data are those of the checkpoint, but with {}", changes.join(" and ")))
+    }
+
+    /// That the flags say what weights begin with, which `--resume auto` may find to be no beginning.
+    fn weights_left_out(&self, state: &RunState) -> Option<String> {
+        let flag = self.job.flags.beginning()?;
+        Some(format!("note: {flag} is not used: training goes on from step {} of the checkpoint", state.step))
     }
 
     /// What a checkpoint holds beside weights and no rank of this run does.
