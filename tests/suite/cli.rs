@@ -464,7 +464,12 @@ fn losses_that_are_no_numbers() {
     values[..4].copy_from_slice(&f32::NAN.to_le_bytes());
     put(&folder, "data/x.npy", npy("<f4", "16, 3", &values));
     let run = "run @/linear.onnx --data @/data --global-batch-size 16 --steps 9";
-    refused(&folder, run, 9, "DCC0901", &["the loss of step 1 is NaN", "rank 0 at step 1"]);
+    let words = ["the loss of step 1 is NaN: input `x` has NaN in its batch", "rank 0 at step 1", "out of the data"];
+    let output = refused(&folder, run, 9, "DCC0901", &words);
+    assert!(!output.stderr.contains("--lr"), "{}", output.stderr);
+    put(&folder, "data/x.npy", npy("<f4", "16, 3", &floats(48)));
+    put(&folder, "data/labels.npy", npy("<i8", "16,", &integers([-100; 16])));
+    refused(&folder, run, 9, "DCC0901", &["is NaN: all `labels` of its batch are -100, which does not count"]);
 }
 
 /// What is on stdout is data, and the same mistake is explained by its code.

@@ -1,10 +1,11 @@
 //! From a dataset to the input buffers of a rank.
 
 use super::Flags;
-use crate::data::{Dataset, Files, Input, Position};
+use crate::data::{Convert, Dataset, Files, Input, Position};
 use crate::error::{Error, Result};
 use crate::exec::Port;
 use crate::slice::Slice;
+use dcc_program::DType;
 use dcc_program::manifest::Manifest;
 use dcc_program::map::Pages;
 use dcc_program::program::Program;
@@ -61,6 +62,36 @@ impl Feed {
     /// Where the data stand after `steps` more steps.
     pub fn advance(&self, position: Position, steps: u64) -> Position {
         Position { steps: position.steps + steps, samples: position.samples + steps * self.samples() }
+    }
+
+    /// What of the batch at `position` leaves no finite loss: an input that is not finite, or no label that counts.
+    pub fn fault(&self, position: Position) -> Option<String> {
+        let fault = (0..self.inputs.len()).find_map(|index| self.fault_of(index, position));
+        self.release();
+        fault
+    }
+
+    fn fault_of(&self, index: usize, position: Position) -> Option<String> {
+        let input = &self.inputs[index];
+        if !input.dtype.is_float() && input.ignore_index.is_none() {
+            return None;
+        }
+        let mut bytes = vec![0; whole_bytes(input)];
+        self.dataset.fill(index, position, 0..input.batch_dim.map_or(1, |dim| input.shape[dim]), &mut bytes);
+        let mut numbers = vec![0; bytes.len() / input.dtype.bytes() as usize * 8];
+        Convert::new(input.dtype, DType::F64).run(&bytes, &mut numbers);
+        let mut numbers = numbers.as_chunks().0.iter().map(|bytes| f64::from_ne_bytes(*bytes));
+        let name = &input.name;
+        match input.ignore_index {
+            Some(ignored) if numbers.all(|number| number == ignored as f64) => {
+                Some(format!("all `{name}` of its batch are {ignored}, which does not count"))
+            }
+            Some(_) => None,
+            None => {
+                let number = numbers.find(|number| !number.is_finite())?;
+                Some(format!("input `{name}` has {number} in its batch"))
+            }
+        }
     }
 
     /// Fills the rank's buffer of an input for one microbatch of the batch at `position`. Allocates nothing from the second

@@ -303,16 +303,15 @@ impl<'a, 'w> Trainer<'a, 'w> {
         let scalars = Scalars { learning_rate: lr, step: step as i64, seed: self.settings.seed as i64 };
         let mut readings =
             run_step(self.rank, &mut self.train, &mut self.settings.feed, self.position, &scalars, self.trace.as_mut())?;
-        self.position = self.settings.feed.advance(self.position, 1);
+        let position = self.position;
+        self.position = self.settings.feed.advance(position, 1);
         if let Some(trace) = &mut self.trace {
             trace.span(Stream::Host, &format!("step {step}"), began, None)?;
         }
         // With a scale, a step that is not finite is skipped and the scale halved: a smaller one than 1 tells of more than overflow.
         let skips = readings.loss_scale.is_some_and(|scale| scale >= 1.0);
         if let Some(loss) = readings.loss.filter(|loss| !loss.is_finite() && !skips) {
-            let what = format!("the loss of step {step} is {loss}");
-            let error = Error::numerical(what).at(format!("rank {} at step {step}", self.rank.rank));
-            return Err(error.help("a smaller --lr, --warmup or --grad-clip may keep it finite"));
+            return Err(self.not_finite(step, loss, position));
         }
         let comm = &mut self.rank.comm;
         if self.norm_is_elsewhere {
@@ -338,6 +337,16 @@ impl<'a, 'w> Trainer<'a, 'w> {
             }))?;
         }
         Ok(stop)
+    }
+
+    /// Why the loss of the batch at `position` is not finite.
+    fn not_finite(&self, step: u64, loss: f64, position: Position) -> Error {
+        let what = format!("the loss of step {step} is {loss}");
+        let place = format!("rank {} at step {step}", self.rank.rank);
+        match self.settings.feed.fault(position) {
+            Some(fault) => Error::numerical(format!("{what}: {fault}")).at(place).help("take such samples out of the data"),
+            None => Error::numerical(what).at(place).help("a smaller --lr, --warmup or --grad-clip may keep it finite"),
+        }
     }
 
     /// One pass over the evaluation data, an incomplete last batch left out.
