@@ -19,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::slice::Slice;
 use dcc_program::{Coordinates, DType, Mesh, TensorType};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 pub use convert::{Layout, rewrite, write_safetensors};
@@ -78,6 +79,9 @@ pub struct RunState {
     /// The compile options as flags: `Manifest::flags`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub flags: Vec<String>,
+    /// By the name of a weight, others that the module has for it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub aliases: BTreeMap<String, Vec<String>>,
     /// The model's forward graph as text: `Artifact::forward`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub forward: String,

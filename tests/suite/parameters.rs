@@ -6,6 +6,7 @@ use crate::tidy::root;
 use bytes::Bytes;
 use dcc::import::proto::attribute_proto::AttributeType;
 use dcc::import::proto::{AttributeProto, ModelProto, NodeProto};
+use dcc_runtime::data::Files;
 use prost::Message;
 use serde_json::Value;
 
@@ -100,4 +101,28 @@ fn what_the_import_computes_is_not_exported() {
     let all = folder.at("all.safetensors");
     dcc(["export", &saved, "--safetensors", &all]).ok();
     assert!(String::from_utf8_lossy(&std::fs::read(all).expect("a file")).contains("\"constant."));
+}
+
+/// The head of GPT-2 is its table of tokens: the file has it once, the module's state dict twice.
+#[test]
+fn tied_weights_are_exported_under_each_name() {
+    let folder = Folder::new();
+    let (model, saved) = ("tests/models/gpt2_tiny.onnx", folder.at("saved"));
+    let flags = "--data tests/models/data/gpt2_tiny_tokens.npy --global-batch-size 4 --steps 1 --init 1";
+    dcc(["run", model, "--save-dir", &saved].into_iter().chain(flags.split(' '))).ok();
+    let tensor = |more: &[&str], name: &str| {
+        let path = folder.at("all.safetensors");
+        dcc(["export", &saved, "--safetensors", &path].iter().chain(more)).ok();
+        let files = Files::open(&[path.into()], &[]).expect("safetensors");
+        let array = files.arrays.iter().find(|array| array.name == name).unwrap_or_else(|| panic!("no {name}"));
+        (array.shape.clone(), array.bytes.to_vec())
+    };
+    for more in [&[][..], &["--model", model]] {
+        assert!(tensor(more, "transformer.wte.weight") == tensor(more, "lm_head.weight"), "{more:?}");
+    }
+    assert!(tensor(&[], "transformer.wpe.weight") != tensor(&[], "lm_head.weight"));
+    // As given weights, both are the one.
+    let again = format!("run {model} {flags} --weights {}", folder.at("all.safetensors"));
+    let told = dcc(again.split(' ')).ok().stderr;
+    assert!(!told.contains("none of the model's"), "{told}");
 }

@@ -10,7 +10,7 @@ use super::model::{self, Source};
 use super::output;
 use crate::error::Error;
 use crate::graph::Graph;
-use crate::import::{Tensor, TensorData, is_computed};
+use crate::import::{self, Tensor, TensorData, is_computed};
 use crate::ops::Op;
 use bytes::Bytes;
 use dcc_program::{DType, Shape};
@@ -34,7 +34,7 @@ pub struct Args {
     /// Write the model with the trained weights in it
     #[arg(long, value_name = "F.onnx", requires = "model", group = "form")]
     onnx: Option<PathBuf>,
-    /// Write the weights alone
+    /// Write the weights alone, tied ones under each of their names
     #[arg(long, value_name = "F.safetensors", group = "form")]
     safetensors: Option<PathBuf>,
 }
@@ -48,19 +48,24 @@ pub struct Weight {
 }
 
 pub fn run(args: &Args) -> Outcome<i32> {
-    let trained = weights(&args.checkpoint)?;
+    args.check_places()?;
+    let (trained, mut aliases) = weights(&args.checkpoint)?;
     let (mut source, weights) = match &args.model {
         Some(path) => {
             let source = model::open(path)?;
             let weights = into_model(&source, trained, path)?;
+            aliases = import::aliases(&source.model);
             (Some(source), weights)
         }
         None => (None, trained),
     };
     if let Some(path) = &args.safetensors {
-        let views = weights.iter().map(|(name, weight)| (name.as_str(), Stored::of(weight)));
+        let named = under_all_names(&weights, &aliases);
+        let count = named.len();
+        let views = named.into_iter().map(|(name, weight)| (name, Stored::of(weight)));
         let bytes = safetensors::serialize(views, None).map_err(|error| failure::io("write", path, error))?;
         output::file(path, |file| std::io::Write::write_all(file, &bytes))?;
+        output::status("Exported", &format!("{count} tensors to {}", path.display()));
     }
     if let (Some(path), Some(source)) = (&args.onnx, &mut source) {
         onnx::write(&mut source.model.proto, &weights, path)?;
@@ -72,15 +77,41 @@ pub fn run(args: &Args) -> Outcome<i32> {
                 path.display()
             ));
         }
-    }
-    for path in args.safetensors.iter().chain(&args.onnx) {
         output::status("Exported", &format!("{} tensors to {}", weights.len(), path.display()));
     }
     Ok(0)
 }
 
-/// The weights of a checkpoint, by name, in the dtypes that the model's graph has them in; every byte verified.
-fn weights(folder: &Path) -> Outcome<BTreeMap<String, Weight>> {
+impl Args {
+    /// Errors: one file for two of the model and what is written.
+    fn check_places(&self) -> Outcome<()> {
+        let same = |a: &Path, b: &Path| a == b || a.canonicalize().is_ok_and(|a| b.canonicalize().is_ok_and(|b| a == b));
+        let [model, onnx, safetensors] = [&self.model, &self.onnx, &self.safetensors].map(Option::as_deref);
+        let pairs = [("--onnx", onnx, "--model", model), ("--safetensors", safetensors, "--model", model)];
+        for (flag, out, other, path) in pairs.into_iter().chain([("--onnx", onnx, "--safetensors", safetensors)]) {
+            if let (Some(out), Some(path)) = (out, path)
+                && same(out, path)
+            {
+                let what = format!("{flag} and {other} are the same file");
+                return Err(Error::usage(what).at(out.display()).help(format!("write {flag} elsewhere")).into());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The weights under their names and all others that they have: what tied modules of PyTorch share, its state dict has several times.
+fn under_all_names<'a>(
+    weights: &'a BTreeMap<String, Weight>,
+    aliases: &'a BTreeMap<String, Vec<String>>,
+) -> BTreeMap<&'a str, &'a Weight> {
+    let others = aliases.iter().filter_map(|(name, others)| Some((weights.get(name)?, others)));
+    let others = others.flat_map(|(weight, others)| others.iter().map(move |other| (other.as_str(), weight)));
+    others.chain(weights.iter().map(|(name, weight)| (name.as_str(), weight))).collect()
+}
+
+/// The weights of a checkpoint, by name, in the dtypes that the model's graph has them in, and other names of theirs; every byte verified.
+fn weights(folder: &Path) -> Outcome<(BTreeMap<String, Weight>, BTreeMap<String, Vec<String>>)> {
     let newest = match checkpoint::steps(folder) {
         Ok(mut steps) => steps.pop().map(|(_, path)| path),
         Err(_) => None,
@@ -101,7 +132,7 @@ fn weights(folder: &Path) -> Outcome<BTreeMap<String, Weight>> {
         let weight = own.get(&key.name).map(|&own| converted(&weight, own)).unwrap_or(weight);
         weights.insert(key.name, weight);
     }
-    Ok(weights)
+    Ok((weights, checkpoint.run().aliases.clone()))
 }
 
 /// By name, the dtypes of parameters in a forward graph's text: `--param-dtype` may have kept others. None where there is no text.

@@ -69,6 +69,11 @@ impl Parameter {
     }
 }
 
+/// By initializer, other names that the module has for it: of tied parameters the file has one.
+pub fn aliases(model: &Model) -> BTreeMap<String, Vec<String>> {
+    Signature::of(model).map_or_else(BTreeMap::new, |signature| Trace::new(model, &signature).aliases)
+}
+
 /// What holds a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {

@@ -405,6 +405,7 @@ impl<'a, 'w> Trainer<'a, 'w> {
             Shard { key: key(parameter), dtype: parameter.dtype, slice, read }
         };
         let shards: Vec<Shard<'_>> = mine.iter().copied().zip(reads.iter().map(|r| r as _)).map(shard).collect();
+        let tied = self.job.manifest.parameters.iter().filter(|(_, parameter)| !parameter.aliases.is_empty());
         let state = RunState {
             step,
             seed: self.settings.seed,
@@ -414,6 +415,7 @@ impl<'a, 'w> Trainer<'a, 'w> {
             model: self.job.manifest.model.clone(),
             mesh: self.job.mesh(),
             flags: self.job.manifest.flags.clone(),
+            aliases: tied.map(|(name, parameter)| (name.clone(), parameter.aliases.clone())).collect(),
             forward: self.job.artifact.forward.clone(),
         };
         let path = checkpoint::save(comm, &options, &state, &shards)?;
