@@ -206,6 +206,9 @@ fn a_sharding_is_told_with_what_others_would_cost() {
     let text = dcc(["inspect", &artifact, "--why", name, "--model", model]).ok().stdout;
     let words = ["stage 0: f32[", "/tp]", "forward: ", "backward: ", "update: ", "as it is", "Replicate", "+"];
     assert!(words.iter().all(|word| text.contains(word)), "{text}");
+    // A tied weight, by its second name.
+    let tied = dcc(["inspect", &artifact, "--why", "transformer.wte.weight", "--model", model]).ok().stdout;
+    assert!(tied.starts_with("lm_head.weight, also transformer.wte.weight\n"), "{tied}");
     let typo = dcc(["inspect", &artifact, "--why", "transformer.h.0.mlp.c_fc.wieght", "--model", model]);
     assert!(typo.code == Some(2) && typo.stderr.contains(&format!("did you mean `{name}`?")), "{}", typo.stderr);
 }

@@ -10,14 +10,18 @@ use crate::cost::{Machine, sections};
 use crate::error::Error;
 use crate::report::size;
 use dcc_program::artifact::Artifact;
+use dcc_program::manifest::Manifest;
 use dcc_program::program::{Action, BufferId, Instr, Library, ParamKind, Program, TokenId};
 use dcc_program::{AxisId, TensorType, text};
+use dcc_runtime::error::Error as RuntimeError;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 pub struct Why {
     name: String,
+    /// Others that the parameter has in the module.
+    also: Vec<String>,
     /// Its pieces on each stage, as texts.
     lies: Vec<String>,
     /// What computes with it, in the order of the programs.
@@ -46,12 +50,17 @@ struct Cost {
 impl Why {
     /// Errors: an artifact that does not train, another model, a name that no parameter has.
     pub fn of(artifact: &Artifact, model: &Path, name: &str) -> Outcome<Why> {
-        let found = |p: &Program| p.params.iter().any(|param| param.name == name && param.kind == ParamKind::Weight);
-        if !artifact.train.iter().any(found) {
-            let names: BTreeSet<&str> =
-                artifact.train.iter().flat_map(|p| &p.params).map(|param| param.name.as_str()).collect();
-            return Err(unknown(name, &names).into());
-        }
+        let others = others(artifact)?;
+        let names: BTreeSet<&str> = artifact.train.iter().flat_map(|p| &p.params).map(|param| param.name.as_str()).collect();
+        let owner = || others.iter().find(|(own, also)| names.contains(own.as_str()) && also.iter().any(|other| other == name));
+        let name = match (names.contains(name), owner()) {
+            (true, _) => name,
+            (false, Some((own, _))) => own,
+            (false, None) => {
+                let all = names.iter().copied().chain(others.values().flatten().map(String::as_str));
+                return Err(unknown(name, &all.collect()).into());
+            }
+        };
         let as_it_is = Cost::of(artifact)?;
         let (shape, shard) = sharding(artifact, name);
         let mut ways = Vec::new();
@@ -69,11 +78,13 @@ impl Why {
         if ways.is_empty() {
             ways.push(Way { sharding: "Replicate".to_owned(), chosen: true, cost: Ok(as_it_is) });
         }
-        Ok(Why { name: name.to_owned(), lies: lies(artifact, name), readers: readers(artifact, name), ways })
+        let also = others.get(name).cloned().unwrap_or_default();
+        Ok(Why { name: name.to_owned(), also, lies: lies(artifact, name), readers: readers(artifact, name), ways })
     }
 
     pub fn text(&self) -> String {
-        let mut lines = vec![self.name.clone()];
+        let also = if self.also.is_empty() { String::new() } else { format!(", also {}", self.also.join(", ")) };
+        let mut lines = vec![format!("{}{also}", self.name)];
         lines.extend(self.lies.iter().map(|text| format!("  {text}")));
         lines.push("read by".to_owned());
         lines.extend(self.readers.iter().map(|text| format!("  {text}")));
@@ -144,6 +155,13 @@ impl Cost {
         let (slowest, all) = once.fold((0.0_f64, 0.0), |(most, sum), seconds| (most.max(seconds), sum + seconds));
         Ok(Cost { seconds: step.seconds() + slowest, busy: step.busy() + all, memory: step.fullest(), traffic })
     }
+}
+
+/// By the name of a parameter, others that it has in the module.
+fn others(artifact: &Artifact) -> Outcome<BTreeMap<String, Vec<String>>> {
+    let malformed = |what| RuntimeError::artifact(format!("the artifact's options are malformed: {what}"));
+    let manifest = Manifest::from_options(&artifact.options).map_err(malformed)?;
+    Ok(manifest.parameters.into_iter().map(|(name, parameter)| (name, parameter.other_names())).collect())
 }
 
 fn unknown(name: &str, names: &BTreeSet<&str>) -> Error {
