@@ -375,6 +375,70 @@ fn wrong_flags() {
     refused(&folder, "inspect @/linear.dcc --stage 5", 2, "DCC0001", &["the artifact has 1 stages"]);
 }
 
+/// Flags that would change nothing in the run that they are given for.
+#[test]
+fn flags_without_a_part() {
+    let folder = linear_case();
+    put(&folder, "targets/x.npy", npy("<f4", "16, 3", &floats(48)));
+    put(&folder, "targets/target.npy", npy("<f4", "16, 4", &floats(64)));
+    put(&folder, "rates", "1e-3\n1e-3\n-1e-3\n1e-3\n");
+    let run = "run @/linear.onnx --data @/targets --loss mse --global-batch-size 8 --steps 4 --threads 1";
+    let check = |flags: &str, code: &str, words: &[&str]| {
+        refused(&folder, &format!("{run} {flags}"), 2, code, words);
+    };
+    for (flag, of) in [("--label-smoothing 0.1", "or next-token"), ("--ignore-index 3", "or next-token"), ("--class-dim 1", "")]
+    {
+        let name = flag.split(' ').next().unwrap_or(flag);
+        let what = format!("{name} does not belong to --loss mse");
+        check(flag, "DCC0001", &[&what, "output y", "use --loss cross-entropy", of]);
+    }
+    check("--dim nope=4", "DCC0001", &["the model has no symbolic dim `nope`", "its symbolic dims: `batch`"]);
+    check("--zero 3", "DCC0001", &["--zero 3 without data-parallel ranks to share", "--dp 2"]);
+    check("--fsdp --tp 2", "DCC0001", &["--fsdp without data-parallel ranks to share", "--dp 2"]);
+    check("--schedule zb-h1", "DCC0001", &["--schedule zb-h1 without pipeline stages", "--pp 2"]);
+    check("--virtual-stages 2", "DCC0001", &["--virtual-stages 2 without pipeline stages", "--pp 2"]);
+    check("--param w=Shard(0)@tp", "DCC0001", &["--param w=Shard(0)@tp without tensor-parallel ranks", "--tp 2"]);
+    check("--min-lr 1e-5", "DCC0054", &["--min-lr is what the schedules linear and cosine end at"]);
+    check("--lr-schedule cosine --warmup 4", "DCC0054", &["--warmup 4 leaves no step of 4 to the schedule"]);
+    check("--lr-schedule @@/rates", "DCC0054", &["line 3: `-1e-3` is not a rate", "rates"]);
+    check("--lr -1", "DCC0054", &["error[DCC0054]: --lr -1 is not a rate"]);
+    for (flag, help) in [("--save-every", "at the end"), ("--keep-last", "all checkpoints are kept")] {
+        check(&format!("--save-dir @/saved {flag} 0"), "DCC0054", &[&format!("{flag} 0: it is 1 or more"), help]);
+    }
+    check("--eval-data @/targets --eval-every 0", "DCC0054", &["--eval-every 0: it is 1 or more", "at the end alone"]);
+    put(&folder, "rates", "1e-3\n1e-3\n1e-3\n1e-3\n");
+    check("--lr-schedule @@/rates --warmup 1", "DCC0054", &["--warmup has no part in --lr-schedule @FILE"]);
+    check("--lr-schedule @@/rates --min-lr 1e-4", "DCC0054", &["--min-lr has no part in --lr-schedule @FILE"]);
+    // What is harmless is told.
+    let told = |flags: &str, text: &str| {
+        let words = format!("{run} {flags}");
+        let output = dcc(words.split(' ').map(|word| word.replace("@/", &folder.at("")))).ok();
+        assert!(output.stderr.contains(&format!("warning: {text}")), "{flags}: {}", output.stderr);
+    };
+    told("--dropout 0.5", "`--dropout 0.5` changes nothing: the model has no Dropout node");
+    told("--bn-groups 2", "`--bn-groups 2` changes nothing: the model has no BatchNormalization node");
+    told("--batch-norm local", "`--batch-norm local` changes nothing");
+    let pins = "--tp 2 --param w=Shard(1)@tp --param w=Replicate";
+    told(pins, "`--param w=Shard(1)@tp` does not count: a later flag says Replicate");
+}
+
+/// A model is not written over by what is trained from it.
+#[test]
+fn exports_onto_the_model() {
+    let folder = linear_case();
+    let run = "run @/linear.onnx --data @/data --global-batch-size 8 --steps 1 --save-dir @/saved";
+    dcc(run.split(' ').map(|word| word.replace("@/", &folder.at("")))).ok();
+    std::os::unix::fs::symlink("linear.onnx", folder.path().join("link.onnx")).expect("a link");
+    let before = std::fs::read(folder.path().join("linear.onnx")).expect("a model");
+    for (out, flag) in [("linear.onnx", "--onnx"), ("link.onnx", "--onnx"), ("linear.onnx", "--safetensors")] {
+        let export = format!("export @/saved --model @/linear.onnx {flag} @/{out}");
+        refused(&folder, &export, 2, "DCC0001", &[&format!("{flag} and --model are the same file"), "elsewhere"]);
+    }
+    let both = "export @/saved --model @/linear.onnx --onnx @/out --safetensors @/out";
+    refused(&folder, both, 2, "DCC0001", &["--onnx and --safetensors are the same file"]);
+    assert!(std::fs::read(folder.path().join("linear.onnx")).expect("a model") == before);
+}
+
 /// Outputs that cannot be written are found before the work, or leave nothing.
 #[test]
 fn places_that_cannot_be_written() {
