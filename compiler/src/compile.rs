@@ -143,6 +143,7 @@ pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
     let (mut imported, batch) = import(model, options)?;
     imported.warnings.extend(notes);
     imported.warnings.extend(Pin::replaced(&options.parallel.pins));
+    imported.warnings.extend(options.parallel.without_ranks());
     log("imported", &imported.graph);
     let forward = simplify(&imported.graph, options)?;
     let forward = sources::split(&forward)?;

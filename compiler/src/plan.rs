@@ -124,6 +124,20 @@ pub struct Parallel {
     pub machine: Machine,
 }
 
+impl Parallel {
+    /// Tells of what is said of ranks along an axis that has one.
+    pub fn without_ranks(&self) -> impl Iterator<Item = String> {
+        let schedule = self.schedule != Schedule::default();
+        let pin = self.pins.iter().find(|pin| pin.dim.is_some());
+        let told = [
+            (self.dp * self.ep == 1 && self.zero != Zero::Nothing, format!("--zero {}", self.zero as u8), "dp"),
+            (self.pp == 1 && schedule, format!("--schedule {}", self.schedule.name()), "pp"),
+            (self.tp == 1 && pin.is_some(), pin.map(|pin| format!("--param {pin}")).unwrap_or_default(), "tp"),
+        ];
+        told.into_iter().filter(|told| told.0).map(|(_, flag, axis)| format!("`{flag}` changes nothing without `--{axis}`"))
+    }
+}
+
 impl Default for Parallel {
     fn default() -> Parallel {
         Parallel {

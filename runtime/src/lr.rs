@@ -70,9 +70,6 @@ impl LearningRate {
                 Err("--min-lr is what the schedules linear and cosine end at: this one is another".to_owned())
             }
             Schedule::Linear | Schedule::Cosine if min_lr > lr => Err(format!("--min-lr {min_lr} is above --lr {lr}")),
-            Schedule::Linear | Schedule::Cosine if warmup > 0 && warmup >= steps => {
-                Err(format!("--warmup {warmup} leaves no step of {steps} to the schedule"))
-            }
             _ => Ok(()),
         }
     }
@@ -153,8 +150,7 @@ mod tests {
             assert_eq!(check(&schedule, 4, 0.0), Ok(()));
         }
         for schedule in [Schedule::Linear, Schedule::Cosine] {
-            assert_eq!(check(&schedule, 4, 0.1).unwrap_err(), "--warmup 4 leaves no step of 4 to the schedule");
-            assert_eq!(check(&schedule, 3, 0.1), Ok(()));
+            assert_eq!(check(&schedule, 4, 0.1), Ok(()));
         }
     }
 

@@ -361,6 +361,25 @@ fn a_gradient_of_two_names_is_scattered_by_both() {
     }
 }
 
+/// Zeros in memory beside a sum over samples are no partial sum.
+#[test]
+fn a_sum_of_samples_is_padded_by_zeros() {
+    let nodes = [
+        node("MatMul", &["x", "w"], &["h"]),
+        with_int(with_ints(node("ReduceMean", &["h"], &["sum"]), "axes", &[0]), "keepdims", 0),
+        node("ConstantOfShape", &["three"], &["zeros"]),
+        with_int(node("Concat", &["sum", "zeros"], &["padded"]), "axis", 0),
+        node("MatMul", &["x", "v"], &["z"]),
+        node("Add", &["z", "padded"], &["shifted"]),
+        node("Tanh", &["shifted"], &["y"]),
+    ];
+    let weights: [(&str, &[i64]); 2] = [("w", &[6, 5]), ("v", &[6, 8])];
+    let tensors = vec![int_tensor("three", &[1], &[3])];
+    let case = Case { loss: LossKind::Mse, nodes: &nodes, x: &[8, 6], weights: &weights, tensors, mixed: None };
+    case.agrees(Parallel::default(), 1);
+    case.agrees(Parallel { dp: 2, ..Parallel::default() }, 1);
+}
+
 /// What is assigned to a part of each sample, by positions that are known, that count samples, or that the data say.
 #[test]
 fn assignments_to_samples_keep_them_apart() {

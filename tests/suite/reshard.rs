@@ -147,7 +147,7 @@ impl Subject {
             lr: 1e-2,
             seed: resume.is_none().then_some(11),
             init: Some(3),
-            init_all: resume.is_none(),
+            init_all: true,
             save_dir: Some(dir.clone()),
             // A run that continues saves its end.
             save_every: resume.is_none().then_some(1),

@@ -301,7 +301,6 @@ impl CompileFlags {
             }
         }
         let schedule = Schedule::ALL.into_iter().find(|s| s.name() == self.schedule).expect("the parser has the same list");
-        self.check_axes(zero, schedule)?;
         Ok(Parallel {
             dp: self.dp,
             cp: self.cp,
@@ -322,24 +321,6 @@ impl CompileFlags {
             pins: self.param.iter().map(|text| Pin::parse(text)).collect::<Result<_>>()?,
             ..Parallel::default()
         })
-    }
-
-    /// Errors: what is said of ranks along an axis that has one.
-    fn check_axes(&self, zero: Zero, schedule: Schedule) -> Result<()> {
-        if zero != Zero::Nothing && self.dp == 1 && self.ep == 1 {
-            let flag = if self.fsdp { "--fsdp".to_owned() } else { format!("--zero {}", self.zero) };
-            return Err(Error::usage(format!("{flag} without data-parallel ranks to share")).help("add --dp 2 or more"));
-        }
-        let chunks = self.virtual_stages.filter(|&chunks| chunks > 1).map(|chunks| format!("--virtual-stages {chunks}"));
-        let order = (schedule != Schedule::default()).then(|| format!("--schedule {}", schedule.name()));
-        if let (1, Some(flag)) = (self.pp, order.or(chunks)) {
-            return Err(Error::usage(format!("{flag} without pipeline stages")).help("add --pp 2 or more"));
-        }
-        if let (1, Some(pin)) = (self.tp, self.param.iter().find(|text| text.contains("=Shard("))) {
-            let what = format!("--param {pin} without tensor-parallel ranks");
-            return Err(Error::usage(what).help("add --tp 2 or more"));
-        }
-        Ok(())
     }
 
     /// Chunks of the model on each rank. Errors: none, too many, or a schedule that has its own number.

@@ -7,6 +7,7 @@ use crate::graph::{Graph, NodeId};
 use crate::ops::Op;
 use dcc_program::{Glob, Mesh, Sharding};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 /// The sharding that parameters whose name matches must be used in.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +17,12 @@ pub struct Pin {
     pub dim: Option<u8>,
     /// The model's names of parameters that the pattern matches by other names of theirs.
     pub also: BTreeSet<String>,
+}
+
+impl fmt::Display for Pin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.glob.0, self.sharding())
+    }
 }
 
 impl Pin {
@@ -49,8 +56,7 @@ impl Pin {
     pub fn replaced(pins: &[Pin]) -> impl Iterator<Item = String> {
         pins.iter().enumerate().filter_map(|(at, pin)| {
             let later = pins[at + 1..].iter().rfind(|later| later.glob == pin.glob).filter(|later| later.dim != pin.dim)?;
-            let (glob, own, last) = (&pin.glob.0, pin.sharding(), later.sharding());
-            Some(format!("`--param {glob}={own}` does not count: a later flag says {last}"))
+            Some(format!("`--param {pin}` does not count: a later flag says {}", later.sharding()))
         })
     }
 

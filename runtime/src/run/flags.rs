@@ -161,7 +161,7 @@ impl Flags {
         if self.order == "sequential" { Order::Sequential } else { Order::Shuffled }
     }
 
-    /// Errors: counts of nothing, weights beside those of a checkpoint.
+    /// Errors: counts of nothing.
     pub(super) fn check(&self) -> Result<()> {
         let counts = [
             ("--eval-every", self.eval_every, "the evaluation data are used at the end alone"),
@@ -172,13 +172,7 @@ impl Flags {
         if let Some((flag, _, without)) = counts.into_iter().find(|(_, count, _)| *count == Some(0)) {
             return Err(Error::data_option(format!("{flag} 0: it is 1 or more")).help(format!("without {flag}, {without}")));
         }
-        match (self.resume(), self.beginning()) {
-            (Resume::Path(path), Some(flag)) => {
-                let what = format!("{flag} with --resume: a run that continues has the weights of its checkpoint");
-                Err(Error::data_option(what).at(path.display()).help(format!("drop {flag}, or --resume to begin a new run")))
-            }
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
     /// The flag that says what weights begin with although there are some, if one does.
