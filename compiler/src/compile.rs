@@ -239,7 +239,7 @@ fn import(model: &Model, options: &Options) -> Result<(Imported, Batch)> {
         }
     };
     if let (false, Some(flag)) = (has_norm, options.batch_norm.flag()) {
-        imported.warnings.push(format!("`{flag}` changes nothing: the model has no BatchNormalization node"));
+        imported.warnings.push(format!("`{flag}` changes nothing: the model has no BatchNormalization of samples"));
     }
     imported.graph = train::marked(&imported.graph)?;
     if let Some(dtype) = options.dtype {

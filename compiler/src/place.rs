@@ -8,6 +8,7 @@ mod accumulate;
 mod gradient;
 mod halves;
 mod once;
+mod reach;
 mod reshard;
 mod stack;
 mod strategy;
@@ -120,113 +121,12 @@ impl<'a> Placer<'a> {
         placer
     }
 
-    /// Broadcasts, generated tensors, and pointwise ops of only these are made where they are read, as they are wanted.
-    fn find_sources(&mut self) {
-        for id in self.graph.ids() {
-            let node = &self.graph[id];
-            let of_sources = || node.operands.iter().all(|o| self.sources[o.0 as usize]);
-            let source = match &node.op {
-                Op::Const(_) | Op::Training(_) | Op::Iota(_) | Op::Uniform(_) | Op::BroadcastInDim(_) => true,
-                Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select(_) | Op::Cast(_) => of_sources(),
-                _ => false,
-            };
-            self.sources.push(source);
-            self.constants.push(source && node.operands.iter().all(|o| self.constants[o.0 as usize]));
-            let of_data = node.operands.iter().all(|o| self.of_data[o.0 as usize]) && !matches!(node.op, Op::Param(_));
-            self.of_data.push(of_data);
-        }
-    }
-
     fn is_source(&self, id: NodeId) -> bool {
         self.sources[id.0 as usize]
     }
 
     fn is_constant(&self, id: NodeId) -> bool {
         self.constants[id.0 as usize]
-    }
-
-    /// The stage that computes a node: the plan's, or that of the forward node it is a gradient of. What depends on data alone
-    /// is made wherever it is read, as inputs are.
-    fn home(&self, id: NodeId) -> Option<u32> {
-        let node = &self.graph[id];
-        match (node.phase, self.graph.grad_of(id)) {
-            (Phase::Forward, _) if self.of_data[id.0 as usize] => None,
-            (Phase::Forward, _) => self.plan.stages.get(&id).copied(),
-            (Phase::Backward, Some(GradOf::Op(f) | GradOf::Value(f))) => self.stage[f.0 as usize],
-            _ => None,
-        }
-    }
-
-    fn find_reach(&mut self) {
-        let graph = self.graph;
-        self.reach = vec![BTreeSet::new(); graph.nodes.len()];
-        let live = graph.live();
-        // An output that no stage computes is computed on the last one.
-        let last = self.plan.parts() - 1;
-        for &(_, id) in &graph.outputs {
-            if graph[id].phase == Phase::Forward && self.stage[id.0 as usize].is_none() {
-                self.reach[id.0 as usize].insert(last);
-            }
-        }
-        // Readers of forward values that have no stage, down to the parameters.
-        for id in graph.ids().rev().filter(|&id| live[id.0 as usize] && graph[id].phase != Phase::Update) {
-            let mine = match self.stage[id.0 as usize] {
-                Some(stage) => BTreeSet::from([stage]),
-                None => self.reach[id.0 as usize].clone(),
-            };
-            for operand in &graph[id].operands {
-                if self.stage[operand.0 as usize].is_none() && graph[*operand].phase == Phase::Forward {
-                    self.reach[operand.0 as usize].extend(&mine);
-                }
-            }
-        }
-        // Stages from which a gradient without a stage has contributions. A constant can be made on any of them.
-        for id in graph.ids().filter(|&id| graph[id].phase == Phase::Backward && self.stage[id.0 as usize].is_none()) {
-            let mut mine = BTreeSet::new();
-            // The part of a running statistic whose share is 1 is what the forward pass computes.
-            let sums = matches!(graph[id].op, Op::GradSum(_));
-            let counts = |o: &NodeId| (sums || graph[*o].phase == Phase::Backward) && !self.is_constant(*o);
-            for &operand in graph[id].operands.iter().filter(|o| counts(o)) {
-                match self.stage[operand.0 as usize] {
-                    Some(stage) => mine.extend([stage]),
-                    None => mine.extend(&self.reach[operand.0 as usize]),
-                }
-            }
-            if let (true, Some(GradOf::Value(of))) = (mine.is_empty(), graph.grad_of(id)) {
-                mine.extend(self.reach[of.0 as usize].first().copied());
-            }
-            // The statistics of a norm on an input are made of data alone, and nothing else reads them: on the first stage.
-            let of_data = |o: &NodeId| graph[*o].phase == Phase::Forward && self.of_data[o.0 as usize] && !self.is_constant(*o);
-            if mine.is_empty() && graph[id].operands.iter().any(of_data) {
-                mine.insert(0);
-            }
-            // The statistics of a weight are made where it is.
-            let of_weights = |o: &&NodeId| self.stage[o.0 as usize].is_none() && graph[**o].phase == Phase::Forward;
-            if mine.is_empty() {
-                mine.extend(graph[id].operands.iter().filter(of_weights).find_map(|&o| self.stage_of_weights(o)));
-            }
-            // What only the update reads, a running statistic, is held by all stages: evaluation may read it on another one than
-            // that which computes its new value.
-            if let (Op::GradSum(_), Some(GradOf::Value(param))) = (&graph[id].op, graph.grad_of(id))
-                && matches!(graph[param].op, Op::Param(_))
-                && self.reach[param.0 as usize].is_empty()
-            {
-                self.reach[param.0 as usize].extend(0..self.plan.parts());
-            }
-            self.reach[id.0 as usize] = mine;
-        }
-    }
-
-    /// The first stage that reads one of the weights that `id` is made of.
-    fn stage_of_weights(&self, id: NodeId) -> Option<u32> {
-        let (mut open, mut seen, mut first) = (vec![id], FxHashSet::default(), None);
-        while let Some(id) = open.pop() {
-            if matches!(self.graph[id].op, Op::Param(_)) {
-                first = first.into_iter().chain(self.reach[id.0 as usize].first().copied()).min();
-            }
-            open.extend(self.graph[id].operands.iter().copied().filter(|&operand| seen.insert(operand)));
-        }
-        first
     }
 
     fn place_outputs(&mut self) -> Result<()> {
@@ -502,8 +402,12 @@ impl<'a> Placer<'a> {
                 continue;
             }
             let keeps = |set: &Vec<usize>| set.iter().any(has) && set.iter().all(may);
-            let sets = node.op.linear(&types).into_iter();
-            if let Some(set) = sets.filter(keeps).find(|set| axis != self.mb() || !self.is_resolved(id, values, set)) {
+            let mut sets = node.op.linear(&types);
+            // What depends on data alone can be counted before the other operand is computed.
+            sets.sort_by_key(|set| set.iter().all(|&i| node.operands.get(i).is_some_and(|&o| self.of_data[o.0 as usize])));
+            if let Some(set) =
+                sets.into_iter().filter(keeps).find(|set| axis != self.mb() || !self.is_resolved(id, values, set))
+            {
                 keepers.insert(pending, set);
             }
         }

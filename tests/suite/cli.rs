@@ -414,7 +414,7 @@ fn flags_without_a_part() {
     told("--schedule zb-h1", "`--schedule zb-h1` changes nothing without `--pp`");
     told("--param w=Shard(0)@tp", "`--param w=Shard(0)@tp` changes nothing without `--tp`");
     told("--dropout 0.5", "`--dropout 0.5` changes nothing: the model has no Dropout node");
-    told("--bn-groups 2", "`--bn-groups 2` changes nothing: the model has no BatchNormalization node");
+    told("--bn-groups 2", "`--bn-groups 2` changes nothing: the model has no BatchNormalization of samples");
     told("--batch-norm local", "`--batch-norm local` changes nothing");
     let pins = "--tp 2 --param w=Shard(1)@tp --param w=Replicate";
     told(pins, "`--param w=Shard(1)@tp` does not count: a later flag says Replicate");

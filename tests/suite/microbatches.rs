@@ -242,6 +242,18 @@ fn terms_without_samples_are_counted_once() {
         node("Mul", &["all", "tenth"], &["penalty"]),
         node("Add", &["error", "penalty"], &["y"]),
     ];
+    // Their gradients are made of weights alone, of the first stage and of both.
+    let norms = [
+        node("Abs", &["w"], &["sizes"]),
+        with_int(node("ReduceSum", &["sizes"], &["first"]), "keepdims", 0),
+        with_int(node("ReduceL2", &["w"], &["second"]), "keepdims", 0),
+        node("Mul", &["w", "v"], &["product"]),
+        node("Abs", &["product"], &["overlap"]),
+        with_int(node("ReduceSum", &["overlap"], &["third"]), "keepdims", 0),
+        node("Sum", &["first", "second", "third"], &["all"]),
+        node("Mul", &["all", "tenth"], &["penalty"]),
+        node("Add", &["error", "penalty"], &["y"]),
+    ];
     let weighed = [
         node("Neg", &["s"], &["less"]),
         node("Exp", &["less"], &["share"]),
@@ -264,6 +276,7 @@ fn terms_without_samples_are_counted_once() {
         }
     };
     of(&[&error[..], &penalty].concat(), &[("w", &[6, 8]), ("v", &[8, 4])]);
+    of(&[&error[..], &norms].concat(), &[("w", &[6, 6]), ("v", &[6, 6])]);
     of(&[&error[..], &weighed].concat(), &[("w", &[6, 8]), ("v", &[8, 4]), ("s", &[])]);
     of(&[&made[..], &error, &penalty].concat(), &[("u", &[6, 8]), ("v", &[8, 4])]);
 }

@@ -449,7 +449,7 @@ fn a_pinned_parameter_is_used_as_pinned() {
         error[DCC0304]: --param fc9.* matches no parameter
           help parameters are named as in fc0.bias, fc0.weight, fc1.bias, fc1.weight"#]]
     .assert_eq(&refused("fc9.*=Replicate"));
-    expect!["error[DCC0304]: --param fc0.bias=Shard(1)@tp: fc0.bias has shape [1024], --tp 2"]
+    expect!["error[DCC0304]: --param fc0.bias=Shard(1)@tp: fc0.bias of shape [1024] has no dim 1"]
         .assert_eq(&refused("fc0.bias=Shard(1)@tp"));
 }
 

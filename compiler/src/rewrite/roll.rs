@@ -59,8 +59,8 @@ fn flat(graph: &Graph, uses: &[u32], id: NodeId) -> Vec<NodeId> {
 enum Turns {
     /// The same value in each.
     Same(NodeId),
-    /// `size` elements of a dim each, one turn's after the other's from `start` on.
-    Tiles { source: NodeId, dim: usize, start: u64, size: u64 },
+    /// Slices that lie side by side along a dim, of which this is the first turn's.
+    Tiles { first: NodeId, dim: usize },
     /// The step of this number.
     Step(usize),
 }
@@ -124,7 +124,7 @@ impl<'a> Loop<'a> {
                 (slice.start[at], slice.limit[at]) == (first.start[at] + by, first.limit[at] + by)
             })
         };
-        slices.iter().enumerate().all(fits).then_some(Turns::Tiles { source, dim, start: first.start[dim], size })
+        slices.iter().enumerate().all(fits).then_some(Turns::Tiles { first: ids[0], dim })
     }
 
     /// The same op of each turn, of operands that are turns of a loop in their turn.
@@ -169,7 +169,7 @@ impl<'a> Loop<'a> {
                     Turns::Step(step) => made[step],
                     Turns::Same(same) if joint => new[&same],
                     Turns::Same(same) => self.repeated(out, new[&same])?,
-                    Turns::Tiles { source, dim, start, size } => self.tiled(out, new[&source], (dim, start, size))?,
+                    Turns::Tiles { first, dim } => self.tiled(out, new, (first, dim))?,
                 });
             }
             let along = operands.iter().map(|operand| !matches!(operand, Turns::Same(_))).collect::<Vec<_>>();
@@ -190,13 +190,16 @@ impl<'a> Loop<'a> {
         out.broadcast(value, &shape, &dims)
     }
 
-    /// The tiles of `value` along a dim before all others.
-    fn tiled(&self, out: &mut Graph, value: NodeId, (dim, start, size): (usize, u64, u64)) -> Result<NodeId> {
-        let (shape, turns) = (out.ty(value).shape.clone(), self.turns as u64);
-        let mut op =
-            Slice { start: shape.iter().map(|_| 0).collect(), limit: shape.clone(), stride: shape.iter().map(|_| 1).collect() };
-        (op.start[dim], op.limit[dim]) = (start, start + turns * size);
-        let part = if op.limit == shape && start == 0 { value } else { out.add(op, &[value])? };
+    /// The slices of all turns, of which the first is known, along a dim before all others.
+    fn tiled(&self, out: &mut Graph, new: &FxHashMap<NodeId, NodeId>, (first, dim): (NodeId, usize)) -> Result<NodeId> {
+        let (node, turns) = (&self.graph[first], self.turns as u64);
+        let Op::Slice(op) = &node.op else { return Err(self.graph.broken(first, "a tile that is no slice")) };
+        let (mut op, size) = (op.clone(), node.ty.shape[dim]);
+        op.limit[dim] = op.start[dim] + turns * size;
+        let value = new[&node.operands[0]];
+        let is_whole = op.limit == out.ty(value).shape && op.start.iter().all(|&start| start == 0);
+        let part = if is_whole { value } else { out.add(op, &[value])? };
+        let shape = out.ty(part).shape.clone();
         let apart: Vec<u64> =
             shape[..dim].iter().copied().chain([turns, size]).chain(shape[dim + 1..].iter().copied()).collect();
         let part = out.reshape(part, &apart)?;

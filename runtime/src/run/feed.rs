@@ -64,7 +64,7 @@ impl Feed {
         Position { steps: position.steps + steps, samples: position.samples + steps * self.samples() }
     }
 
-    /// What of the batch at `position` leaves no finite loss: an input that is not finite, or no label that counts.
+    /// What of the batch at `position` leaves no number for a loss: an input that has NaN, or no label that counts. Infinite ones may mask.
     pub fn fault(&self, position: Position) -> Option<String> {
         let fault = (0..self.inputs.len()).find_map(|index| self.fault_of(index, position));
         self.release();
@@ -87,10 +87,7 @@ impl Feed {
                 Some(format!("all `{name}` of its batch are {ignored}, which does not count"))
             }
             Some(_) => None,
-            None => {
-                let number = numbers.find(|number| !number.is_finite())?;
-                Some(format!("input `{name}` has {number} in its batch"))
-            }
+            None => numbers.any(f64::is_nan).then(|| format!("input `{name}` has NaN in its batch")),
         }
     }
 

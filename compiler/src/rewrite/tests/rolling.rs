@@ -95,6 +95,24 @@ fn tiles_that_begin_later_are_tiles() {
     assert!(rolls(&g));
 }
 
+/// One slice of two dims a turn: of the other dim too it takes a part.
+#[test]
+fn tiles_are_parts_of_other_dims() {
+    let mut g = Graph::new();
+    let x = input(&mut g, "x", &[4, 7]);
+    unrolled(&mut g, 4, 0, |g, i| {
+        let op = Slice {
+            start: Shape::from_slice(&[i, 1]),
+            limit: Shape::from_slice(&[i + 1, 4]),
+            stride: Shape::from_slice(&[1, 1]),
+        };
+        let mine = g.add(op, &[x]).unwrap();
+        let tanh = g.unary(UnaryOp::Tanh, mine).unwrap();
+        g.reduce(Reduce::Sum, tanh, &[1]).unwrap()
+    });
+    assert!(rolls(&g));
+}
+
 #[test]
 fn what_only_resembles_a_loop_stays() {
     let refused = |says: &str, turn: fn(&mut Graph, NodeId, u64) -> NodeId| {
