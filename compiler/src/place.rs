@@ -402,12 +402,8 @@ impl<'a> Placer<'a> {
                 continue;
             }
             let keeps = |set: &Vec<usize>| set.iter().any(has) && set.iter().all(may);
-            let mut sets = node.op.linear(&types);
-            // What depends on data alone can be counted before the other operand is computed.
-            sets.sort_by_key(|set| set.iter().all(|&i| node.operands.get(i).is_some_and(|&o| self.of_data[o.0 as usize])));
-            if let Some(set) =
-                sets.into_iter().filter(keeps).find(|set| axis != self.mb() || !self.is_resolved(id, values, set))
-            {
+            let sets = node.op.linear(&types).into_iter();
+            if let Some(set) = sets.filter(keeps).find(|set| axis != self.mb() || !self.is_resolved(id, values, set)) {
                 keepers.insert(pending, set);
             }
         }
