@@ -117,10 +117,10 @@ pub const PAGES: &[(u16, &str, &str)] = &[
     (
         901,
         "not a finite number",
-        "The loss is NaN or infinite; the message names the step, and the input if its batch holds such values or no label that \
-         counts. Mostly the learning rate is too high, or the data or the \
-         initial weights hold such values. Try a tenth of --lr, `--warmup 100`, `--grad-clip 1`; if step 1 fails already, look \
-         at the data. Nothing was saved after the step: --resume auto continues before it.",
+        "The loss is NaN or infinite; the message names the step, and the input if its batch has NaN or no label that counts. \
+         Mostly the learning rate is too high, or the data or the initial weights hold such values. Try a tenth of \
+         --lr, `--warmup 100`, `--grad-clip 1`; if step 1 fails already, look at the data. Nothing was saved \
+         after the step: --resume auto continues before it.",
     ),
 ];
 
