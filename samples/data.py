@@ -76,7 +76,7 @@ def test_data():
     steps = {"a": a.reshape(12, 8, 12), "b": b.reshape(12, 8, 5), "target": target.reshape(12, 8, 3),
              "basis": np.stack([basis * (1 + t / 20) for t in range(12)]).astype(np.float32)}
     zipf = np.minimum(rng.zipf(1.3, 2561) * 7919 % 50257, 50256)
-    return family_data(full) | {
+    return family_data(full) | soft_data(full) | {
         "mlp.npz": {k: v[:256] for k, v in full.items()},
         "mlp_ignore.npz": {"image": full["image"][:256], "labels": ignore_some(rng, full["labels"][:256], 0.2)},
         "gpt2_tiny.npz": {"input_ids": ids, "labels": masked},
@@ -110,6 +110,20 @@ def family_data(full):
         "two_towers.npz": {"image": image, "text": words, "labels": np.tile(np.arange(16), 6)},
         "t5.npz": {"input_ids": source, "attention_mask": mask,
                    "decoder_input_ids": np.pad(answer[:, :-1], ((0, 0), (1, 0))), "labels": answer},
+    }
+
+
+def soft_data(full):
+    """{file: arrays} whose labels are each class's share: mixed images, and pixels of which nothing is certain."""
+    rng = np.random.default_rng(3)
+    image, classes = full["image"][:256], np.eye(10)[full["labels"][:256]]
+    other, share = rng.permutation(256), rng.beta(0.4, 0.4, (256, 1))
+    mixed = [share * x + (1 - share) * x[other] for x in (image, classes)]
+    scores = rng.standard_normal((48, 3, 8, 8)) + 4 * np.stack([image[:48] < 0.25, image[:48] > 0.25, image[:48] > 0.75], 1).reshape(48, 3, 8, 8)
+    odds = np.exp(scores)
+    return {
+        "mlp_shares.npz": {"image": mixed[0].astype(np.float32), "labels": mixed[1].astype(np.float32)},
+        "pixels_shares.npz": {"image": image[:48], "labels": (odds / odds.sum(1, keepdims=True)).astype(np.float32)},
     }
 
 

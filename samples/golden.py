@@ -78,6 +78,7 @@ CASES = {
     "mlp_legacy": f"{MLP.replace('mlp.onnx', 'mlp_legacy.onnx')} --optimizer adamw --lr 2e-3 --weight-decay 0.1",
     "mlp_legacy_dropout": f"{MLP.replace('mlp.onnx', 'mlp_legacy_dropout.onnx')} --optimizer sgd --lr 0.05 --momentum 0.9",
     "mlp_smoothing": f"tests/models/mlp.onnx {IGNORE} --optimizer adamw --lr 2e-3 --label-smoothing 0.1",
+    "mlp_shares": f"{MLP.replace('mlp.npz', 'mlp_shares.npz')} --loss cross-entropy {ADAMW} --label-smoothing 0.1",
     "mlp_sce": f"tests/models/mlp_sce.onnx {IGNORE} --optimizer adamw --lr 2e-3 --weight-decay 0.01",
     "mlp_sce_legacy": f"tests/models/mlp_sce_legacy.onnx {IGNORE} --optimizer adamw --lr 2e-3 --weight-decay 0.01",
     "mlp_nll": f"tests/models/mlp_nll.onnx {IGNORE} --optimizer sgd --lr 0.05 --momentum 0.9",
@@ -114,6 +115,7 @@ CASES = {
     "swin": f"{IMAGES.replace('NAME', 'swin')} --init-rule *.bias=std:0.5 {ADAMW}",
     "swin_legacy": f"{IMAGES.replace('NAME', 'swin_legacy')} --init-rule *.bias=std:0.5 {SGD}",
     "unet": f"{PIXELS.replace('NAME', 'unet')} {SGD}",
+    "unet_shares": f"{PIXELS.replace('NAME', 'unet').replace('pixels.npz', 'pixels_shares.npz')} {ADAMW}",
     "unet_legacy": f"{PIXELS.replace('NAME', 'unet_legacy')} {ADAMW}",
     "autoencoder": f"tests/models/families/autoencoder.onnx --data tests/models/data/images.npz {FAMILY} --loss mse {ADAMW}",
     "autoencoder_legacy": "tests/models/families/autoencoder_legacy.onnx --data tests/models/data/images.npz"
@@ -225,6 +227,8 @@ def loss_of(o, outputs, rows):
         logits, labels = logits[:, :-1], rows["input_ids"][:, 1:]
     else:
         labels = rows["labels"]
+    if labels.is_floating_point():
+        return F.cross_entropy(logits, labels, label_smoothing=o.label_smoothing)
     if logits.shape[:-1] != labels.shape:
         logits = logits.movedim(1, -1)
     return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), label_smoothing=o.label_smoothing)

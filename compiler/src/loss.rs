@@ -16,7 +16,7 @@ use std::fmt;
 
 pub use batch::batch_dims;
 
-/// Name of the input of integer classes.
+/// Name of the input of classes: integers, or each one's share.
 pub const LABELS: &str = "labels";
 /// Name of the input that a float output is compared with.
 pub const TARGET: &str = "target";
@@ -55,6 +55,8 @@ pub struct LossOptions {
     /// Labels of this value count nowhere.
     pub ignore_index: i64,
     pub label_smoothing: f64,
+    /// Labels are each class's share, floats of the output's shape. So they are without this where their shape is known to be that.
+    pub soft_labels: bool,
     pub labels: Labels,
     /// Outputs that one of ONNX's loss operators computes.
     pub loss_outputs: Vec<String>,
@@ -68,6 +70,7 @@ impl Default for LossOptions {
             class_dim: None,
             ignore_index: -100,
             label_smoothing: 0.0,
+            soft_labels: false,
             labels: Labels::Unknown,
             loss_outputs: Vec::new(),
         }
@@ -167,10 +170,11 @@ fn at_least_f32(graph: &mut Graph, x: NodeId) -> Result<NodeId> {
 /// Errors: an option that the loss makes nothing of.
 fn check_options(kind: LossKind, options: &LossOptions) -> Result<()> {
     let plain = LossOptions::default();
-    let given: [(&str, bool, &[LossKind]); 3] = [
+    let given: [(&str, bool, &[LossKind]); 4] = [
         ("--label-smoothing", options.label_smoothing != plain.label_smoothing, &[LossKind::CrossEntropy, LossKind::NextToken]),
         ("--ignore-index", options.ignore_index != plain.ignore_index, &[LossKind::CrossEntropy, LossKind::NextToken]),
         ("--class-dim", options.class_dim.is_some(), &[LossKind::CrossEntropy]),
+        ("--soft-labels", options.soft_labels, &[LossKind::CrossEntropy]),
     ];
     let Some((flag, _, of)) = given.into_iter().find(|(_, given, of)| *given && !of.contains(&kind)) else { return Ok(()) };
     let names: Vec<&str> = of.iter().map(|kind| kind.name()).collect();
@@ -215,6 +219,12 @@ fn choose(graph: &Graph, options: &LossOptions) -> Result<(LossKind, String, Nod
     let tokens = graph.nodes.iter().any(integer);
     let kind = match (ty.rank(), &options.labels) {
         _ if ty.rank() == 0 || marked(&name) => LossKind::Output,
+        _ if options.soft_labels => LossKind::CrossEntropy,
+        (_, Labels::Given(given)) if *given == ty.shape => {
+            let what = format!("the loss of output `{name}` is not clear: labels have its shape {:?}", ty.shape.as_slice());
+            let note = "shares of classes are for --loss cross-entropy; for mse, l1 or bce the array is `target` (--map labels=target)";
+            return Err(Error::unclear_loss(what).note(note).help("say --loss cross-entropy, mse, l1 or bce"));
+        }
         (3, Labels::Given(_)) if tokens => LossKind::CrossEntropy,
         (3, _) if tokens => LossKind::NextToken,
         (2, Labels::Given(_) | Labels::Unknown) => LossKind::CrossEntropy,

@@ -51,6 +51,8 @@ const CASES: &[Case] = &[
     Case { name: "mlp_legacy_dropout", controls: true, ..ALL },
     Case { name: "mlp_legacy_dropout", mesh: "--dp 2 --tp 2 --grad-accum 2", ..MESH },
     Case { name: "mlp_smoothing", ..ALL },
+    Case { name: "mlp_shares", controls: true, ..ALL },
+    Case { name: "mlp_shares", mesh: "--dp 2 --tp 2 --pp 2 --grad-accum 2", ..MESH },
     Case { name: "mlp_sce", ..ALL },
     Case { name: "mlp_sce_legacy", ..ALL },
     Case { name: "mlp_nll", ..ALL },
@@ -92,6 +94,8 @@ const CASES: &[Case] = &[
     Case { name: "swin_legacy", ..F64 },
     Case { name: "unet", ..ALL },
     Case { name: "unet_legacy", ..F64 },
+    Case { name: "unet_shares", ..ALL },
+    Case { name: "unet_shares", mesh: "--dp 2 --tp 2", ..MESH },
     Case { name: "autoencoder", ..ALL },
     Case { name: "autoencoder_legacy", ..F64 },
     Case { name: "moe", ..ALL },
@@ -460,7 +464,9 @@ fn cnns_train_as_in_torch() {
 
 #[test]
 fn convolutional_families_train_as_in_torch() {
-    ["resnet", "resnet_legacy", "mobilenet", "efficientnet", "unet", "unet_legacy", "autoencoder"].into_iter().for_each(check);
+    ["resnet", "resnet_legacy", "mobilenet", "efficientnet", "unet", "unet_legacy", "unet_shares", "autoencoder"]
+        .into_iter()
+        .for_each(check);
 }
 
 #[test]

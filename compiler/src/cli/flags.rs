@@ -129,6 +129,9 @@ pub struct CompileFlags {
     /// Share of each label that is spread over all classes
     #[arg(long, value_name = "S", default_value_t = 0.0, help_heading = "Loss")]
     pub label_smoothing: f64,
+    /// Labels are each class's share: floats of the output's shape (default: if those of the data have it)
+    #[arg(long, help_heading = "Loss")]
+    pub soft_labels: bool,
 
     /// With PyTorch's formulas, those of the paper for lion and lamb
     #[arg(long, default_value = "adamw", help_heading = "Optimizer",
@@ -350,6 +353,7 @@ impl CompileFlags {
             class_dim: self.class_dim,
             ignore_index: self.ignore_index,
             label_smoothing: self.label_smoothing,
+            soft_labels: self.soft_labels,
             ..LossOptions::default()
         })
     }

@@ -16,7 +16,10 @@ pub fn of_loss(graphs: &[&Graph], classes: &Option<(String, u64)>, ignore_index:
     {
         entry.vocabulary = Some(entry.vocabulary.unwrap_or(*classes).min(*classes));
     }
-    if let Some(labels) = found.get_mut(loss::LABELS) {
+    let is_class = |op: &Op| matches!(op, Op::Input(input) if input.name == loss::LABELS && !input.dtype.is_float());
+    if let Some(labels) = found.get_mut(loss::LABELS)
+        && graphs.iter().any(|graph| graph.nodes.iter().any(|node| is_class(&node.op)))
+    {
         labels.ignore_index = labels.ignore_index.or(Some(ignore_index));
     }
     found

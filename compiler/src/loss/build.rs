@@ -7,9 +7,13 @@ use crate::ops::{Input, Iota, Op, Pad, Slice, StopGradient};
 use dcc_program::kernel::{BinaryOp, CompareOp, UnaryOp};
 use dcc_program::{DType, Reduce, Shape};
 
-/// Cross-entropy of `logits` against an input of integer labels: mean over those that are not the ignored one.
+/// Cross-entropy of `logits` against an input of integer labels: mean over those that are not the ignored one. Against shares of
+/// each class: mean over all.
 pub fn cross_entropy(graph: &mut Graph, logits: NodeId, options: &LossOptions) -> Result<Loss> {
     let class_dim = class_dim(graph, logits, options)?;
+    if has_shares(graph, logits, options)? {
+        return against_shares(graph, logits, class_dim, options);
+    }
     let mut shape = graph.ty(logits).shape.clone();
     shape.remove(class_dim);
     let batch_dim = sample_dim(graph, logits, Some(class_dim)).map(|b| b - u8::from(usize::from(b) > class_dim));
@@ -26,10 +30,49 @@ pub fn cross_entropy(graph: &mut Graph, logits: NodeId, options: &LossOptions) -
         (Labels::Unknown, None) if class_dim == 1 => other_dim(&graph.ty(logits).shape, None, class_dim),
         _ => None,
     };
-    let or = or.map_or_else(String::new, |other| format!(" (or {other}: --class-dim {other})"));
-    let report = format!(", classes on dim {class_dim}{or}, labels i64{dims:?}, ignoring {}", options.ignore_index);
-    let loss = entropy.mean_of(graph, valid, None, LossKind::CrossEntropy, report)?;
+    let report = format!(", classes on dim {class_dim}{}, labels i64{dims:?}, ignoring {}", or_dim(or), options.ignore_index);
+    let loss = entropy.mean_of_valid(graph, valid, LossKind::CrossEntropy, report)?;
     Ok(Loss { classes: Some((LABELS.to_owned(), classes)), ..loss })
+}
+
+fn or_dim(other: Option<usize>) -> String {
+    other.map_or_else(String::new, |other| format!(" (or {other}: --class-dim {other})"))
+}
+
+/// Whether labels say how much of each class a sample is: they do if they have the output's shape. Errors: they are to, and do not.
+fn has_shares(graph: &Graph, logits: NodeId, options: &LossOptions) -> Result<bool> {
+    let shape = &graph.ty(logits).shape;
+    match &options.labels {
+        Labels::Given(given) if given == shape => Ok(true),
+        Labels::Given(given) if options.soft_labels => {
+            let (given, shape) = (given.as_slice(), shape.as_slice());
+            let what = format!("labels of shape {given:?} are not shares of the classes of an output of shape {shape:?}");
+            Err(Error::shape(what).help("soft labels have the output's shape; drop --soft-labels for integer ones"))
+        }
+        _ => Ok(options.soft_labels),
+    }
+}
+
+/// Cross-entropy of `logits` against an input of each class's share: `-Σ share log softmax`, the mean over all samples and positions.
+fn against_shares(graph: &mut Graph, logits: NodeId, class_dim: usize, options: &LossOptions) -> Result<Loss> {
+    if options.ignore_index != LossOptions::default().ignore_index {
+        let what = "--ignore-index does not belong to labels that are shares of classes";
+        return Err(Error::usage(what).help("drop it, or use integer labels"));
+    }
+    let ty = graph.ty(logits).clone();
+    if ty.shape[class_dim] < 2 {
+        let what = format!("labels of shape {:?} are shares of one class: there is nothing to learn", ty.shape.as_slice());
+        return Err(Error::shape(what).help("name the array `target` for --loss mse, l1 or bce"));
+    }
+    let batch_dim = sample_dim(graph, logits, Some(class_dim));
+    let input = Input { name: LABELS.to_owned(), dtype: ty.dtype, shape: ty.shape.clone(), batch_dim };
+    let shares = data_input(graph, input)?;
+    let entropy = Entropy::of_shares(graph, logits, shares, class_dim, options.label_smoothing)?;
+    let count = graph.ty(entropy.each).elements();
+    let or = options.class_dim.is_none().then(|| other_dim(&ty.shape, None, class_dim)).flatten();
+    let (or, dtype) = (or_dim(or), ty.dtype.name());
+    let report = format!(", classes on dim {class_dim}{or}, labels {dtype}{:?}: shares of classes", ty.shape.as_slice());
+    entropy.mean(graph, None, count, LossKind::CrossEntropy, report)
 }
 
 /// Cross-entropy of `logits[b, t]` against the token input at `[b, t + 1]`. The last position has no label.
@@ -48,16 +91,20 @@ pub fn next_token(graph: &mut Graph, logits: NodeId, options: &LossOptions) -> R
     let end = graph.splat_like((shape[last] - 1) as f64, position)?;
     let mut valid = graph.compare(CompareOp::Lt, position, end)?;
     // A negative index is never a token, so that the number of labels is known while compiling.
-    let mut count = Some(shape[..last].iter().product::<u64>() * (shape[last] - 1));
-    if options.ignore_index >= 0 {
+    let known = options.ignore_index < 0;
+    if !known {
         let ignored = graph.splat_like(options.ignore_index as f64, labels)?;
         let kept = graph.compare(CompareOp::Ne, labels, ignored)?;
         valid = graph.binary(BinaryOp::And, valid, kept)?;
-        count = None;
     }
     let entropy = Entropy::build(graph, logits, labels, ty.rank() - 1, options.label_smoothing)?;
     let report = format!(", labels are input {name} shifted by one");
-    let loss = entropy.mean_of(graph, valid, count, LossKind::NextToken, report)?;
+    let loss = if known {
+        let count = shape[..last].iter().product::<u64>() * (shape[last] - 1);
+        entropy.mean(graph, Some(valid), count, LossKind::NextToken, report)?
+    } else {
+        entropy.mean_of_valid(graph, valid, LossKind::NextToken, report)?
+    };
     Ok(Loss { classes: Some((name, ty.shape[ty.rank() - 1])), ..loss })
 }
 
@@ -78,65 +125,131 @@ struct Entropy {
     right: NodeId,
 }
 
-impl Entropy {
-    fn build(graph: &mut Graph, logits: NodeId, labels: NodeId, class_dim: usize, smoothing: f64) -> Result<Entropy> {
+/// Logits less the largest of their classes, which has no gradient.
+struct Scores {
+    /// That largest one, for each class.
+    max: NodeId,
+    z: NodeId,
+    /// `log Σ exp z`.
+    lse: NodeId,
+}
+
+impl Scores {
+    fn of(graph: &mut Graph, logits: NodeId, class_dim: usize) -> Result<Scores> {
         let ty = graph.ty(logits).clone();
-        let kept: Vec<usize> = (0..ty.rank()).filter(|&d| d != class_dim).collect();
         let max = graph.reduce(Reduce::Max, logits, &[class_dim])?;
         let max = graph.add(StopGradient {}, &[max])?;
-        let max_up = graph.broadcast(max, &ty.shape, &kept)?;
-        let z = graph.binary(BinaryOp::Sub, logits, max_up)?;
+        let max = graph.broadcast(max, &ty.shape, &all_but(ty.rank(), class_dim))?;
+        let z = graph.binary(BinaryOp::Sub, logits, max)?;
         let exp = graph.unary(UnaryOp::Exp, z)?;
         let sum = graph.sum(exp, &[class_dim])?;
         let lse = graph.unary(UnaryOp::Log, sum)?;
-        let class = graph.add(Iota { dtype: DType::I64, shape: ty.shape.clone(), dim: class_dim as u8 }, &[])?;
-        let labels_up = graph.broadcast(labels, &ty.shape, &kept)?;
-        let hit = graph.compare(CompareOp::Eq, class, labels_up)?;
-        let zero = graph.splat_like(0.0, z)?;
-        let picked = graph.select(hit, z, zero)?;
-        let target = graph.sum(picked, &[class_dim])?;
-        let mut each = graph.binary(BinaryOp::Sub, lse, target)?;
-        if smoothing != 0.0 {
-            let total = graph.sum(z, &[class_dim])?;
-            let mean = graph.scale(total, 1.0 / ty.shape[class_dim] as f64)?;
-            let even = graph.binary(BinaryOp::Sub, lse, mean)?;
-            let even = graph.scale(even, smoothing)?;
-            let sharp = graph.scale(each, 1.0 - smoothing)?;
-            each = graph.binary(BinaryOp::Add, sharp, even)?;
+        Ok(Scores { max, z, lse })
+    }
+
+    /// `each`, of which all classes share `smoothing` alike.
+    fn smoothed(&self, graph: &mut Graph, each: NodeId, smoothing: f64, class_dim: usize) -> Result<NodeId> {
+        if smoothing == 0.0 {
+            return Ok(each);
         }
-        // The first of the largest logits, as argmax has it.
-        let largest = graph.compare(CompareOp::Ge, logits, max_up)?;
-        let none = graph.splat_like(ty.shape[class_dim] as f64, class)?;
-        let first = graph.select(largest, class, none)?;
-        let first = graph.reduce(Reduce::Min, first, &[class_dim])?;
-        let right = graph.compare(CompareOp::Eq, first, labels)?;
+        let total = graph.sum(self.z, &[class_dim])?;
+        let mean = graph.scale(total, 1.0 / graph.ty(self.z).shape[class_dim] as f64)?;
+        let even = graph.binary(BinaryOp::Sub, self.lse, mean)?;
+        let even = graph.scale(even, smoothing)?;
+        let sharp = graph.scale(each, 1.0 - smoothing)?;
+        graph.binary(BinaryOp::Add, sharp, even)
+    }
+}
+
+impl Entropy {
+    fn build(graph: &mut Graph, logits: NodeId, labels: NodeId, class_dim: usize, smoothing: f64) -> Result<Entropy> {
+        let ty = graph.ty(logits).clone();
+        let scores = Scores::of(graph, logits, class_dim)?;
+        let class = graph.add(Iota { dtype: DType::I64, shape: ty.shape.clone(), dim: class_dim as u8 }, &[])?;
+        let labels_up = graph.broadcast(labels, &ty.shape, &all_but(ty.rank(), class_dim))?;
+        let hit = graph.compare(CompareOp::Eq, class, labels_up)?;
+        let zero = graph.splat_like(0.0, scores.z)?;
+        let picked = graph.select(hit, scores.z, zero)?;
+        let target = graph.sum(picked, &[class_dim])?;
+        let each = graph.binary(BinaryOp::Sub, scores.lse, target)?;
+        let each = scores.smoothed(graph, each, smoothing, class_dim)?;
+        let best = first_largest(graph, logits, scores.max, class, class_dim)?;
+        let right = graph.compare(CompareOp::Eq, best, labels)?;
         Ok(Entropy { each, right })
     }
 
-    /// Means over the `valid` ones; `count` is their number where it is known.
-    fn mean_of(self, graph: &mut Graph, valid: NodeId, count: Option<u64>, kind: LossKind, report: String) -> Result<Loss> {
+    /// Against `shares` of the shape of `logits`. They need not add up to one; what is smoothed is taken from each.
+    fn of_shares(graph: &mut Graph, logits: NodeId, shares: NodeId, class_dim: usize, smoothing: f64) -> Result<Entropy> {
+        let ty = graph.ty(logits).clone();
+        let scores = Scores::of(graph, logits, class_dim)?;
+        let all = graph.sum(shares, &[class_dim])?;
+        let most = graph.binary(BinaryOp::Mul, all, scores.lse)?;
+        let products = graph.binary(BinaryOp::Mul, shares, scores.z)?;
+        let target = graph.sum(products, &[class_dim])?;
+        let each = graph.binary(BinaryOp::Sub, most, target)?;
+        let each = scores.smoothed(graph, each, smoothing, class_dim)?;
+        let class = graph.add(Iota { dtype: DType::I64, shape: ty.shape.clone(), dim: class_dim as u8 }, &[])?;
+        let best = first_largest(graph, logits, scores.max, class, class_dim)?;
+        let largest = graph.reduce(Reduce::Max, shares, &[class_dim])?;
+        let largest = graph.broadcast(largest, &ty.shape, &all_but(ty.rank(), class_dim))?;
+        let due = first_largest(graph, shares, largest, class, class_dim)?;
+        let right = graph.compare(CompareOp::Eq, best, due)?;
+        Ok(Entropy { each, right })
+    }
+
+    /// Means over the `valid` ones, which the step counts.
+    fn mean_of_valid(self, graph: &mut Graph, valid: NodeId, kind: LossKind, report: String) -> Result<Loss> {
         let dtype = graph.ty(self.each).dtype;
+        let (total, right) = self.sums(graph, Some(valid))?;
+        let ones = graph.cast(valid, dtype)?;
         let dims: Vec<usize> = (0..graph.ty(valid).rank()).collect();
-        let right = graph.binary(BinaryOp::And, self.right, valid)?;
-        let right = graph.cast(right, dtype)?;
-        let right = graph.sum(right, &dims)?;
-        let zero = graph.splat_like(0.0, self.each)?;
-        let each = graph.select(valid, self.each, zero)?;
-        let total = graph.sum(each, &dims)?;
-        let (value, accuracy, count) = match count {
-            Some(n) => {
-                let (value, accuracy) = (graph.scale(total, 1.0 / n as f64)?, graph.scale(right, 1.0 / n as f64)?);
-                (value, accuracy, graph.splat(dtype, n as f64, &[])?)
-            }
-            None => {
-                let ones = graph.cast(valid, dtype)?;
-                let count = graph.sum(ones, &dims)?;
-                let value = graph.binary(BinaryOp::Div, total, count)?;
-                (value, graph.binary(BinaryOp::Div, right, count)?, count)
-            }
-        };
+        let count = graph.sum(ones, &dims)?;
+        let value = graph.binary(BinaryOp::Div, total, count)?;
+        let accuracy = graph.binary(BinaryOp::Div, right, count)?;
         Ok(Loss { kind, value, count, accuracy: Some(accuracy), classes: None, report })
     }
+
+    /// Means over the `valid` ones, or all, of which there are `count`.
+    fn mean(self, graph: &mut Graph, valid: Option<NodeId>, count: u64, kind: LossKind, report: String) -> Result<Loss> {
+        let dtype = graph.ty(self.each).dtype;
+        let (total, right) = self.sums(graph, valid)?;
+        let value = graph.scale(total, 1.0 / count as f64)?;
+        let accuracy = graph.scale(right, 1.0 / count as f64)?;
+        let count = graph.splat(dtype, count as f64, &[])?;
+        Ok(Loss { kind, value, count, accuracy: Some(accuracy), classes: None, report })
+    }
+
+    /// Of all that count: the cross-entropies, and how many are right.
+    fn sums(&self, graph: &mut Graph, valid: Option<NodeId>) -> Result<(NodeId, NodeId)> {
+        let dtype = graph.ty(self.each).dtype;
+        let dims: Vec<usize> = (0..graph.ty(self.each).rank()).collect();
+        let right = match valid {
+            Some(valid) => graph.binary(BinaryOp::And, self.right, valid)?,
+            None => self.right,
+        };
+        let right = graph.cast(right, dtype)?;
+        let right = graph.sum(right, &dims)?;
+        let each = match valid {
+            Some(valid) => {
+                let zero = graph.splat_like(0.0, self.each)?;
+                graph.select(valid, self.each, zero)?
+            }
+            None => self.each,
+        };
+        Ok((graph.sum(each, &dims)?, right))
+    }
+}
+
+fn all_but(rank: usize, dim: usize) -> Vec<usize> {
+    (0..rank).filter(|&d| d != dim).collect()
+}
+
+/// The first class whose `x` is the largest, `max`, as argmax has it. `class` counts them.
+fn first_largest(graph: &mut Graph, x: NodeId, max: NodeId, class: NodeId, class_dim: usize) -> Result<NodeId> {
+    let largest = graph.compare(CompareOp::Ge, x, max)?;
+    let none = graph.splat_like(graph.ty(x).shape[class_dim] as f64, class)?;
+    let first = graph.select(largest, class, none)?;
+    graph.reduce(Reduce::Min, first, &[class_dim])
 }
 
 /// Mean of the elementwise loss between `output` and an input `target` of the same shape.
@@ -222,10 +335,15 @@ fn class_dim(graph: &Graph, logits: NodeId, options: &LossOptions) -> Result<usi
     }
     let dims = usual_dims(&shape);
     let Labels::Given(given) = &options.labels else { return Ok(dims[0]) };
+    if *given == shape {
+        return Ok(dims[0]);
+    }
     dims.into_iter().find(|&dim| *given == without(&shape, dim)).ok_or_else(|| {
         let (given, shape) = (given.as_slice(), shape.as_slice());
         let what = format!("labels of shape {given:?} fit no dim of classes of an output of shape {shape:?}");
-        Error::shape(what).help("labels have the output's shape without one dim; --class-dim D names it")
+        let help =
+            "labels have the output's shape without one dim, which --class-dim D names, or with it where they are shares";
+        Error::shape(what).help(help)
     })
 }
 

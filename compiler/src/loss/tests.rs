@@ -92,6 +92,31 @@ fn classes_stand_where_the_labels_say() {
     check(images(), at(&[9], None), "labels of shape [9] fit no dim of classes of an output of shape [2, 7, 4, 5]");
 }
 
+/// Those of the output's shape; `auto` cannot tell them from what a regression predicts.
+#[test]
+fn labels_may_be_shares_of_classes() {
+    let images = || model(&[], (DType::F32, &[2, 7, 4, 5]));
+    let at = |labels: &[u64], class_dim| LossOptions { class_dim, kind: LossKind::CrossEntropy, ..given(labels) };
+    let soft = |options| LossOptions { soft_labels: true, ..options };
+    let report = "cross-entropy of output y f32[2, 7], classes on dim 1, labels f32[2, 7]: shares of classes";
+    check(model(&[], f32s(&[2, 7])), at(&[2, 7], None), report);
+    check(model(&[], f32s(&[2, 7])), soft(of(LossKind::Auto)), report);
+    check(model(&[], f32s(&[2, 7])), soft(given(&[2, 7])), report);
+    let last = "cross-entropy of output y f32[2, 7, 4, 5], classes on dim 3, labels f32[2, 7, 4, 5]: shares of classes";
+    check(images(), at(&[2, 7, 4, 5], Some(3)), last);
+    let guess = "cross-entropy of output y f32[2, 7, 4, 5], classes on dim 1 (or 3: --class-dim 3), labels f32[2, 7, 4, 5]: shares of \
+                 classes";
+    check(images(), at(&[2, 7, 4, 5], None), guess);
+    let unclear = "the loss of output `y` is not clear: labels have its shape [2, 7]";
+    check(model(&[], f32s(&[2, 7])), given(&[2, 7]), unclear);
+    let short = "labels of shape [2] are not shares of the classes of an output of shape [2, 7]";
+    check(model(&[], f32s(&[2, 7])), soft(at(&[2], None)), short);
+    let one = "labels of shape [2, 1] are shares of one class: there is nothing to learn";
+    check(model(&[], f32s(&[2, 1])), at(&[2, 1], None), one);
+    let ignoring = LossOptions { ignore_index: 3, ..at(&[2, 7], None) };
+    check(model(&[], f32s(&[2, 7])), ignoring, "--ignore-index does not belong to labels that are shares of classes");
+}
+
 #[test]
 fn wrong_outputs_are_refused() {
     check(model(&[], (DType::I64, &[2])), of(LossKind::Mse), "the loss cannot be of output `y`: it is i64");
@@ -109,11 +134,13 @@ fn options_of_other_losses_are_refused() {
     let smooth = |kind| LossOptions { label_smoothing: 0.1, ..of(kind) };
     let ignoring = |kind| LossOptions { ignore_index: 3, ..of(kind) };
     let classes = |kind| LossOptions { class_dim: Some(1), ..of(kind) };
+    let shares = |kind| LossOptions { soft_labels: true, ..of(kind) };
     for kind in [LossKind::Mse, LossKind::L1, LossKind::Bce, LossKind::Output] {
         let refused = |flag: &str| format!("{flag} does not belong to --loss {kind}");
         check(model(&[], f32s(&[2, 7])), smooth(kind), &refused("--label-smoothing"));
         check(model(&[], f32s(&[2, 7])), ignoring(kind), &refused("--ignore-index"));
         check(model(&[], f32s(&[2, 7])), classes(kind), &refused("--class-dim"));
+        check(model(&[], f32s(&[2, 7])), shares(kind), &refused("--soft-labels"));
     }
     check(model(&[], f32s(&[])), smooth(LossKind::Auto), "--label-smoothing does not belong to --loss output");
     let tokens = || model(&[TOKENS], f32s(&[2, 3, 7]));
