@@ -261,9 +261,9 @@ fn gather_tuples(build: &mut Build, data: &Value, indices: &Value, batch: usize)
             return Ok(known.into());
         }
     }
-    if depth > 1 && counts(&parts[0], batch, shape[batch]) {
-        let rest = build.narrow(indices, outer, 1, depth as u64 - 1)?;
-        return gather_tuples(build, data, &rest, batch + 1);
+    if let Some(shared) = Shared::of(&parts, &shape, batch) {
+        let (data, rest) = (shared.first(build, data)?, shared.without(build, indices)?);
+        return gather_tuples(build, &data, &rest, batch + 1);
     }
     let rows: u64 = shape[batch..rest].iter().product();
     let flat: Vec<u64> = shape[..batch].iter().copied().chain([rows]).chain(shape[rest..].iter().copied()).collect();
@@ -276,11 +276,50 @@ fn gather_tuples(build: &mut Build, data: &Value, indices: &Value, batch: usize)
     build.gather(&spec, data, offsets)
 }
 
-/// Whether the index counts all `size` elements along `dim` of the indices, alike along all others: both share that dim
-/// (`x[arange(batch), last]`).
-pub(super) fn counts(index: &Value, dim: usize, size: u64) -> bool {
-    let Some(known) = index.known() else { return false };
-    known.shape.get(dim) == Some(&size) && known.varying() == [dim] && known.affine() == Some((0.0, vec![1.0]))
+/// A dim of data that index tuples count all through along a dim of their own, the first after the batch dims (`x[arange(batch), last]`,
+/// `x[:, at, arange(batch)]`): both share it.
+pub(super) struct Shared {
+    batch: usize,
+    /// Which index of the tuples it is.
+    at: usize,
+}
+
+impl Shared {
+    /// Of tuples with these indices into dims of `shape` from `batch` on.
+    pub fn of(parts: &[Value], shape: &[u64], batch: usize) -> Option<Shared> {
+        let counts = |at: &usize| {
+            let known = parts[*at].known();
+            known.is_some_and(|known| {
+                let all = known.shape.get(batch) == Some(&shape[batch + at]) && known.varying() == [batch];
+                all && known.affine() == Some((0.0, vec![1.0]))
+            })
+        };
+        let at = (0..parts.len()).filter(|_| parts.len() > 1).find(counts)?;
+        Some(Shared { batch, at })
+    }
+
+    /// Data with the dim before all others that the tuples index.
+    pub fn first(&self, build: &mut Build, data: &Value) -> Result<Value> {
+        let mut order: Vec<usize> = (0..data.rank(build)?).collect();
+        order[self.batch..=self.batch + self.at].rotate_right(1);
+        build.transpose(data, &order)
+    }
+
+    /// Such data with the dim where it was.
+    pub fn back(&self, build: &mut Build, data: &Value) -> Result<Value> {
+        let mut order: Vec<usize> = (0..data.rank(build)?).collect();
+        order[self.batch..=self.batch + self.at].rotate_left(1);
+        build.transpose(data, &order)
+    }
+
+    /// The tuples without its index.
+    pub fn without(&self, build: &mut Build, indices: &Value) -> Result<Value> {
+        let (last, depth) = (indices.rank(build)? - 1, indices.shape(build)?.last().copied().unwrap_or(0));
+        let at = self.at as u64;
+        let before = build.narrow(indices, last, 0, at)?;
+        let behind = build.narrow(indices, last, at + 1, depth - at - 1)?;
+        build.concatenate(&[before, behind], last)
+    }
 }
 
 /// Where each index is one number or counts up along a result dim of its own: the part of data that they span, its dims

@@ -6,7 +6,7 @@
 use dcc_program::kernel::{BinaryOp, CompareOp};
 use dcc_program::{DType, FactorSpec, Reduce, Shape};
 
-use super::index::{Tuples, counts};
+use super::index::{Shared, Tuples};
 use super::{Call, Import, attribute_value};
 use crate::error::{Error, Result};
 use crate::import::build::Build;
@@ -239,9 +239,10 @@ fn scatter_tuples(build: &mut Build, operands: [&Value; 3], combine: Combine, ba
         let what = format!("updates {:?} where indices want {:?}", updates.shape(build)?.as_slice(), wanted.as_slice());
         return Err(Error::shape(what));
     }
-    if depth > 1 && counts(&parts[0], batch, shape[batch]) {
-        let rest = build.narrow(indices, outer.len(), 1, depth as u64 - 1)?;
-        return scatter_tuples(build, [data, &rest, updates], combine, batch + 1);
+    if let Some(shared) = Shared::of(&parts, &shape, batch) {
+        let (data, rest) = (shared.first(build, data)?, shared.without(build, indices)?);
+        let changed = scatter_tuples(build, [&data, &rest, updates], combine, batch + 1)?;
+        return shared.back(build, &changed);
     }
     if depth == 1
         && outer.len() == batch + 1
