@@ -402,12 +402,29 @@ impl<'a> Placer<'a> {
                 continue;
             }
             let keeps = |set: &Vec<usize>| set.iter().any(has) && set.iter().all(may);
-            let sets = node.op.linear(&types).into_iter();
-            if let Some(set) = sets.filter(keeps).find(|set| axis != self.mb() || !self.is_resolved(id, values, set)) {
+            let mut sets = node.op.linear(&types);
+            if axis == self.mb() {
+                self.order_sums(id, values, &mut sets);
+            }
+            if let Some(set) =
+                sets.into_iter().filter(keeps).find(|set| axis != self.mb() || !self.is_resolved(id, values, set))
+            {
                 keepers.insert(pending, set);
             }
         }
         (keepers.keys().copied().collect(), keepers)
+    }
+
+    /// Of products of two sums over samples the one of data alone is counted before the passes: it need not stay a sum, and is none
+    /// beside what is counted.
+    fn order_sums(&self, id: NodeId, values: &[NodeId], sets: &mut Vec<Vec<usize>>) {
+        let node = &self.graph[id];
+        let is_of_data = |id: NodeId| self.of_data[id.0 as usize];
+        if self.plan.microbatches() > 1 && is_of_data(id) {
+            let is_sum = |i: &usize| self.out.ty(values[*i]).sharding.is_pending(self.mb());
+            sets.retain(|set| (0..values.len()).filter(is_sum).all(|i| set.contains(&i)));
+        }
+        sets.sort_by_key(|set| set.iter().all(|&i| node.operands.get(i).is_none_or(|&o| is_of_data(o))));
     }
 
     /// Of one microbatch, where a sum over it is resolved in place: whether `id` must read one among these of its operands resolved.

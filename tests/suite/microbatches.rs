@@ -281,6 +281,40 @@ fn terms_without_samples_are_counted_once() {
     of(&[&made[..], &error, &penalty].concat(), &[("u", &[6, 8]), ("v", &[8, 4])]);
 }
 
+/// Of a product of two means one is made of data alone: it is known before the passes, so that the other may be summed.
+#[test]
+fn a_mean_of_data_meets_a_mean_of_the_model() {
+    let nodes = |due: &str| {
+        [
+            node("MatMul", &["x", "w"], &["inner"]),
+            node("Tanh", &["inner"], &["hidden"]),
+            node("MatMul", &["hidden", "v"], &["scores"]),
+            with_int(node("Softmax", &["scores"], &["odds"]), "axis", 1),
+            with_int(node("ReduceMean", &["odds", "samples"], &["chosen"]), "keepdims", 0),
+            with_int(node("ReduceMean", &["x", "samples"], &["found"]), "keepdims", 0),
+            node("Mul", &["found", "found"], &["square"]),
+            node("Mul", &["chosen", due], &["products"]),
+            with_int(node("ReduceSum", &["products"], &["y"]), "keepdims", 0),
+        ]
+    };
+    let parallels = [
+        Parallel::default(),
+        Parallel { dp: 2, ..Parallel::default() },
+        Parallel { dp: 2, zero: Zero::Parameters, ..Parallel::default() },
+        Parallel { tp: 2, ..Parallel::default() },
+        Parallel { pp: 2, ..Parallel::default() },
+    ];
+    // Also its square, which is no sum.
+    for due in ["found", "square"] {
+        for parallel in &parallels {
+            let (nodes, tensors) = (&nodes(due), vec![int_tensor("samples", &[1], &[0])]);
+            let weights: [(&str, &[i64]); 2] = [("w", &[6, 8]), ("v", &[8, 6])];
+            let case = Case { loss: LossKind::Output, nodes, x: &[12, 6], weights: &weights, tensors, mixed: None };
+            case.agrees(parallel.clone(), 2);
+        }
+    }
+}
+
 /// The slope of a root of a mean is known only once all samples are.
 #[test]
 fn a_root_of_a_mean_over_microbatches_is_refused_by_name() {
@@ -307,24 +341,44 @@ fn a_root_of_a_mean_over_microbatches_is_refused_by_name() {
     .assert_eq(&error.to_string());
 }
 
-/// The features of one position of each sample, `h[arange(batch), last]`: samples stay apart.
+/// The features of one position of each sample, `h[arange(batch), last]` and `h.transpose(0, 1)[last, arange(batch)]`: samples stay apart.
 #[test]
 fn a_position_of_each_sample_is_gathered_by_samples() {
-    let nodes = [
+    let positions = [
         node("MatMul", &["x", "w"], &["h"]),
         with_ints(node("ReduceMax", &["x"], &["largest"]), "axes", &[-1]),
         with_int(with_int(node("ArgMax", &["largest"], &["column"]), "axis", 1), "keepdims", 0),
+    ];
+    let samples_first = [
         with_int(node("Concat", &["numbers", "column"], &["tuples"]), "axis", -1),
         node("GatherND", &["h", "tuples"], &["pooled"]),
         node("MatMul", &["pooled", "v"], &["y"]),
     ];
+    let positions_first = [
+        with_ints(node("Transpose", &["h"], &["turned"]), "perm", &[1, 0, 2]),
+        with_int(node("Concat", &["column", "numbers"], &["tuples"]), "axis", -1),
+        node("GatherND", &["turned", "tuples"], &["pooled"]),
+        node("MatMul", &["pooled", "v"], &["y"]),
+    ];
+    // The mean goes to that position.
+    let assigned = [
+        with_ints(node("Transpose", &["h"], &["turned"]), "perm", &[1, 0, 2]),
+        with_int(node("Concat", &["column", "numbers"], &["tuples"]), "axis", -1),
+        with_int(with_ints(node("ReduceMean", &["h"], &["mean"]), "axes", &[1]), "keepdims", 0),
+        node("ScatterND", &["turned", "tuples", "mean"], &["changed"]),
+        node("Tanh", &["changed"], &["bent"]),
+        with_ints(node("Transpose", &["bent"], &["back"]), "perm", &[1, 0, 2]),
+        node("MatMul", &["back", "v"], &["y"]),
+    ];
     let numbers: Vec<i64> = (0..8).collect();
-    let tensors = vec![int_tensor("numbers", &[8, 1], &numbers)];
     let weights: [(&str, &[i64]); 2] = [("w", &[6, 5]), ("v", &[5, 4])];
-    let case = Case { loss: LossKind::Mse, nodes: &nodes, x: &[8, 5, 6], weights: &weights, tensors, mixed: None };
-    for parallel in [Parallel::default(), Parallel { dp: 2, ..Parallel::default() }, Parallel { pp: 2, ..Parallel::default() }]
-    {
-        case.agrees(parallel, 2);
+    for read in [&samples_first[..], &positions_first, &assigned] {
+        let (nodes, tensors) = ([&positions[..], read].concat(), vec![int_tensor("numbers", &[8, 1], &numbers)]);
+        let case = Case { loss: LossKind::Mse, nodes: &nodes, x: &[8, 5, 6], weights: &weights, tensors, mixed: None };
+        let alone = Parallel::default();
+        for parallel in [Parallel { dp: 2, ..alone.clone() }, Parallel { pp: 2, ..alone.clone() }, alone] {
+            case.agrees(parallel, 2);
+        }
     }
 }
 

@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 /// Tells copies of whole sums from those of terms, which other sums have.
 const COPY: u32 = 1 << 30;
 
-/// `placed` with a copy, made by a kernel of its own, for each value that the update resolves over microbatches and that no kernel
-/// makes, or that others read one microbatch at a time.
+/// `placed` with a copy, made by a kernel of its own, for each value that a later section resolves over microbatches and that no
+/// kernel makes, or that others read one microbatch at a time.
 pub(super) fn own_accumulators(placed: Graph) -> Result<Graph> {
     let placed = own_terms(placed)?;
     let shared = shared_accumulators(&placed);
@@ -67,7 +67,8 @@ pub fn can_accumulate(op: &Op) -> bool {
 /// The `resolve_mb` of such values.
 fn shared_accumulators(placed: &Graph) -> Vec<NodeId> {
     let live = placed.live();
-    let resolves = |id: &NodeId| matches!(placed[*id].op, Op::ResolveMicrobatches(_)) && placed[*id].phase == Phase::Update;
+    let later = |id: &NodeId| matches!(placed[*id].phase, Phase::Ready | Phase::Update);
+    let resolves = |id: &NodeId| matches!(placed[*id].op, Op::ResolveMicrobatches(_)) && later(id);
     let mut read = vec![false; placed.nodes.len()];
     for id in placed.ids().filter(|id| live[id.0 as usize] && !resolves(id)) {
         for operand in &placed[id].operands {
