@@ -35,7 +35,7 @@ pub(super) fn cut(
         let flags = if chunks == 1 { format!("--pp {pp}") } else { format!("--pp {pp} of {chunks} virtual stages each") };
         return Err(Error::stages(format!("{flags} needs {stages} stages; the model has work for {heavy}"))
             .note(format!("{heavy} products and lookups depend on the batch, each stage computes at least one"))
-            .help(format!("use --pp {} or less", (heavy / chunks as usize).max(1))));
+            .help(fewer_stages(heavy, pp as usize, chunks as usize)));
     }
     let reach = Reach::of(forward, stages, wishes)?;
     let cuts = line.cut(stages, &reach.of_order(&order)).or_else(|| {
@@ -47,6 +47,19 @@ pub(super) fn cut(
     let cuts = cuts.ok_or_else(empty)?;
     let stage = |position: usize| cuts.iter().filter(|&&c| c <= position).count() as u32;
     Ok(order.iter().enumerate().map(|(position, &id)| (id, stage(position))).collect())
+}
+
+/// What a model with work for `heavy` stages can have in place of `pp` times `chunks`.
+fn fewer_stages(heavy: usize, pp: usize, chunks: usize) -> String {
+    let at_most = |most: usize| (most >= 2).then(|| format!("--pp {most} or less"));
+    let one_chunk = "--schedule 1f1b without --virtual-stages";
+    let alone = match chunks {
+        1 => None,
+        _ if pp <= heavy => Some(one_chunk.to_owned()),
+        _ => at_most(heavy).map(|fewer| format!("{fewer} with {one_chunk}")),
+    };
+    let found: Vec<String> = alone.into_iter().chain(at_most(heavy / chunks)).collect();
+    if found.is_empty() { "leave out --pp".to_owned() } else { format!("use {}", found.join(", or ")) }
 }
 
 /// By node, the stages that it may be on: what wishes and edges leave.

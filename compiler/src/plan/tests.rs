@@ -117,6 +117,19 @@ fn stages_are_balanced_and_cut_where_little_crosses() {
     );
 }
 
+/// Where chunks are what is too many, pipelines of one chunk a rank remain.
+#[test]
+fn what_is_left_of_too_many_chunks_is_told() {
+    let refused = |pp: u32, layers: &[u64]| {
+        let options = Parallel { schedule: Schedule::ZbV, virtual_stages: 2, ..options(1, 1, pp, 4) };
+        choose(&mlp(8, layers), &options).unwrap_err().help.expect("a way out")
+    };
+    assert_eq!(refused(3, &[4, 8, 8, 8, 3]), "use --schedule 1f1b without --virtual-stages, or --pp 2 or less");
+    assert_eq!(refused(2, &[4, 8, 8, 3]), "use --schedule 1f1b without --virtual-stages");
+    assert_eq!(refused(8, &[4, 8, 8, 3]), "use --pp 3 or less with --schedule 1f1b without --virtual-stages");
+    assert_eq!(refused(8, &[4, 3]), "leave out --pp");
+}
+
 /// How parameters are used, what products, lookups and attention split, and the collectives of one microbatch.
 fn summary(graph: &Graph, options: &Parallel) -> String {
     let (plan, collectives) = match tensor::account::solved(graph, options) {
