@@ -386,8 +386,13 @@ fn flags_without_a_part() {
     let check = |flags: &str, code: &str, words: &[&str]| {
         refused(&folder, &format!("{run} {flags}"), 2, code, words);
     };
-    for (flag, of) in [("--label-smoothing 0.1", "or next-token"), ("--ignore-index 3", "or next-token"), ("--class-dim 1", "")]
-    {
+    let of_loss = [
+        ("--label-smoothing 0.1", "or next-token"),
+        ("--ignore-index 3", "or next-token"),
+        ("--class-dim 1", ""),
+        ("--soft-labels", ""),
+    ];
+    for (flag, of) in of_loss {
         let name = flag.split(' ').next().unwrap_or(flag);
         let what = format!("{name} does not belong to --loss mse");
         check(flag, "DCC0001", &[&what, "output y", "use --loss cross-entropy", of]);
@@ -396,6 +401,8 @@ fn flags_without_a_part() {
     check("--min-lr 1e-5", "DCC0054", &["--min-lr is what the schedules linear and cosine end at"]);
     check("--lr-schedule @@/rates", "DCC0054", &["line 3: `-1e-3` is not a rate", "rates"]);
     check("--lr -1", "DCC0054", &["error[DCC0054]: --lr -1 is not a rate"]);
+    let drawn = "--init-rule: all that match `*` begin with the values that they have";
+    check("--init 1 --init-rule *=zeros", "DCC0054", &[drawn, "--init-all draws them anew"]);
     for (flag, help) in [("--save-every", "at the end"), ("--keep-last", "all checkpoints are kept")] {
         check(&format!("--save-dir @/saved {flag} 0"), "DCC0054", &[&format!("{flag} 0: it is 1 or more"), help]);
     }

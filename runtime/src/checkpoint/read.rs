@@ -92,8 +92,9 @@ impl Checkpoint {
     }
 
     /// Gives `write` the bytes of `slice` with their byte offsets in a buffer of its local shape. What lies outside of the slice
-    /// is not written. State of no parameter (a loss scale) that the checkpoint knows nothing of begins now, with zeros. Weights are f32
-    /// where bf16 was saved, exactly, and the other way round, to nearest. Errors: damage, no such tensor, another shape or dtype.
+    /// is not written. State of no parameter (a loss scale) that the checkpoint knows nothing of begins now, with zeros. What was saved as
+    /// f32 is read as f64 too, exactly, and the other way round, to nearest; so are weights that were, or are to be, bf16. Errors: damage, no such
+    /// tensor, another shape or dtype.
     pub fn read(
         &mut self,
         key: &Key,
@@ -168,11 +169,13 @@ impl Checkpoint {
             })
         };
         let tensor = tensor.ok_or_else(missing)?;
-        let halves = [DType::F32, DType::BF16];
-        let saved = DType::parse(&tensor.dtype);
-        let fits = saved == Some(dtype)
-            || key.state.is_none() && halves.contains(&dtype) && saved.is_some_and(|saved| halves.contains(&saved));
-        if tensor.shape != shape || !fits {
+        let converts = |dtype: DType| match dtype {
+            DType::F32 | DType::F64 => true,
+            DType::BF16 => key.state.is_none(),
+            _ => false,
+        };
+        let fits = |saved: DType| saved == dtype || converts(saved) && converts(dtype);
+        if tensor.shape != shape || !DType::parse(&tensor.dtype).is_some_and(fits) {
             return Err(foreign(format!(
                 "{key} is {}{:?} in the checkpoint, {}{shape:?} in the program",
                 tensor.dtype,

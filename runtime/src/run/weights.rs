@@ -50,7 +50,6 @@ impl<'a> Weights<'a> {
             rules: flags.init_rules()?,
             mapped: BTreeMap::new(),
         };
-        weights.check_rules()?;
         if let Some(path) = &flags.weights {
             weights.take(Files::open(std::slice::from_ref(path), &[])?.arrays)?;
             if weights.given.is_empty() {
@@ -60,6 +59,7 @@ impl<'a> Weights<'a> {
                     .help("its keys must be names of the model's parameters"));
             }
         }
+        weights.check_rules()?;
         Ok(weights)
     }
 
@@ -70,14 +70,26 @@ impl<'a> Weights<'a> {
         lacking.map(|(name, _)| name.as_str()).collect()
     }
 
-    /// Errors: a rule for no tensor.
+    /// Errors: a rule for no tensor, or only for such as begin with values that they have.
     fn check_rules(&self) -> Result<()> {
-        let of_any = |glob: &Glob| self.job.artifact.tensors.iter().any(|tensor| self.is_named(tensor, glob));
-        match self.rules.iter().find(|(glob, _)| !of_any(glob)) {
-            Some((glob, _)) => Err(Error::data_option(format!("--init-rule: no tensor matches `{}`", glob.0))
-                .help("`dcc inspect` of the model or artifact lists them")),
-            None => Ok(()),
+        for (glob, _) in &self.rules {
+            let mut matching = self.job.artifact.tensors.iter().filter(|tensor| self.is_named(tensor, glob)).peekable();
+            if matching.peek().is_none() {
+                return Err(Error::data_option(format!("--init-rule: no tensor matches `{}`", glob.0))
+                    .help("`dcc inspect` of the model or artifact lists them"));
+            }
+            if !matching.any(|tensor| self.is_drawn(tensor)) {
+                let what = format!("--init-rule: all that match `{}` begin with the values that they have", glob.0);
+                return Err(Error::data_option(what).help("--init-all draws them anew; or drop the rule"));
+            }
         }
+        Ok(())
+    }
+
+    /// Whether a tensor begins by `--init`, where that is given.
+    fn is_drawn(&self, tensor: &Tensor) -> bool {
+        let lacks = matches!(tensor.data, Data::Absent);
+        !self.given.contains_key(&tensor.name) && (lacks || self.all && tensor.dtype.is_float())
     }
 
     /// Whether a pattern matches the tensor's name or another that it has.
@@ -137,8 +149,7 @@ impl<'a> Weights<'a> {
             None => {}
         }
         match (&tensor.data, self.seed) {
-            (_, Some(seed)) if self.all && tensor.dtype.is_float() => self.initialise(tensor, seed, slice, dtype, local),
-            (Data::Absent, Some(seed)) => self.initialise(tensor, seed, slice, dtype, local),
+            (_, Some(seed)) if self.is_drawn(tensor) => self.initialise(tensor, seed, slice, dtype, local),
             (Data::Absent, None) => {
                 return Err(Error::data_option(format!("`{name}` has no data"))
                     .help("give --init SEED for random weights, or --weights F.safetensors"));
