@@ -44,7 +44,7 @@ use flatten::{Flat, flatten};
 use node::{Node, ValueId};
 use ops::{Call, batch_norm};
 use parameters::{Classifier, Origin};
-use rescale::Rescale;
+use rescale::{Guess, Rescale};
 use value::Value;
 
 pub use build::is_computed;
@@ -140,18 +140,60 @@ pub fn onnx(model: &Model, options: &Options) -> Result<Imported> {
     let old = match (bound.baked, bound.batch) {
         (Some(from), Some(to)) if from != to => {
             let as_exported = Options { global_batch: None, ..options.clone() };
-            Some(Old { from, to, shapes: import(model, &flat, inputs::bind(&flat, &as_exported)?, options, None)?.1 })
+            let shapes = import(model, &flat, inputs::bind(&flat, &as_exported)?, options, None)?.1;
+            Some(Old { from, to, shapes, proves: None })
         }
         _ => None,
     };
-    Ok(import(model, &flat, bound, options, old)?.0)
+    let imported = import(model, &flat, bound, options, old.clone())?.0;
+    match old {
+        Some(old) if old.from != 1 => {
+            for guess in [Guess::Range, Guess::Constant] {
+                prove_guesses(model, &flat, options, Old { proves: Some(guess), ..old.clone() })?;
+            }
+        }
+        _ => {}
+    }
+    Ok(imported)
+}
+
+/// Errors: DCC0112 where the batch of the file may be a number that only happens to be as large.
+fn prove_guesses(model: &Model, flat: &Flat, options: &Options, old: Old) -> Result<()> {
+    let from = old.from;
+    // One sample would go with everything.
+    let to = if old.to > 1 { old.to } else { from + 1 };
+    let exposed = match &options.exposed {
+        Exposed::All => Exposed::Outputs,
+        outputs => outputs.clone(),
+    };
+    let options = Options { global_batch: Some(to), exposed, ..options.clone() };
+    let help = format!("use --global-batch-size {from}, or export with a symbolic batch dim");
+    let bound = inputs::bind(flat, &options)?;
+    let found = import(model, flat, bound, &options, Some(Old { to, ..old }));
+    let graph = found.map_err(|error| {
+        let what = format!("{from} may be the batch of the file or only as large: {}", error.what);
+        let at = error.at.unwrap_or_default();
+        Error::baked_batch(what).at(at).help(help.clone())
+    })?;
+    match rescale::unproven(&graph.0.graph) {
+        Some(guess) => {
+            let (graph, shape) = (&graph.0.graph, &graph.0.graph.ty(guess).shape);
+            let rest: String = shape[1..].iter().map(|size| format!(", {size}")).collect();
+            let what = format!("the {from} of a value [{from}{rest}] may be the batch of the file or only as large");
+            Err(Error::baked_batch(what).at(graph.origin(guess)).help(help))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Shapes of all values at the batch of the file.
+#[derive(Clone)]
 struct Old {
     from: u64,
     to: u64,
     shapes: Vec<Option<Shape>>,
+    /// What is guessed and opaque.
+    proves: Option<Guess>,
 }
 
 /// The model at the sizes of `bound`, and the shapes of its values.
@@ -300,7 +342,7 @@ impl Importer<'_, '_> {
             old.shapes[id.0 as usize].clone()
         };
         let (input, output) = (shape(&node.inputs).unwrap_or_default(), shape(&node.outputs)?);
-        Some(Rescale { from: old.from, to: old.to, input, output })
+        Some(Rescale { from: old.from, to: old.to, input, output, proves: old.proves })
     }
 
     fn import(&mut self, node: &Node, inputs: &[Option<Value>], live: &[bool]) -> Result<Vec<Value>> {

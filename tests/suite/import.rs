@@ -1,6 +1,6 @@
 //! ONNX import: every sample graph comes in, and every bad file gets the error that fits.
 
-use crate::onnx_model::{model, node, opset, size, symbol, tensor, value, with_tensor};
+use crate::onnx_model::{int_tensor, model, node, opset, size, symbol, tensor, value, with_int, with_tensor};
 use bytes::Bytes;
 use dcc::import::proto::attribute_proto::AttributeType;
 use dcc::import::proto::{AttributeProto, FunctionProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto};
@@ -284,6 +284,52 @@ fn forward_matches_onnxruntime() {
 fn a_baked_batch_is_scaled() {
     let path = models("tests/models").into_iter().find(|path| path.ends_with("static_gpt.onnx")).expect("the static export");
     compare(&path, Some(4), &golden()["gpt2_tiny"]);
+}
+
+/// Nodes after `h = x w` of a file with a batch of 4, imported at another. Its error with its place.
+fn rebatched(nodes: &[NodeProto], to: u64) -> Result<(), String> {
+    let ints = [("four", vec![4]), ("square", vec![4, 4]), ("line", vec![4, 1]), ("zero", vec![0]), ("one", vec![1])];
+    let all = [&[node("MatMul", &["x", "w"], &["h"])], nodes].concat();
+    let ints = ints.iter().map(|(name, values)| int_tensor(name, &[values.len() as i64], values));
+    let floats = [tensor("w", &[3, 4], &[0; 48]), tensor("p", &[1, 4], &[0; 16])];
+    let mut proto = ints.chain(floats).fold(model(&all), with_tensor);
+    proto.graph.as_mut().expect("a graph").input = vec![value("x", &[size(4), size(3)])];
+    let proto = Model::decode(proto.encode_to_vec().into()).expect("a model");
+    let imported = onnx(&proto, &Options { global_batch: Some(to), ..Options::default() });
+    imported.map(drop).map_err(|error| format!("{} {}: {}", error.code, error.at.unwrap_or_default(), error.what))
+}
+
+/// A 4 of a file whose batch is 4 is scaled where it meets the batch, and refused where it might be anything.
+#[test]
+fn a_number_as_large_as_the_batch_is_proven_or_refused() {
+    let total = |of: &str| with_int(node("ReduceSum", &[of], &["total"]), "keepdims", 0);
+    let added = |other: &str| node("Add", &["h", other], &["y"]);
+    let ones = || node("ConstantOfShape", &["four"], &["ones"]);
+    let learned = || node("Expand", &["p", "square"], &["learned"]);
+    let proven: [&[NodeProto]; 3] = [
+        // Columns of each sample, a mask of samples, and a learned row of each.
+        &[node("ConstantOfShape", &["square"], &["zeros"]), with_int(node("Concat", &["h", "zeros"], &["y"]), "axis", 1)],
+        &[node("ConstantOfShape", &["line"], &["mask"]), node("Mul", &["h", "mask"], &["y"])],
+        &[learned(), node("Tanh", &["learned"], &["bent"]), added("bent")],
+    ];
+    let unclear: [&[NodeProto]; 4] = [
+        &[ones(), total("ones"), added("total")],
+        &[learned(), total("learned"), added("total")],
+        &[learned(), node("Transpose", &["learned"], &["turned"]), total("turned"), added("total")],
+        &[learned(), node("Tanh", &["learned"], &["bent"]), total("bent"), added("total")],
+    ];
+    for to in [1, 2, 8] {
+        for nodes in proven {
+            assert_eq!(rebatched(nodes, to), Ok(()), "{to}");
+        }
+        for nodes in unclear {
+            let error = rebatched(nodes, to).expect_err("a guess");
+            assert!(error.starts_with("DCC0112 node 1"), "{to}: {error}");
+        }
+    }
+    for nodes in proven.iter().chain(&unclear) {
+        assert_eq!(rebatched(nodes, 4), Ok(()));
+    }
 }
 
 fn float(name: &str, value: f32) -> AttributeProto {

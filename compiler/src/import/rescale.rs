@@ -3,12 +3,18 @@
 //! The file has its batch `from` in the inputs' dims and, as ordinary numbers, in shape operands. The model is imported
 //! once as it is, which gives every value its old shape, and once more with inputs of the new batch. In the second round a
 //! shape operand is translated: dims that grew in the operand grow in the result, and a literal `from` where a value of the
-//! whole batch is made from nothing becomes `to`. A wrong guess ends in shapes that do not fit, an error at that node.
+//! whole batch is made from nothing becomes `to`. Some wrong guesses end in shapes that do not fit, an error at that node. Others would end in
+//! wrong numbers (`y / ones(4).sum()`, 4 the channels): a third round, in which nobody sees through what was guessed, proves that each guess
+//! meets the batch of an input, or refuses it.
 
-use dcc_program::Shape;
+use dcc_program::{Shape, TensorType};
+use std::collections::BTreeMap;
 
-use super::value::broadcast_shape;
+use super::build::Build;
+use super::value::{Value, broadcast_shape};
 use crate::error::{Error, Result};
+use crate::graph::{Graph, NodeId};
+use crate::ops::{Input, Op};
 
 /// Old shapes of the node being imported, in the second round.
 #[derive(Clone, Debug)]
@@ -18,6 +24,18 @@ pub struct Rescale {
     /// Of the first input and the first output.
     pub input: Shape,
     pub output: Shape,
+    /// In a third round, the guesses that it proves.
+    pub proves: Option<Guess>,
+}
+
+/// What a number of the file's batch may be. Those of one kind are proven at a time, where the others are as they were guessed: that
+/// `mask[numbers]` meets the batch is known where the numbers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Guess {
+    /// The length of a line of numbers.
+    Range,
+    /// The first dim of a value that is the same for all.
+    Constant,
 }
 
 impl Rescale {
@@ -47,9 +65,9 @@ impl Rescale {
         Ok(shape)
     }
 
-    /// The shape that an expansion to `wanted` means.
-    pub fn expand(&self, input: &[u64], wanted: &[u64]) -> Result<Shape> {
-        let mut shape = Shape::from_slice(wanted);
+    /// The shape that an expansion to `wanted` means, and whether that is a guess.
+    pub fn expand(&self, input: &[u64], wanted: &[u64]) -> Result<(Shape, bool)> {
+        let (mut shape, mut guessed) = (Shape::from_slice(wanted), false);
         let skip = wanted.len().saturating_sub(input.len());
         for dim in 0..wanted.len() {
             let old = dim.checked_sub(skip).and_then(|dim| self.input.get(dim)).copied().unwrap_or(1);
@@ -58,24 +76,26 @@ impl Rescale {
             if old != new && wanted[dim] == old {
                 shape[dim] = new;
             } else if dim == 0 && literal && old == 1 && new == 1 && self.from != 1 {
-                shape[dim] = self.to;
+                (shape[dim], guessed) = (self.to, true);
             }
         }
-        broadcast_shape(input, &shape)
+        Ok((broadcast_shape(input, &shape)?, guessed))
     }
 
-    /// The shape that a constant of shape `wanted` means.
-    pub fn constant(&self, wanted: &[u64]) -> Shape {
+    /// The shape that a constant of shape `wanted` means, and whether that is a guess.
+    pub fn constant(&self, wanted: &[u64]) -> (Shape, bool) {
         let mut shape = Shape::from_slice(wanted);
-        if self.from != 1 && shape.first() == Some(&self.from) && self.output.first() == Some(&self.from) {
+        let guessed = self.from != 1 && shape.first() == Some(&self.from) && self.output.first() == Some(&self.from);
+        if guessed {
             shape[0] = self.to;
         }
-        shape
+        (shape, guessed)
     }
 
-    /// The number of elements that a range of `count` means.
-    pub fn count(&self, count: u64) -> u64 {
-        if count == self.from && self.from != 1 && self.output.first() == Some(&count) { self.to } else { count }
+    /// The number of elements that a range of `count` means, and whether that is a guess.
+    pub fn count(&self, count: u64) -> (u64, bool) {
+        let guessed = count == self.from && self.from != 1 && self.output.first() == Some(&count);
+        (if guessed { self.to } else { count }, guessed)
     }
 
     /// The end that a slice of dim `dim` of size `size` means.
@@ -88,6 +108,100 @@ impl Rescale {
             true => Ok(end.max(size as i64)),
             false => Err(Error::baked_batch(format!("a slice {start}..{end} of the batch of {old}"))),
         }
+    }
+}
+
+/// Names of inputs that stand for guesses: no ONNX name has the character.
+const GUESS: char = '\0';
+
+impl Build {
+    /// `value`, whose first dim was guessed to be of the batch; where that is proven an input in its place.
+    pub fn guessed(&mut self, value: Value, guess: Guess) -> Result<Value> {
+        if self.rescale.as_ref().is_none_or(|rescale| rescale.proves != Some(guess)) {
+            return Ok(value);
+        }
+        let name = format!("{GUESS}{}", self.graph.nodes.len());
+        let input = Input { name, dtype: value.dtype(self)?, shape: value.shape(self)?, batch_dim: None };
+        Ok(self.graph.add(input, &[])?.into())
+    }
+}
+
+/// A guess of the third round's graph that neither meets the batch of an input nor is the first dim of an output.
+pub(super) fn unproven(graph: &Graph) -> Option<NodeId> {
+    let mut sets = Sets::of(graph);
+    let live = graph.live();
+    for id in graph.ids().filter(|id| live[id.0 as usize] && !graph[*id].operands.is_empty()) {
+        let node = &graph[id];
+        let types: Vec<&TensorType> = node.operands.iter().map(|&o| graph.ty(o)).collect();
+        let spec = node.op.rule(&types, &node.ty).spec;
+        // Dims with the same major factor are one.
+        let mut places = BTreeMap::new();
+        for (value, dims) in node.operands.iter().zip(&spec.operands).chain([(&id, &spec.result)]) {
+            for (dim, factors) in dims.iter().enumerate() {
+                let Some(factor) = factors.first() else { continue };
+                let place = sets.place(*value, dim);
+                sets.join(*places.entry(*factor).or_insert(place), place);
+            }
+        }
+    }
+    let mut guesses = Vec::new();
+    for id in graph.ids() {
+        let Op::Input(input) = &graph[id].op else { continue };
+        match input.batch_dim {
+            Some(dim) => {
+                let place = sets.place(id, usize::from(dim));
+                sets.join(Sets::BATCH, place);
+            }
+            None if input.name.starts_with(GUESS) && live[id.0 as usize] => guesses.push(id),
+            None => {}
+        }
+    }
+    for (_, id) in graph.outputs.iter().filter(|(_, id)| graph.ty(*id).rank() > 0) {
+        let place = sets.place(*id, 0);
+        sets.join(Sets::BATCH, place);
+    }
+    guesses.into_iter().find(|&id| {
+        let place = sets.place(id, 0);
+        sets.first(place) != sets.first(Sets::BATCH)
+    })
+}
+
+/// Dims of values that are the same.
+struct Sets {
+    /// Where the dims of each value begin.
+    begins: Vec<usize>,
+    /// Of each dim another that it is the same as, or itself.
+    same: Vec<usize>,
+}
+
+impl Sets {
+    const BATCH: usize = 0;
+
+    fn of(graph: &Graph) -> Sets {
+        let mut count = Sets::BATCH + 1;
+        let mut begins = Vec::with_capacity(graph.nodes.len());
+        for node in &graph.nodes {
+            begins.push(count);
+            count += node.ty.rank();
+        }
+        Sets { begins, same: (0..count).collect() }
+    }
+
+    fn place(&self, value: NodeId, dim: usize) -> usize {
+        self.begins[value.0 as usize] + dim
+    }
+
+    fn first(&mut self, mut place: usize) -> usize {
+        while self.same[place] != place {
+            self.same[place] = self.same[self.same[place]];
+            place = self.same[place];
+        }
+        place
+    }
+
+    fn join(&mut self, one: usize, other: usize) {
+        let (one, other) = (self.first(one), self.first(other));
+        self.same[one.max(other)] = one.min(other);
     }
 }
 
@@ -131,7 +245,7 @@ mod tests {
     use super::*;
 
     fn rescale(from: u64, to: u64, input: &[u64], output: &[u64]) -> Rescale {
-        Rescale { from, to, input: Shape::from_slice(input), output: Shape::from_slice(output) }
+        Rescale { from, to, input: Shape::from_slice(input), output: Shape::from_slice(output), proves: None }
     }
 
     #[test]
@@ -148,10 +262,11 @@ mod tests {
 
     #[test]
     fn expansions_grow_with_the_operand_or_from_nothing() {
-        let check =
-            |old: &[u64], wanted: &[u64], new: &[u64]| rescale(8, 4, old, wanted).expand(new, wanted).map(|s| s.to_vec());
-        assert_eq!(check(&[1, 16], &[8, 16], &[1, 16]), Ok(vec![4, 16]));
-        assert_eq!(check(&[8, 1], &[8, 16], &[4, 1]), Ok(vec![4, 16]));
-        assert_eq!(check(&[1, 1, 8], &[1, 8, 8], &[1, 1, 8]), Ok(vec![1, 8, 8]));
+        let check = |old: &[u64], wanted: &[u64], new: &[u64]| {
+            rescale(8, 4, old, wanted).expand(new, wanted).map(|(s, g)| (s.to_vec(), g))
+        };
+        assert_eq!(check(&[1, 16], &[8, 16], &[1, 16]), Ok((vec![4, 16], true)));
+        assert_eq!(check(&[8, 1], &[8, 16], &[4, 1]), Ok((vec![4, 16], false)));
+        assert_eq!(check(&[1, 1, 8], &[1, 8, 8], &[1, 1, 8]), Ok((vec![1, 8, 8], false)));
     }
 }

@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::import::build::Build;
 use crate::import::known::Known;
 use crate::import::parameters::Origin;
+use crate::import::rescale::Guess;
 use crate::import::tensor::{Tensor, TensorData};
 use crate::import::value::Value;
 
@@ -39,8 +40,9 @@ fn constant(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
 
 fn constant_of_shape(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let mut shape = sizes(&call.known_ints(build, 0)?)?;
+    let mut guessed = false;
     if let Some(rescale) = &build.rescale {
-        shape = rescale.constant(&shape);
+        (shape, guessed) = rescale.constant(&shape);
     }
     let known = match call.node.tensor("value")? {
         None => Known::scalar(DType::F32, 0.0),
@@ -50,7 +52,7 @@ fn constant_of_shape(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
         }
     };
     let splat = known.splat(&shape).ok_or_else(|| Error::tensor("the value of ConstantOfShape is not one element"))?;
-    Ok(vec![splat.into()])
+    Ok(vec![if guessed { build.guessed(splat.into(), Guess::Constant)? } else { splat.into() }])
 }
 
 fn range(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
@@ -60,9 +62,10 @@ fn range(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
         return Err(Error::shape("a range with step 0"));
     }
     let count = ((limit - start) / step).ceil().max(0.0);
-    let length = build.rescale.as_ref().map_or(count as u64, |rescale| rescale.count(count as u64));
+    let (length, guessed) = build.rescale.as_ref().map_or((count as u64, false), |rescale| rescale.count(count as u64));
     let known = Known::range(dtype, start, step, length);
-    Ok(vec![known.ok_or_else(|| Error::limit(format!("a range of {count} elements")))?.into()])
+    let known = known.ok_or_else(|| Error::limit(format!("a range of {count} elements")))?.into();
+    Ok(vec![if guessed { build.guessed(known, Guess::Range)? } else { known }])
 }
 
 /// From opset 15 on `start` and `end` select dims, clamped to the rank.

@@ -7,6 +7,7 @@ use super::{Call, Import, attribute_value, axes, sizes};
 use crate::error::{Error, Result};
 use crate::import::build::Build;
 use crate::import::known::Known;
+use crate::import::rescale::Guess;
 use crate::import::tensor::dtype;
 use crate::import::value::{Value, broadcast_shape};
 use crate::ops::StopGradient;
@@ -78,11 +79,12 @@ fn concat(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
 fn expand(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let x = call.input(0)?;
     let wanted = sizes(&call.known_ints(build, 1)?)?;
-    let shape = match &build.rescale {
+    let (shape, guessed) = match &build.rescale {
         Some(rescale) => rescale.expand(&x.shape(build)?, &wanted)?,
-        None => broadcast_shape(&x.shape(build)?, &wanted)?,
+        None => (broadcast_shape(&x.shape(build)?, &wanted)?, false),
     };
-    Ok(vec![build.broadcast(x, &shape)?])
+    let wide = build.broadcast(x, &shape)?;
+    Ok(vec![if guessed { build.guessed(wide, Guess::Constant)? } else { wide }])
 }
 
 /// Starts, ends, axes and steps are attributes up to opset 9, inputs from 10 on.

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::import::Dropout;
 use crate::import::build::Build;
 use crate::import::known::Known;
+use crate::import::rescale::Guess;
 use crate::import::value::Value;
 use crate::ops::{Scalar, Uniform};
 
@@ -38,9 +39,10 @@ fn uniform_of(build: &mut Build, id: u32, shape: &Shape) -> Result<Value> {
     Ok(build.graph.add(Uniform { id, shape: shape.clone() }, &[seed, step])?.into())
 }
 
-/// Shape and dtype of a random tensor: those of the operand where there is one.
-fn ty(build: &Build, call: &Call) -> Result<(Shape, DType)> {
+/// Shape and dtype of a random tensor: those of the operand where there is one. Whether the shape is a guess.
+fn ty(build: &Build, call: &Call) -> Result<(Shape, DType, bool)> {
     call.node.ignore("seed");
+    let mut guessed = false;
     let (shape, default) = match call.optional(0) {
         Some(like) => (like.shape(build)?, Some(like.dtype(build)?)),
         None => {
@@ -49,7 +51,7 @@ fn ty(build: &Build, call: &Call) -> Result<(Shape, DType)> {
             if let (Some(rescale), Some(first)) = (&build.rescale, shape.first_mut())
                 && *first == rescale.from
             {
-                *first = rescale.to;
+                (*first, guessed) = (rescale.to, rescale.from != 1);
             }
             (shape, None)
         }
@@ -59,21 +61,22 @@ fn ty(build: &Build, call: &Call) -> Result<(Shape, DType)> {
         Ok(0) => None,
         code => Some(crate::import::dtype(code.unwrap_or(i32::MAX))?),
     };
-    Ok((shape, given.or(default).unwrap_or(DType::F32)))
+    Ok((shape, given.or(default).unwrap_or(DType::F32), guessed))
 }
 
 fn random_uniform(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
-    let (shape, dtype) = ty(build, call)?;
+    let (shape, dtype, guessed) = ty(build, call)?;
     let (low, high) = (call.node.float_or("low", 0.0)?, call.node.float_or("high", 1.0)?);
     let x = uniform(build, &shape)?;
     let x = build.binary_scalar(BinaryOp::Mul, &x, high - low)?;
     let x = build.binary_scalar(BinaryOp::Add, &x, low)?;
-    Ok(vec![build.cast(&x, dtype)?])
+    let x = build.cast(&x, dtype)?;
+    Ok(vec![if guessed { build.guessed(x, Guess::Constant)? } else { x }])
 }
 
 /// Of two uniform numbers: `sqrt(-2 ln(1 - u)) cos(2π v)`. Box and Muller 1958.
 fn random_normal(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
-    let (shape, dtype) = ty(build, call)?;
+    let (shape, dtype, guessed) = ty(build, call)?;
     let (mean, scale) = (call.node.float_or("mean", 0.0)?, call.node.float_or("scale", 1.0)?);
     let (u, v) = (uniform(build, &shape)?, uniform(build, &shape)?);
     let above = build.complement(&u)?;
@@ -85,12 +88,13 @@ fn random_normal(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let normal = build.binary(BinaryOp::Mul, &radius, &cosine)?;
     let scaled = build.binary_scalar(BinaryOp::Mul, &normal, scale)?;
     let shifted = build.binary_scalar(BinaryOp::Add, &scaled, mean)?;
-    Ok(vec![build.cast(&shifted, dtype)?])
+    let x = build.cast(&shifted, dtype)?;
+    Ok(vec![if guessed { build.guessed(x, Guess::Constant)? } else { x }])
 }
 
 /// One with the probability that the operand has, else zero.
 fn bernoulli(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
-    let (shape, dtype) = ty(build, call)?;
+    let (shape, dtype, _) = ty(build, call)?;
     let probability = build.cast(call.input(0)?, DType::F32)?;
     let x = uniform(build, &shape)?;
     let one = build.compare(CompareOp::Lt, &x, &probability)?;
