@@ -329,7 +329,10 @@ impl<'a> Placer<'a> {
         for (&operand, want) in operands.iter().zip(&wants) {
             values.push(self.value(operand, stage, phase, Some(want))?);
         }
-        let (keep, keepers) = self.kept_pendings(id, &strategy, &values);
+        let mut keepers = self.kept_pendings(id, &strategy, &values);
+        let by_update = phase == Phase::Backward && self.waits_for_update(id, &values, &keepers)?;
+        let phase = if by_update { Phase::Update } else { phase };
+        keepers.retain(|pending, _| !by_update || pending.0 != self.mb());
         for ((i, value), want) in values.iter_mut().enumerate().zip(&wants) {
             let pending = self.out.ty(*value).sharding.pending.clone();
             let keeps = |p: &Pending| keepers.get(p).is_some_and(|set| set.contains(&i));
@@ -340,7 +343,7 @@ impl<'a> Placer<'a> {
         }
         let missing = rule.reduced().flat_map(|f| strategy.factors[usize::from(f.0)].iter().map(|&a| (a, rule.reduce)));
         let sharding = Sharding { dims: dims_of(&rule.spec.result, &strategy).into(), pending: Default::default() }
-            .with_pending(keep.into_iter().chain(missing));
+            .with_pending(keepers.into_keys().chain(missing));
         let ty = self.graph.ty(id).with_sharding(sharding);
         let section = self.section(phase, &values, &ty);
         self.out.set_origin_of(self.graph, id);
@@ -371,18 +374,13 @@ impl<'a> Placer<'a> {
     }
 
     /// Pending reductions that pass through `id`, and for each the operands that keep it.
-    fn kept_pendings(
-        &self,
-        id: NodeId,
-        strategy: &Strategy,
-        values: &[NodeId],
-    ) -> (Vec<Pending>, BTreeMap<Pending, Vec<usize>>) {
+    fn kept_pendings(&self, id: NodeId, strategy: &Strategy, values: &[NodeId]) -> BTreeMap<Pending, Vec<usize>> {
         let node = &self.graph[id];
         // Of one microbatch, what a running average is of is read as the forward pass reads it: resolved in place.
         let read = |v: NodeId| node.operands.contains(&v) && self.graph[v].phase == Phase::Forward;
         let averaged = matches!(self.graph.grad_of(id), Some(GradOf::Value(v)) if node.phase == Phase::Backward && read(v));
         if averaged && self.plan.microbatches() == 1 {
-            return (Vec::new(), BTreeMap::new());
+            return BTreeMap::new();
         }
         let types: Vec<&TensorType> = values.iter().map(|&v| self.out.ty(v)).collect();
         let used: BTreeSet<AxisId> = strategy.factors.iter().flatten().copied().collect();
@@ -412,7 +410,7 @@ impl<'a> Placer<'a> {
                 keepers.insert(pending, set);
             }
         }
-        (keepers.keys().copied().collect(), keepers)
+        keepers
     }
 
     /// Of products of two sums over samples the one of data alone is counted before the passes: it need not stay a sum, and is none
@@ -496,6 +494,9 @@ impl<'a> Placer<'a> {
             return Phase::Update;
         }
         let section_of = |&o: &NodeId| self.out[o].phase;
+        if operands.iter().map(section_of).any(|o| o == Phase::Update) {
+            return Phase::Update;
+        }
         let batched = self.per_microbatch(ty) || operands.iter().any(|&o| self.per_microbatch(self.out.ty(o)));
         if phase == Phase::Count {
             return if batched { Phase::Count } else { Phase::Ready };

@@ -1,7 +1,7 @@
 //! What several microbatches, or precisions and meshes beside them, must not be refused.
 
 use crate::onnx_model::{
-    external, int_tensor, model, node, size, tensor, value, with_int, with_ints, with_string, with_tensor,
+    external, int_tensor, model, node, opset, size, tensor, value, with_int, with_ints, with_string, with_tensor,
 };
 use dcc::Compiled;
 use dcc::compile::{Options, compile};
@@ -38,6 +38,7 @@ impl Case<'_> {
     fn compile(&self, parallel: Parallel, microbatches: u32) -> Result<Compiled> {
         let weights = self.weights.iter().map(|(name, dims)| external(name, dims, "weights"));
         let mut proto = weights.chain(self.tensors.iter().cloned()).fold(model(self.nodes), with_tensor);
+        proto.opset_import = vec![opset(23)];
         let dims: Vec<_> = self.x.iter().map(|&dim| size(dim)).collect();
         proto.graph.as_mut().expect("a graph").input = vec![value("x", &dims)];
         let proto = Model::decode(proto.encode_to_vec().into()).expect("a model");
@@ -336,7 +337,7 @@ fn a_root_of_a_mean_over_microbatches_is_refused_by_name() {
     let error = case.compile(Parallel::default(), 2).err().expect("the slope needs all of the batch");
     expect_test::expect![[r#"
         error[DCC0301]: a sum over all 2 microbatches, which depends on parameters, is needed before the last of them
-          at   node 3 `/sqrt` (Sqrt, opset 20)
+          at   node 3 `/sqrt` (Sqrt, opset 23)
           help use one microbatch (--grad-accum 1), or a loss that is linear in means over samples"#]]
     .assert_eq(&error.to_string());
 }
@@ -378,6 +379,43 @@ fn a_position_of_each_sample_is_gathered_by_samples() {
         let alone = Parallel::default();
         for parallel in [Parallel { dp: 2, ..alone.clone() }, Parallel { pp: 2, ..alone.clone() }, alone] {
             case.agrees(parallel, 2);
+        }
+    }
+}
+
+/// The gradient of what is made of weights alone, by steps that a sum does not pass through: the update takes them once.
+#[test]
+fn what_is_made_of_weights_may_round_and_attend() {
+    let cast = |from: &str, to: &str, dtype: DataType| with_int(node("Cast", &[from], &[to]), "to", dtype as i64);
+    let multiplied = [node("MatMul", &["x", "w"], &["h"]), node("Mul", &["h", "scale"], &["y"])];
+    let through = |dtype: DataType| {
+        vec![
+            node("Tanh", &["v"], &["bent"]),
+            cast("bent", "other", dtype),
+            node("Mul", &["other", "other"], &["square"]),
+            cast("square", "back", DataType::Float),
+            node("Sigmoid", &["back"], &["scale"]),
+        ]
+    };
+    let attention = vec![
+        node("Reshape", &["v", "heads"], &["q"]),
+        node("Attention", &["q", "q", "q"], &["attended"]),
+        node("Reshape", &["attended", "row"], &["once"]),
+        node("Add", &["once", "v"], &["scale"]),
+    ];
+    let weights: [(&str, &[i64]); 2] = [("w", &[6, 4]), ("v", &[4])];
+    for made in [through(DataType::Float16), through(DataType::Double), attention] {
+        let nodes = [&made[..], &multiplied].concat();
+        let tensors = || vec![int_tensor("heads", &[4], &[1, 1, 4, 1]), int_tensor("row", &[1], &[4])];
+        for (parallel, microbatches) in [
+            (Parallel::default(), 4),
+            (Parallel { dp: 2, ..Parallel::default() }, 3),
+            (Parallel { dp: 2, zero: Zero::Gradients, ..Parallel::default() }, 2),
+            (Parallel { tp: 2, ..Parallel::default() }, 2),
+        ] {
+            let case =
+                Case { loss: LossKind::Mse, nodes: &nodes, x: &[12, 6], weights: &weights, tensors: tensors(), mixed: None };
+            case.agrees(parallel, microbatches);
         }
     }
 }

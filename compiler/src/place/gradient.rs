@@ -46,6 +46,11 @@ impl Placer<'_> {
         if self.is_gradient_of_weight(id) {
             self.leave_to_update(id, stage, &mut values);
         }
+        let waits = values.iter().any(|value| self.out[*value].phase == Phase::Update);
+        let phase = if waits { Phase::Update } else { phase };
+        for value in values.iter_mut().filter(|_| waits) {
+            *value = self.over_microbatches(*value)?;
+        }
         let mut sum = self.add_up(id, values, stage, phase, dims)?;
         if self.is_gradient_of_stageless(id) {
             return Ok(sum);
@@ -166,11 +171,16 @@ impl Placer<'_> {
             return Ok(self.make(GradSum { of: id.0 }, &sums, ty, home, Phase::Backward));
         }
         for sum in &mut sums {
-            let sharding = &self.out.ty(*sum).sharding;
-            let whole = sharding.with_pending(sharding.pending.iter().copied().filter(|p| p.0 != mb));
-            *sum = self.reshard(*sum, &whole, Phase::Update)?;
+            *sum = self.over_microbatches(*sum)?;
         }
         self.add_up(id, sums, home, Phase::Update, dims)
+    }
+
+    /// The value with its sum over microbatches, as the update has it.
+    fn over_microbatches(&mut self, value: NodeId) -> Result<NodeId> {
+        let (mb, sharding) = (self.mb(), &self.out.ty(value).sharding);
+        let whole = sharding.with_pending(sharding.pending.iter().copied().filter(|p| p.0 != mb));
+        self.reshard(value, &whole, Phase::Update)
     }
 
     /// One launch: `parts` summed over their stages and whole on each of `stages` (a stage without a part adds zero).

@@ -1,12 +1,14 @@
 //! What all microbatches share as a term of a sum over them: a loss's penalty on weights, its constants, and their gradients.
 
-use super::Placer;
-use crate::error::Result;
+use super::{Pending, Placer};
+use crate::error::{Error, Result};
 use crate::graph::{GradOf, Graph, NodeId, Phase};
 use crate::ops::{BroadcastInDim, Compare, Const, Iota, Op, Reduce, Select};
+use crate::plan::Zero;
 use dcc_program::kernel::CompareOp;
 use dcc_program::{AxisList, DType, Shape, Sharding, TensorType};
 use smallvec::SmallVec;
+use std::collections::BTreeMap;
 
 impl Placer<'_> {
     /// Whether what `id` adds to a sum over microbatches becomes a part of that sum. What depends on data alone does not: the whole
@@ -18,6 +20,37 @@ impl Placer<'_> {
     /// Whether `value`, the placed operand of `reader`, is the same for all microbatches, so that one of them has to add it.
     pub(super) fn counts_once(&self, reader: NodeId, operand: NodeId, value: NodeId) -> bool {
         !self.reads_zero(reader, operand) && !self.per_microbatch(self.out.ty(value))
+    }
+
+    /// Whether `id`, of the gradient of what is made of weights alone, reads a sum over microbatches that does not pass through it (what is
+    /// rounded, attention), or what had to wait for one: the update computes it, once.
+    /// Errors: it also reads what only the passes have.
+    pub(super) fn waits_for_update(
+        &self,
+        id: NodeId,
+        values: &[NodeId],
+        keepers: &BTreeMap<Pending, Vec<usize>>,
+    ) -> Result<bool> {
+        if self.plan.microbatches() == 1 || !self.is_gradient_of_stageless(id) {
+            return Ok(false);
+        }
+        let is_sum = |value: NodeId| self.out.ty(value).sharding.is_pending(self.mb());
+        let kept = |at: usize| keepers.iter().any(|(pending, set)| pending.0 == self.mb() && set.contains(&at));
+        let waits = |at: usize| self.out[values[at]].phase == Phase::Update || is_sum(values[at]) && !kept(at);
+        if !(0..values.len()).any(waits) {
+            return Ok(false);
+        }
+        if values.iter().any(|&value| self.out[value].phase.is_pass() && !is_sum(value)) {
+            let count = self.plan.microbatches();
+            let what =
+                format!("a gradient is needed whole, over all {count} microbatches, beside weights that are gathered for each");
+            let help = match self.plan.zero {
+                Zero::Parameters => "use --zero 2, which keeps weights whole, or one microbatch (--grad-accum 1)",
+                _ => "use one microbatch (--grad-accum 1)",
+            };
+            return Err(Error::plan(what).at(self.graph.origin(self.reader)).help(help));
+        }
+        Ok(true)
     }
 
     /// Whether the update alone reads the gradient.

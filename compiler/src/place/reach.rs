@@ -14,7 +14,9 @@ impl Placer<'_> {
             let of_sources = || node.operands.iter().all(|o| self.sources[o.0 as usize]);
             let source = match &node.op {
                 Op::Const(_) | Op::Training(_) | Op::Iota(_) | Op::Uniform(_) | Op::BroadcastInDim(_) => true,
-                Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select(_) | Op::Cast(_) => of_sources(),
+                Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select(_) | Op::Cast(_) | Op::StopGradient(_) => {
+                    of_sources()
+                }
                 _ => false,
             };
             self.sources.push(source);

@@ -130,8 +130,15 @@ impl Placer<'_> {
         {
             return Ok(value);
         }
+        let count = self.plan.microbatches();
+        if node.phase == Phase::Ready {
+            let what = format!(
+                "a sum over all {count} microbatches depends on another one: they are counted at once, before the passes"
+            );
+            let help = "use one microbatch (--grad-accum 1), or give what is of data alone as an input";
+            return Err(Error::plan(what).at(self.graph.origin(self.reader)).help(help));
+        }
         if matches!(node.op, Op::Param(_) | Op::Transfer(_)) {
-            let count = self.plan.microbatches();
             let what =
                 format!("a sum over all {count} microbatches, which depends on parameters, is needed before the last of them");
             let help = "use one microbatch (--grad-accum 1), or a loss that is linear in means over samples";
