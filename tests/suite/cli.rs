@@ -529,6 +529,9 @@ fn losses_that_are_no_numbers() {
     let run = "run @/linear.onnx --data @/targets --global-batch-size 8 --steps 9 --loss mse --lr 1e30 --optimizer sgd";
     let output = refused(&folder, run, 9, "DCC0901", &["the loss of step 2 is", "rank 0 at step 2", "smaller --lr"]);
     assert!(output.stderr.contains("lr 1e30"), "{}", output.stderr);
+    let vast = "run @/linear.onnx --data @/targets --global-batch-size 8 --steps 1 --loss mse --init 1 --init-all --init-rule *=std:1e30";
+    let output = refused(&folder, vast, 9, "DCC0901", &["the loss of step 1 is inf", "no step was made yet", "--dtype f64"]);
+    assert!(!output.stderr.contains("--lr"), "{}", output.stderr);
     let mut values = floats(48);
     values[..4].copy_from_slice(&f32::NAN.to_le_bytes());
     put(&folder, "data/x.npy", npy("<f4", "16, 3", &values));

@@ -1,4 +1,4 @@
-//! Algebraic rules as text: `(mul ?x 1)` to `?x`. `?x` is any class, `$a` one that is a number, `2` that number.
+//! Algebraic rules as text: `(mul ?x 1)` to `?x`. `?x` is any class, `$a` one that is a number, `@x` one that is none, `2` that number.
 //!
 //! Ops go by the names that graphs print; a number is any that its dtype does not tell from it. Addition, multiplication, `max`, `min`, `and`, `or` match in both orders. Numbers of
 //! a right side have the type of what the rule replaces.
@@ -15,6 +15,8 @@ pub enum Pattern {
     Any(String),
     /// A class that is a number.
     Constant(String),
+    /// One that is none.
+    Varying(String),
     Number(f64),
     Node(Op, Vec<Pattern>),
 }
@@ -39,6 +41,9 @@ impl Pattern {
         }
         if let Some(name) = token.strip_prefix('$') {
             return Pattern::Constant(name.to_owned());
+        }
+        if let Some(name) = token.strip_prefix('@') {
+            return Pattern::Varying(name.to_owned());
         }
         if token != "(" {
             return Pattern::Number(token.parse().unwrap_or_else(|_| panic!("`{token}` in `{text}` is no number")));
@@ -89,6 +94,7 @@ impl Pattern {
         match self {
             Pattern::Any(name) => bind(name),
             Pattern::Constant(name) if data.splat.is_some() => bind(name),
+            Pattern::Varying(name) if data.splat.is_none() => bind(name),
             Pattern::Number(n) if data.splat.as_ref().is_some_and(|v| is_number(v, *n)) => vec![bound.clone()],
             Pattern::Node(..) => egraph[id].nodes.iter().flat_map(|term| self.in_term(egraph, term, bound)).collect(),
             _ => Vec::new(),
@@ -98,7 +104,7 @@ impl Pattern {
     /// The expression with the variables filled in; numbers have type `ty`.
     pub fn fill(&self, bound: &Bindings, ty: &TensorType) -> Expr {
         match self {
-            Pattern::Any(name) | Pattern::Constant(name) => {
+            Pattern::Any(name) | Pattern::Constant(name) | Pattern::Varying(name) => {
                 let found = bound.iter().find(|(n, _)| n == name);
                 Expr::Class(found.unwrap_or_else(|| panic!("`{name}` is not on the left side")).1)
             }

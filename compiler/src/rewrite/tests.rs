@@ -121,7 +121,9 @@ fn pattern_node(graph: &mut Graph, pattern: &pattern::Pattern, dtype: DType) -> 
     use pattern::Pattern;
     let shape = Shape::from_slice(&[2, 3]);
     match pattern {
-        Pattern::Any(name) => graph.add(Input { name: name.clone(), dtype, shape, batch_dim: None }, &[]).unwrap(),
+        Pattern::Any(name) | Pattern::Varying(name) => {
+            graph.add(Input { name: name.clone(), dtype, shape, batch_dim: None }, &[]).unwrap()
+        }
         Pattern::Constant(name) => graph.splat(dtype, 1.0 + name.len() as f64 / 4.0, &shape).unwrap(),
         Pattern::Number(n) => graph.splat(dtype, *n, &shape).unwrap(),
         Pattern::Node(op, args) => {

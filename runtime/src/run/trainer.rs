@@ -345,6 +345,9 @@ impl<'a, 'w> Trainer<'a, 'w> {
         let place = format!("rank {} at step {step}", self.rank.rank);
         match self.settings.feed.fault(position) {
             Some(fault) => Error::numerical(format!("{what}: {fault}")).at(place).help("take such samples out of the data"),
+            None if step == 1 => Error::numerical(what)
+                .at(place)
+                .help("no step was made yet: the initial weights give it; `--dtype f64` tells whether they overflow"),
             None => Error::numerical(what).at(place).help("a smaller --lr, --warmup or --grad-clip may keep it finite"),
         }
     }
