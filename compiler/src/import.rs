@@ -159,31 +159,14 @@ pub fn onnx(model: &Model, options: &Options) -> Result<Imported> {
 
 /// Errors: DCC0112 where the batch of the file may be a number that only happens to be as large.
 fn prove_guesses(model: &Model, flat: &Flat, options: &Options, old: Old) -> Result<()> {
-    let from = old.from;
     // One sample would go with everything.
-    let to = if old.to > 1 { old.to } else { from + 1 };
+    let to = if old.to > 1 { old.to } else { old.from + 1 };
     let exposed = match &options.exposed {
         Exposed::All => Exposed::Outputs,
         outputs => outputs.clone(),
     };
     let options = Options { global_batch: Some(to), exposed, ..options.clone() };
-    let help = format!("use --global-batch-size {from}, or export with a symbolic batch dim");
-    let bound = inputs::bind(flat, &options)?;
-    let found = import(model, flat, bound, &options, Some(Old { to, ..old }));
-    let graph = found.map_err(|error| {
-        let what = format!("{from} may be the batch of the file or only as large: {}", error.what);
-        let at = error.at.unwrap_or_default();
-        Error::baked_batch(what).at(at).help(help.clone())
-    })?;
-    match rescale::unproven(&graph.0.graph) {
-        Some(guess) => {
-            let (graph, shape) = (&graph.0.graph, &graph.0.graph.ty(guess).shape);
-            let rest: String = shape[1..].iter().map(|size| format!(", {size}")).collect();
-            let what = format!("the {from} of a value [{from}{rest}] may be the batch of the file or only as large");
-            Err(Error::baked_batch(what).at(graph.origin(guess)).help(help))
-        }
-        None => Ok(()),
-    }
+    import(model, flat, inputs::bind(flat, &options)?, &options, Some(Old { to, ..old })).map(drop)
 }
 
 /// Shapes of all values at the batch of the file.
@@ -194,6 +177,20 @@ struct Old {
     shapes: Vec<Option<Shape>>,
     /// What is guessed and opaque.
     proves: Option<Guess>,
+}
+
+impl Old {
+    fn help(&self) -> String {
+        format!("use --global-batch-size {}, or export with a symbolic batch dim", self.from)
+    }
+
+    fn check_guesses(&self, build: &Build) -> Result<()> {
+        let Some(guess) = rescale::unproven(&build.graph, &build.indexed) else { return Ok(()) };
+        let from = self.from;
+        let rest: String = build.graph.ty(guess).shape[1..].iter().map(|size| format!(", {size}")).collect();
+        let what = format!("the {from} of a value [{from}{rest}] may be the batch of the file or only as large");
+        Err(Error::baked_batch(what).at(build.graph.origin(guess)).help(self.help()))
+    }
 }
 
 /// The model at the sizes of `bound`, and the shapes of its values.
@@ -293,6 +290,10 @@ impl Importer<'_, '_> {
             node.inputs.iter().map(|id| id.and_then(|id| self.values[id.0 as usize].clone())).collect();
         self.build.rescale = self.rescale(node);
         let results = self.import(node, &inputs, live).map_err(|mut error| {
+            if let Some(old) = self.old.as_ref().filter(|old| old.proves.is_some()) {
+                let what = format!("the batch of the file, {}, cannot be told from other numbers as large", old.from);
+                return Error::baked_batch(what).at(place.clone()).help(old.help());
+            }
             if let Some(old) = self.old.as_ref().filter(|_| error.code.0 == 104) {
                 error = Error::baked_batch(format!(
                     "the batch of the file, {}, cannot become {} here: {}",
@@ -300,7 +301,7 @@ impl Importer<'_, '_> {
                 ));
             }
             if let Some(old) = self.old.as_ref().filter(|_| error.code.0 == 112) {
-                error = error.help(format!("use --global-batch-size {}, or export with a symbolic batch dim", old.from));
+                error = error.help(old.help());
             }
             let types: Vec<String> = inputs.iter().flatten().map(|value| describe(&self.build, value)).collect();
             error.at(format!("{place}: {}", types.join(", ")))
@@ -392,6 +393,9 @@ impl Importer<'_, '_> {
         self.build.graph.outputs.extend(exposed);
         for (statistic, id) in std::mem::take(&mut self.build.statistics) {
             self.build.graph.outputs.push((statistic.text(), id));
+        }
+        if let Some(old) = self.old.as_ref().filter(|old| old.proves.is_some()) {
+            old.check_guesses(&self.build)?;
         }
         let built = &self.build.graph;
         let graph = built.map(|graph, _, node, operands| Ok(graph.add_typed(node.op.clone(), operands, node.ty.clone())))?;

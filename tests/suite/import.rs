@@ -286,14 +286,17 @@ fn a_baked_batch_is_scaled() {
     compare(&path, Some(4), &golden()["gpt2_tiny"]);
 }
 
-/// Nodes after `h = x w` of a file with a batch of 4, imported at another. Its error with its place.
-fn rebatched(nodes: &[NodeProto], to: u64) -> Result<(), String> {
+/// Nodes after `h = x w` of a file with a batch of 4 and these outputs, imported at another. Its error with its place.
+fn rebatched(nodes: &[NodeProto], outputs: &[&str], to: u64) -> Result<(), String> {
     let ints = [("four", vec![4]), ("square", vec![4, 4]), ("line", vec![4, 1]), ("zero", vec![0]), ("one", vec![1])];
     let all = [&[node("MatMul", &["x", "w"], &["h"])], nodes].concat();
     let ints = ints.iter().map(|(name, values)| int_tensor(name, &[values.len() as i64], values));
+    let pairs = int_tensor("pairs", &[4, 2], &[0, 1, 1, 0, 2, 3, 3, 2]);
     let floats = [tensor("w", &[3, 4], &[0; 48]), tensor("p", &[1, 4], &[0; 16])];
-    let mut proto = ints.chain(floats).fold(model(&all), with_tensor);
-    proto.graph.as_mut().expect("a graph").input = vec![value("x", &[size(4), size(3)])];
+    let mut proto = ints.chain([pairs]).chain(floats).fold(model(&all), with_tensor);
+    let graph = proto.graph.as_mut().expect("a graph");
+    graph.input = vec![value("x", &[size(4), size(3)])];
+    graph.output = outputs.iter().map(|output| value(output, &[])).collect();
     let proto = Model::decode(proto.encode_to_vec().into()).expect("a model");
     let imported = onnx(&proto, &Options { global_batch: Some(to), ..Options::default() });
     imported.map(drop).map_err(|error| format!("{} {}: {}", error.code, error.at.unwrap_or_default(), error.what))
@@ -320,16 +323,49 @@ fn a_number_as_large_as_the_batch_is_proven_or_refused() {
     ];
     for to in [1, 2, 8] {
         for nodes in proven {
-            assert_eq!(rebatched(nodes, to), Ok(()), "{to}");
+            assert_eq!(rebatched(nodes, &["y"], to), Ok(()), "{to}");
         }
         for nodes in unclear {
-            let error = rebatched(nodes, to).expect_err("a guess");
+            let error = rebatched(nodes, &["y"], to).expect_err("a guess");
             assert!(error.starts_with("DCC0112 node 1"), "{to}: {error}");
         }
+        // That an output is as large proves nothing, and does no harm.
+        let error = rebatched(unclear[1], &["y", "learned"], to).expect_err("a guess");
+        assert!(error.starts_with("DCC0112 node 1"), "{to}: {error}");
+        assert_eq!(rebatched(&[learned()], &["h", "learned"], to), Ok(()));
     }
     for nodes in proven.iter().chain(&unclear) {
-        assert_eq!(rebatched(nodes, 4), Ok(()));
+        assert_eq!(rebatched(nodes, &["y"], 4), Ok(()));
     }
+}
+
+/// Samples by their numbers: a range is as long as what it indexes, and what the file has of them in numbers is not known to be all.
+#[test]
+fn numbers_of_samples_follow_the_batch_or_are_refused() {
+    let column = |of: &str, to: &str| node("Unsqueeze", &[of, "one"], &[to]);
+    let total = with_int(node("ReduceSum", &["read"], &["y"]), "keepdims", 0);
+    let read = || {
+        let tuples = with_int(node("Concat", &["rows", "columns"], &["tuples"]), "axis", 1);
+        [tuples, node("GatherND", &["h", "tuples"], &["read"])]
+    };
+    let scalar = |name: &str, from: &str| with_int(node("ReduceSum", &[from], &[name]), "keepdims", 0);
+    let counted = [
+        scalar("start", "zero"),
+        scalar("end", "four"),
+        scalar("step", "one"),
+        node("Range", &["start", "end", "step"], &["numbers"]),
+        column("numbers", "rows"),
+        node("ConstantOfShape", &["line"], &["zeros"]),
+        with_int(node("Cast", &["zeros"], &["columns"]), "to", 7),
+    ];
+    let counted = [&counted[..], &read(), std::slice::from_ref(&total)].concat();
+    let written = [&[node("GatherND", &["h", "pairs"], &["read"])][..], &[total]].concat();
+    for to in [1, 2, 8] {
+        assert_eq!(rebatched(&counted, &["y"], to), Ok(()), "{to}");
+        let error = rebatched(&written, &["y"], to).expect_err("all of the file's samples");
+        assert!(error.starts_with("DCC0112 node 1"), "{to}: {error}");
+    }
+    assert_eq!(rebatched(&written, &["y"], 4), Ok(()));
 }
 
 fn float(name: &str, value: f32) -> AttributeProto {

@@ -12,7 +12,7 @@ use dcc_program::{DType, Reduce, Shape};
 
 use super::known::Known;
 use super::ops::Quantised;
-use super::rescale::Rescale;
+use super::rescale::{Indexed, Rescale};
 use super::tensor::{Tensor, TensorData};
 use super::value::{Value, broadcast_shape, not_a_tensor};
 use super::view::View;
@@ -52,6 +52,8 @@ pub struct Build {
     pub random_ops: u32,
     /// Set while a node of a static export is imported for another batch.
     pub rescale: Option<Rescale>,
+    /// Where guesses index values, while they are proven.
+    pub indexed: Vec<Indexed>,
 }
 
 impl Build {
@@ -69,6 +71,7 @@ impl Build {
             joined: BTreeMap::new(),
             random_ops: 0,
             rescale: None,
+            indexed: Vec::new(),
         }
     }
 

@@ -126,10 +126,54 @@ impl Build {
     }
 }
 
-/// A guess of the third round's graph that neither meets the batch of an input nor is the first dim of an output.
-pub(super) fn unproven(graph: &Graph) -> Option<NodeId> {
+/// A line of numbers that a guess is as long as, and the dim of a value that they index.
+pub type Indexed = (NodeId, NodeId, usize);
+
+impl Build {
+    /// Notes that dim `dim` of `data` is read at `indices`. Errors: DCC0112 where the batch grows, and they are all of the file's.
+    pub fn index_samples(&mut self, data: &Value, dim: usize, indices: &Value) -> Result<()> {
+        let Some(rescale) = &self.rescale else { return Ok(()) };
+        let size = data.shape(self)?.get(dim).copied();
+        if let (Some(known), Some(&old)) = (indices.known(), rescale.input.get(dim)) {
+            let mut read: Vec<u64> = known.numbers().filter(|&at| at >= 0.0).map(|at| at as u64).collect();
+            read.sort_unstable();
+            read.dedup();
+            if old > 1 && size.is_some_and(|size| size > old) && read.iter().copied().eq(0..old) {
+                return Err(Error::baked_batch(format!(
+                    "the indices of all {old} samples of the file's batch are numbers here"
+                )));
+            }
+        }
+        if let (Value::Node(data), Value::Node(indices)) = (data, indices)
+            && let Some(line) = self.line_of(*indices)
+        {
+            self.indexed.push((line, *data, dim));
+        }
+        Ok(())
+    }
+
+    /// The guess that `indices` are, seen through what only lays them out.
+    fn line_of(&self, mut indices: NodeId) -> Option<NodeId> {
+        loop {
+            let node = &self.graph[indices];
+            match &node.op {
+                Op::Input(input) if input.name.starts_with(GUESS) => return Some(indices),
+                Op::Reshape(_) | Op::BroadcastInDim(_) | Op::Cast(_) | Op::Transpose(_) => indices = node.operands[0],
+                _ => return None,
+            }
+        }
+    }
+}
+
+/// A guess of the third round's graph that does not meet the batch of an input, though something is computed along it. A line of
+/// numbers meets what they index.
+pub(super) fn unproven(graph: &Graph, indexed: &[Indexed]) -> Option<NodeId> {
     let mut sets = Sets::of(graph);
     let live = graph.live();
+    for &(line, value, dim) in indexed {
+        let (line, place) = (sets.place(line, 0), sets.place(value, dim));
+        sets.join(line, place);
+    }
     for id in graph.ids().filter(|id| live[id.0 as usize] && !graph[*id].operands.is_empty()) {
         let node = &graph[id];
         let types: Vec<&TensorType> = node.operands.iter().map(|&o| graph.ty(o)).collect();
@@ -156,13 +200,9 @@ pub(super) fn unproven(graph: &Graph) -> Option<NodeId> {
             None => {}
         }
     }
-    for (_, id) in graph.outputs.iter().filter(|(_, id)| graph.ty(*id).rank() > 0) {
-        let place = sets.place(*id, 0);
-        sets.join(Sets::BATCH, place);
-    }
     guesses.into_iter().find(|&id| {
         let place = sets.place(id, 0);
-        sets.first(place) != sets.first(Sets::BATCH)
+        sets.first(place) != sets.first(Sets::BATCH) && sets.is_used_up(graph, &live, id)
     })
 }
 
@@ -189,6 +229,28 @@ impl Sets {
 
     fn place(&self, value: NodeId, dim: usize) -> usize {
         self.begins[value.0 as usize] + dim
+    }
+
+    /// Whether some value that is computed of `id` has lost its first dim; an output that only spreads it has not.
+    fn is_used_up(&mut self, graph: &Graph, live: &[bool], id: NodeId) -> bool {
+        let place = self.place(id, 0);
+        let own = self.first(place);
+        let mut carries = vec![false; graph.nodes.len()];
+        carries[id.0 as usize] = true;
+        for user in graph.ids().filter(|user| live[user.0 as usize]) {
+            if !graph[user].operands.iter().any(|operand| carries[operand.0 as usize]) {
+                continue;
+            }
+            let has = (0..graph.ty(user).rank()).any(|dim| {
+                let place = self.place(user, dim);
+                self.first(place) == own
+            });
+            if !has {
+                return true;
+            }
+            carries[user.0 as usize] = true;
+        }
+        false
     }
 
     fn first(&mut self, mut place: usize) -> usize {

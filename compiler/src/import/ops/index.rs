@@ -122,6 +122,7 @@ fn without_gradient(build: &mut Build, rows: &Value, indices: &Value, row: u64) 
 /// The slices of `data` along `dim` at `indices`, whose dims take the place of that dim.
 pub(super) fn take(build: &mut Build, data: &Value, dim: usize, indices: &Value) -> Result<Value> {
     let shape = data.shape(build)?;
+    build.index_samples(data, dim, indices)?;
     let indices = build.indices_from_front(data, indices, shape[dim])?;
     let inner = indices.shape(build)?;
     if let (Some(data), Some(indices)) = (data.known(), indices.known())
@@ -218,6 +219,7 @@ impl Build {
         for (dim, &size) in shape[batch..batch + depth].iter().enumerate() {
             let part = self.narrow(indices, outer, dim as u64, 1)?;
             let part = self.reshape(&part, &index_shape[..outer])?;
+            self.index_samples(data, batch + dim, &part)?;
             let part = self.indices_from_front(data, &part, size)?;
             let wide = self.cast(&part, DType::I64)?;
             parts.push(part);
@@ -261,7 +263,8 @@ fn gather_tuples(build: &mut Build, data: &Value, indices: &Value, batch: usize)
             return Ok(known.into());
         }
     }
-    if let Some(shared) = Shared::of(&parts, &shape, batch) {
+    // What is made of weights alone has no samples to share.
+    if let Some(shared) = Shared::of(&parts, &shape, batch).filter(|_| build.has_samples(data)) {
         let (data, rest) = (shared.first(build, data)?, shared.without(build, indices)?);
         return gather_tuples(build, &data, &rest, batch + 1);
     }

@@ -239,7 +239,8 @@ fn scatter_tuples(build: &mut Build, operands: [&Value; 3], combine: Combine, ba
         let what = format!("updates {:?} where indices want {:?}", updates.shape(build)?.as_slice(), wanted.as_slice());
         return Err(Error::shape(what));
     }
-    if let Some(shared) = Shared::of(&parts, &shape, batch) {
+    let has_samples = operands.iter().any(|operand| build.has_samples(operand));
+    if let Some(shared) = Shared::of(&parts, &shape, batch).filter(|_| has_samples) {
         let (data, rest) = (shared.first(build, data)?, shared.without(build, indices)?);
         let changed = scatter_tuples(build, [&data, &rest, updates], combine, batch + 1)?;
         return shared.back(build, &changed);
