@@ -432,11 +432,30 @@ impl<'a> Placer<'a> {
         let resolved = |i: &usize| {
             let sum = self.accumulator(values[*i]);
             let whole = |other: usize| !set.contains(&other) && self.accumulator(values[other]) == sum;
-            let waits = (0..values.len()).any(|other| whole(other) || self.waits_for(values[other], sum));
+            // It would be read as it is and resolved in one pass.
+            let both = |other: usize| {
+                let reads = |value: &usize| self.reads_sum(values[*value], self.accumulator(values[other]));
+                !set.contains(&other) && pending(&other) && set.iter().any(reads)
+            };
+            let waits = (0..values.len()).any(|other| whole(other) || both(other) || self.waits_for(values[other], sum));
             let later = self.graph[id].phase != self.out[sum].phase;
             waits || (later && (self.graph[id].phase == Phase::Backward || self.resolved.contains(&sum)))
         };
         self.plan.microbatches() == 1 && set.iter().filter(|i| pending(i)).any(resolved)
+    }
+
+    /// Whether `value` depends on `sum` as it is, not resolved.
+    fn reads_sum(&self, value: NodeId, sum: NodeId) -> bool {
+        let (mut open, mut seen) = (vec![value], BTreeSet::new());
+        while let Some(id) = open.pop() {
+            if id == sum {
+                return true;
+            }
+            if id > sum && seen.insert(id) && !matches!(self.out[id].op, Op::ResolveMicrobatches(_)) {
+                open.extend(&self.out[id].operands);
+            }
+        }
+        false
     }
 
     /// Whether `value` depends on the resolved `sum`.

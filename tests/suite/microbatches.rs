@@ -305,14 +305,49 @@ fn a_mean_of_data_meets_a_mean_of_the_model() {
         Parallel { tp: 2, ..Parallel::default() },
         Parallel { pp: 2, ..Parallel::default() },
     ];
-    // Also its square, which is no sum.
-    for due in ["found", "square"] {
-        for parallel in &parallels {
-            let (nodes, tensors) = (&nodes(due), vec![int_tensor("samples", &[1], &[0])]);
-            let weights: [(&str, &[i64]); 2] = [("w", &[6, 8]), ("v", &[8, 6])];
-            let case = Case { loss: LossKind::Output, nodes, x: &[12, 6], weights: &weights, tensors, mixed: None };
-            case.agrees(parallel.clone(), 2);
-        }
+    let matrices = |left: &str, right: &str| {
+        [
+            node("MatMul", &["x", "w"], &["inner"]),
+            node("Tanh", &["inner"], &["hidden"]),
+            node("MatMul", &["hidden", "v"], &["scores"]),
+            with_int(node("Softmax", &["scores"], &["odds"]), "axis", 1),
+            node("ReduceMean", &["odds", "samples"], &["chosen"]),
+            node("ReduceMean", &["x", "samples"], &["found"]),
+            with_ints(node("Transpose", &[right], &["column"]), "perm", &[1, 0]),
+            node("MatMul", &[left, "column"], &["product"]),
+            with_int(node("ReduceSum", &["product"], &["y"]), "keepdims", 0),
+        ]
+    };
+    let agrees = |nodes: &[NodeProto], parallel: &Parallel| {
+        let weights: [(&str, &[i64]); 2] = [("w", &[6, 8]), ("v", &[8, 6])];
+        let tensors = vec![int_tensor("samples", &[1], &[0])];
+        let case = Case { loss: LossKind::Output, nodes, x: &[12, 6], weights: &weights, tensors, mixed: None };
+        case.agrees(parallel.clone(), 2);
+    };
+    for parallel in &parallels {
+        // Also its square, which is no sum.
+        agrees(&nodes("found"), parallel);
+        agrees(&nodes("square"), parallel);
+    }
+    // One of them is a term of the other, in one microbatch too.
+    let mixed = [
+        node("MatMul", &["x", "w"], &["inner"]),
+        node("MatMul", &["inner", "v"], &["scores"]),
+        node("ReduceMean", &["scores", "samples"], &["chosen"]),
+        node("ReduceMean", &["x", "samples"], &["found"]),
+        node("Sub", &["chosen", "found"], &["off"]),
+        node("Mul", &["off", "found"], &["products"]),
+        with_int(node("ReduceSum", &["products"], &["y"]), "keepdims", 0),
+    ];
+    let weights: [(&str, &[i64]); 2] = [("w", &[6, 8]), ("v", &[8, 6])];
+    for (parallel, microbatches) in parallels[..4].iter().flat_map(|parallel| [(parallel, 1), (parallel, 2)]) {
+        let tensors = vec![int_tensor("samples", &[1], &[0])];
+        let case = Case { loss: LossKind::Output, nodes: &mixed, x: &[12, 6], weights: &weights, tensors, mixed: None };
+        case.agrees(parallel.clone(), microbatches);
+    }
+    for parallel in &parallels[..4] {
+        agrees(&matrices("found", "chosen"), parallel);
+        agrees(&matrices("chosen", "found"), parallel);
     }
 }
 
@@ -417,6 +452,26 @@ fn what_is_made_of_weights_may_round_and_attend() {
                 Case { loss: LossKind::Mse, nodes: &nodes, x: &[12, 6], weights: &weights, tensors: tensors(), mixed: None };
             case.agrees(parallel, microbatches);
         }
+    }
+}
+
+/// Rows of a weight that is as long as the batch are no samples.
+#[test]
+fn a_weight_as_long_as_the_batch_is_not_shared_out() {
+    let nodes = [
+        with_ints(node("ReduceMax", &["x"], &["largest"]), "axes", &[-1]),
+        with_int(with_int(node("ArgMax", &["largest"], &["row"]), "axis", 1), "keepdims", 0),
+        with_int(node("Concat", &["row", "numbers"], &["tuples"]), "axis", -1),
+        node("GatherND", &["w", "tuples"], &["read"]),
+        node("MatMul", &["read", "v"], &["y"]),
+    ];
+    let numbers: Vec<i64> = (0..8).collect();
+    let tensors = || vec![int_tensor("numbers", &[8, 1], &numbers)];
+    let weights: [(&str, &[i64]); 2] = [("w", &[5, 8, 3]), ("v", &[3, 4])];
+    for parallel in [Parallel::default(), Parallel { dp: 2, ..Parallel::default() }] {
+        let case =
+            Case { loss: LossKind::Mse, nodes: &nodes, x: &[8, 5, 6], weights: &weights, tensors: tensors(), mixed: None };
+        case.agrees(parallel, 2);
     }
 }
 

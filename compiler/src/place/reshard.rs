@@ -82,7 +82,6 @@ impl Placer<'_> {
     /// `+mb` is resolved by the update, or, where forward or backward read the whole batch's value, by counting first.
     fn resolve_microbatches(&mut self, value: NodeId, want: &Sharding, phase: Phase) -> Result<NodeId> {
         let pending = (self.mb(), Reduce::Sum);
-        let drop = |s: &Sharding| s.with_pending(s.pending.iter().copied().filter(|&p| p != pending));
         let here = &self.out.ty(value).sharding;
         if !here.pending.contains(&pending) || want.pending.contains(&pending) {
             return Ok(value);
@@ -95,8 +94,7 @@ impl Placer<'_> {
             return Ok(self.resolve_accumulated(value, Phase::Update));
         }
         let counted = self.count_clone(value)?;
-        let sharding = drop(&self.out.ty(counted).sharding);
-        Ok(self.step_in(ResolveMicrobatches {}, counted, sharding, Phase::Ready))
+        Ok(self.resolve_accumulated(counted, Phase::Ready))
     }
 
     /// `+mb` resolved in `section`; of a view, the sum is resolved and the view taken of it.
