@@ -41,6 +41,12 @@ pub struct Solution {
 
 /// The cheapest terms equal to the region that `rules` find; the region itself where none are cheaper.
 pub fn solve(problem: &Problem, rules: &[Rule]) -> Solution {
+    let (egraph, ids) = saturated(problem, rules);
+    extract::cheapest(&egraph, problem, &ids).unwrap_or_else(|| unchanged(problem))
+}
+
+/// All that `rules` find equal to the region's terms, and the classes of these.
+pub(super) fn saturated(problem: &Problem, rules: &[Rule]) -> (Graph, Vec<Id>) {
     let mut egraph = Graph::new(Facts);
     let mut ids: Vec<Id> = Vec::with_capacity(problem.terms.len());
     for local in &problem.terms {
@@ -53,7 +59,7 @@ pub fn solve(problem: &Problem, rules: &[Rule]) -> Solution {
         rounds += 1;
     }
     tracing::debug!(nodes = ids.len(), rounds, terms = egraph.total_number_of_nodes(), "rewrote a region");
-    extract::cheapest(&egraph, problem, &ids).unwrap_or_else(|| unchanged(problem))
+    (egraph, ids)
 }
 
 /// Tries every rule on every term, then adds what was found. Whether anything is new.

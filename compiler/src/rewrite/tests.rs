@@ -1,10 +1,12 @@
 //! Every rule on random tensors, with a control that must fail.
 
 use super::rules::{Body, Of};
-use super::term::{Expr, Facts, Term};
+use super::solve::{Local, Problem};
+use super::term::{Expr, Facts, Head, Term};
 use super::*;
 use crate::interp::{Bindings, Precision, Tensor, evaluate};
-use crate::ops::Input;
+use crate::ops::{Binary, BroadcastInDim, Const, Input};
+use dcc_program::kernel::BinaryOp;
 use dcc_program::program::ParamKind;
 use dcc_program::{DType, Shape, TensorType};
 use rules::all;
@@ -185,4 +187,32 @@ fn what_regions_share_may_be_an_output() {
     let found = evaluate(&simple, &outputs, &bindings, Precision::Exact).unwrap();
     assert!(!differ(&found[1], &expected[1]), "{simple}");
     assert!(!differ(&found[0], &expected[0]), "{simple}");
+}
+
+/// The scales of `std(x) = sqrt(mean * n / (n - 1))`, and a chain of divisions: what equals them is no more than a few terms each.
+#[test]
+fn numbers_that_meet_are_folded_and_make_no_others() {
+    let ty = TensorType::new(DType::F32, [2, 3]);
+    let terms_of = |factors: &[(BinaryOp, f64)]| {
+        let local = |head: Head, args: &[u32]| Local { head, ty: ty.clone(), args: args.iter().copied().collect() };
+        let mut terms = vec![local(Head::Given(0), &[])];
+        for &(op, factor) in factors {
+            let last = terms.len() as u32 - 1;
+            let number = TensorType::new(DType::F32, []);
+            terms.push(Local { ty: number, ..local(Head::Op(Const::of(DType::F32, factor).into()), &[]) });
+            let wide = BroadcastInDim { shape: ty.shape.clone(), dims: Default::default() };
+            terms.push(local(Head::Op(wide.into()), &[last + 1]));
+            terms.push(local(Head::Op(Binary { op }.into()), &[last, last + 2]));
+        }
+        let outputs = vec![terms.len() as u32 - 1];
+        let problem = Problem { terms, outputs };
+        let solution = solve::solve(&problem, &all());
+        let left = solution.terms.iter().filter(|term| matches!(term.head, Head::Op(Op::Binary(_)))).count();
+        (solve::saturated(&problem, &all()).0.total_number_of_nodes(), left)
+    };
+    let (deviation, left) = terms_of(&[(BinaryOp::Mul, 1.0 / 6.0), (BinaryOp::Mul, 6.0), (BinaryOp::Div, 5.0)]);
+    assert!(deviation < 60 && left == 1, "{deviation} terms, {left} left");
+    let divisions: Vec<(BinaryOp, f64)> = (3..11).map(|by| (BinaryOp::Div, f64::from(by))).collect();
+    let (chain, left) = terms_of(&divisions);
+    assert!(chain < 400 && left == 1, "{chain} terms, {left} left");
 }
