@@ -52,8 +52,8 @@ pub const PAGES: &[(u16, &str, &str)] = &[
     (
         511,
         "a checkpoint of another model",
-        "The checkpoint is intact, but a tensor that the program needs is missing in it or has another shape. A \
-         checkpoint loads under any plan and --dtype of the same model and optimizer. Give the model and the flags that it was trained \
+        "The checkpoint is intact, but a tensor that the program needs is missing in it or has another shape, or \
+         half floats where the program has others. A checkpoint loads under any plan and --dtype of the same model and optimizer. Give the model and the flags that it was trained \
          with, or start anew with `--resume none` and another --save-dir.",
     ),
     (

@@ -80,7 +80,12 @@ impl<'a> Weights<'a> {
             }
             if !matching.any(|tensor| self.is_drawn(tensor)) {
                 let what = format!("--init-rule: all that match `{}` begin with the values that they have", glob.0);
-                return Err(Error::data_option(what).help("--init-all draws them anew; or drop the rule"));
+                let given = self.job.artifact.tensors.iter().filter(|tensor| self.is_named(tensor, glob));
+                let help = match given.into_iter().all(|tensor| self.given.contains_key(&tensor.name)) {
+                    true => "drop the rule: --weights has them",
+                    false => "--init-all draws them anew; or drop the rule",
+                };
+                return Err(Error::data_option(what).help(help));
             }
         }
         Ok(())
