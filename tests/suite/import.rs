@@ -289,6 +289,7 @@ fn a_baked_batch_is_scaled() {
 /// Nodes after `h = x w` of a file with a batch of 4 and these outputs, imported at another. Its error with its place.
 fn rebatched(nodes: &[NodeProto], outputs: &[&str], to: u64) -> Result<(), String> {
     let ints = [("four", vec![4]), ("square", vec![4, 4]), ("line", vec![4, 1]), ("zero", vec![0]), ("one", vec![1])];
+    let ints = ints.into_iter().chain([("all", vec![16]), ("last", vec![3, 7, 11, 15])]).collect::<Vec<_>>();
     let all = [&[node("MatMul", &["x", "w"], &["h"])], nodes].concat();
     let ints = ints.iter().map(|(name, values)| int_tensor(name, &[values.len() as i64], values));
     let pairs = int_tensor("pairs", &[4, 2], &[0, 1, 1, 0, 2, 3, 3, 2]);
@@ -365,7 +366,15 @@ fn numbers_of_samples_follow_the_batch_or_are_refused() {
         let error = rebatched(&written, &["y"], to).expect_err("all of the file's samples");
         assert!(error.starts_with("DCC0112 node 1"), "{to}: {error}");
     }
-    assert_eq!(rebatched(&written, &["y"], 4), Ok(()));
+    let flat = [node("Reshape", &["h", "all"], &["line_of_all"]), node("Gather", &["line_of_all", "last"], &["read"])];
+    let flat = [&flat[..], &written[1..]].concat();
+    for to in [1, 2, 8] {
+        let error = rebatched(&flat, &["y"], to).expect_err("one of each of the file's samples");
+        assert!(error.starts_with("DCC0112 node 2"), "{to}: {error}");
+    }
+    for nodes in [&written, &flat] {
+        assert_eq!(rebatched(nodes, &["y"], 4), Ok(()));
+    }
 }
 
 fn float(name: &str, value: f32) -> AttributeProto {

@@ -130,7 +130,8 @@ impl Build {
 pub type Indexed = (NodeId, NodeId, usize);
 
 impl Build {
-    /// Notes that dim `dim` of `data` is read at `indices`. Errors: DCC0112 where the batch grows, and they are all of the file's.
+    /// Notes that dim `dim` of `data` is read at `indices`. Errors: DCC0112 where the dim grows with the batch and these do not: all
+    /// samples of the file, or as many.
     pub fn index_samples(&mut self, data: &Value, dim: usize, indices: &Value) -> Result<()> {
         let Some(rescale) = &self.rescale else { return Ok(()) };
         let size = data.shape(self)?.get(dim).copied();
@@ -138,10 +139,10 @@ impl Build {
             let mut read: Vec<u64> = known.numbers().filter(|&at| at >= 0.0).map(|at| at as u64).collect();
             read.sort_unstable();
             read.dedup();
-            if old > 1 && size.is_some_and(|size| size > old) && read.iter().copied().eq(0..old) {
-                return Err(Error::baked_batch(format!(
-                    "the indices of all {old} samples of the file's batch are numbers here"
-                )));
+            let grows = rescale.from > 1 && size.is_some_and(|size| size != old);
+            if grows && (read.iter().copied().eq(0..old) || known.shape.first() == Some(&rescale.from)) {
+                let count = rescale.from;
+                return Err(Error::baked_batch(format!("what is read of the {count} samples of the file is in numbers here")));
             }
         }
         if let (Value::Node(data), Value::Node(indices)) = (data, indices)

@@ -96,6 +96,7 @@ fn gather(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let data = call.input(0)?;
     let dim = call.axis(0, data.rank(build)?)?;
     let indices = call.input(1)?;
+    build.index_samples(data, dim, indices)?;
     let rows = take(build, data, dim, indices)?;
     if call.node.call.divides_by_frequency() {
         let what = "the module divides gradients of its rows by how often the batch has them (`scale_grad_by_freq`), which dcc does not";
@@ -122,7 +123,6 @@ fn without_gradient(build: &mut Build, rows: &Value, indices: &Value, row: u64) 
 /// The slices of `data` along `dim` at `indices`, whose dims take the place of that dim.
 pub(super) fn take(build: &mut Build, data: &Value, dim: usize, indices: &Value) -> Result<Value> {
     let shape = data.shape(build)?;
-    build.index_samples(data, dim, indices)?;
     let indices = build.indices_from_front(data, indices, shape[dim])?;
     let inner = indices.shape(build)?;
     if let (Some(data), Some(indices)) = (data.known(), indices.known())
@@ -219,7 +219,10 @@ impl Build {
         for (dim, &size) in shape[batch..batch + depth].iter().enumerate() {
             let part = self.narrow(indices, outer, dim as u64, 1)?;
             let part = self.reshape(&part, &index_shape[..outer])?;
-            self.index_samples(data, batch + dim, &part)?;
+            // Of the operand itself, not of one whose dims were moved.
+            if batch == 0 {
+                self.index_samples(data, dim, &part)?;
+            }
             let part = self.indices_from_front(data, &part, size)?;
             let wide = self.cast(&part, DType::I64)?;
             parts.push(part);
