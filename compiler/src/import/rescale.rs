@@ -135,12 +135,17 @@ impl Build {
     pub fn index_samples(&mut self, data: &Value, dim: usize, indices: &Value) -> Result<()> {
         let Some(rescale) = &self.rescale else { return Ok(()) };
         let size = data.shape(self)?.get(dim).copied();
-        if let (Some(known), Some(&old)) = (indices.known(), rescale.input.get(dim)) {
-            let mut read: Vec<u64> = known.numbers().filter(|&at| at >= 0.0).map(|at| at as u64).collect();
-            read.sort_unstable();
-            read.dedup();
-            let grows = rescale.from > 1 && size.is_some_and(|size| size != old);
-            if grows && (read.iter().copied().eq(0..old) || known.shape.first() == Some(&rescale.from)) {
+        if let Some(old) =
+            rescale.input.get(dim).copied().filter(|old| rescale.from > 1 && size.is_some_and(|size| size != *old))
+        {
+            let all = indices.known().is_some_and(|known| {
+                let mut read: Vec<u64> = known.numbers().filter(|&at| at >= 0.0).map(|at| at as u64).collect();
+                read.sort_unstable();
+                read.dedup();
+                read.into_iter().eq(0..old)
+            });
+            let as_many = !self.has_samples(indices) && indices.shape(self)?.first() == Some(&rescale.from);
+            if all || as_many {
                 let count = rescale.from;
                 return Err(Error::baked_batch(format!("what is read of the {count} samples of the file is in numbers here")));
             }
