@@ -111,25 +111,23 @@ impl Rescale {
     }
 }
 
+/// A line of numbers that a guess is as long as, and the dim of a value that they index.
+pub type Indexed = (NodeId, NodeId, usize);
+
 /// Names of inputs that stand for guesses: no ONNX name has the character.
 const GUESS: char = '\0';
 
 impl Build {
-    /// `value`, whose first dim was guessed to be of the batch; where that is proven an input in its place.
-    pub fn guessed(&mut self, value: Value, guess: Guess) -> Result<Value> {
-        if self.rescale.as_ref().is_none_or(|rescale| rescale.proves != Some(guess)) {
+    /// `value`, whose first dim is a `guess` to be of the batch, if any; where that is proven an input in its place.
+    pub fn guessed(&mut self, value: Value, guess: Option<Guess>) -> Result<Value> {
+        if guess.is_none() || self.rescale.as_ref().is_none_or(|rescale| rescale.proves != guess) {
             return Ok(value);
         }
         let name = format!("{GUESS}{}", self.graph.nodes.len());
         let input = Input { name, dtype: value.dtype(self)?, shape: value.shape(self)?, batch_dim: None };
         Ok(self.graph.add(input, &[])?.into())
     }
-}
 
-/// A line of numbers that a guess is as long as, and the dim of a value that they index.
-pub type Indexed = (NodeId, NodeId, usize);
-
-impl Build {
     /// Notes that dim `dim` of `data` is read at `indices`. Errors: DCC0112 where the dim grows with the batch and these do not: all
     /// samples of the file, or as many.
     pub fn index_samples(&mut self, data: &Value, dim: usize, indices: &Value) -> Result<()> {

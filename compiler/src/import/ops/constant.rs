@@ -52,7 +52,7 @@ fn constant_of_shape(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
         }
     };
     let splat = known.splat(&shape).ok_or_else(|| Error::tensor("the value of ConstantOfShape is not one element"))?;
-    Ok(vec![if guessed { build.guessed(splat.into(), Guess::Constant)? } else { splat.into() }])
+    Ok(vec![build.guessed(splat.into(), guessed.then_some(Guess::Constant))?])
 }
 
 fn range(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
@@ -65,7 +65,7 @@ fn range(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let (length, guessed) = build.rescale.as_ref().map_or((count as u64, false), |rescale| rescale.count(count as u64));
     let known = Known::range(dtype, start, step, length);
     let known = known.ok_or_else(|| Error::limit(format!("a range of {count} elements")))?.into();
-    Ok(vec![if guessed { build.guessed(known, Guess::Range)? } else { known }])
+    Ok(vec![build.guessed(known, guessed.then_some(Guess::Range))?])
 }
 
 /// From opset 15 on `start` and `end` select dims, clamped to the rank.

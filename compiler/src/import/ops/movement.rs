@@ -84,7 +84,7 @@ fn expand(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
         None => (broadcast_shape(&x.shape(build)?, &wanted)?, false),
     };
     let wide = build.broadcast(x, &shape)?;
-    Ok(vec![if guessed { build.guessed(wide, Guess::Constant)? } else { wide }])
+    Ok(vec![build.guessed(wide, guessed.then_some(Guess::Constant))?])
 }
 
 /// Starts, ends, axes and steps are attributes up to opset 9, inputs from 10 on.

@@ -71,7 +71,7 @@ fn random_uniform(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let x = build.binary_scalar(BinaryOp::Mul, &x, high - low)?;
     let x = build.binary_scalar(BinaryOp::Add, &x, low)?;
     let x = build.cast(&x, dtype)?;
-    Ok(vec![if guessed { build.guessed(x, Guess::Constant)? } else { x }])
+    Ok(vec![build.guessed(x, guessed.then_some(Guess::Constant))?])
 }
 
 /// Of two uniform numbers: `sqrt(-2 ln(1 - u)) cos(2π v)`. Box and Muller 1958.
@@ -89,7 +89,7 @@ fn random_normal(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let scaled = build.binary_scalar(BinaryOp::Mul, &normal, scale)?;
     let shifted = build.binary_scalar(BinaryOp::Add, &scaled, mean)?;
     let x = build.cast(&shifted, dtype)?;
-    Ok(vec![if guessed { build.guessed(x, Guess::Constant)? } else { x }])
+    Ok(vec![build.guessed(x, guessed.then_some(Guess::Constant))?])
 }
 
 /// One with the probability that the operand has, else zero.
