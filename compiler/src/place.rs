@@ -396,7 +396,9 @@ impl<'a> Placer<'a> {
                 || strategy.keep.contains(&axis)
                 || node.ty.elements() <= 1
                 || (node.phase == Phase::Backward && self.is_gradient_of_stageless(id));
-            if reduce != Reduce::Sum || used.contains(&axis) || !wanted {
+            // Of one microbatch, what is made of data alone is never a sum: then no value is read both ways.
+            let is_counted = axis == self.mb() && self.plan.microbatches() == 1 && self.of_data[id.0 as usize];
+            if reduce != Reduce::Sum || used.contains(&axis) || !wanted || is_counted {
                 continue;
             }
             let keeps = |set: &Vec<usize>| set.iter().any(has) && set.iter().all(may);

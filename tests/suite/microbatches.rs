@@ -353,6 +353,35 @@ fn a_mean_of_data_meets_a_mean_of_the_model() {
     }
 }
 
+/// What is centred by a mean of data beside terms that read the mean as it is: of one microbatch it is known in place, once.
+#[test]
+fn a_mean_of_data_centres_samples_and_is_a_term() {
+    let nodes = [
+        with_int(node("ReduceMean", &["x", "samples"], &["found"]), "keepdims", 0),
+        node("Sub", &["x", "found"], &["centred"]),
+        node("MatMul", &["centred", "w"], &["inner"]),
+        node("MatMul", &["inner", "v"], &["scores"]),
+        with_int(node("ReduceMean", &["scores", "samples"], &["chosen"]), "keepdims", 0),
+        node("Mul", &["chosen", "found"], &["products"]),
+        with_int(node("ReduceSum", &["products"], &["first"]), "keepdims", 0),
+        node("Mul", &["found", "found"], &["square"]),
+        with_int(node("ReduceSum", &["square"], &["length"]), "keepdims", 0),
+        with_int(node("ReduceMean", &["scores"], &["score"]), "keepdims", 0),
+        node("Mul", &["length", "score"], &["second"]),
+        with_int(node("ReduceSum", &["found"], &["third"]), "keepdims", 0),
+        node("Add", &["first", "second"], &["two"]),
+        node("Add", &["two", "third"], &["y"]),
+    ];
+    let weights: [(&str, &[i64]); 2] = [("w", &[6, 8]), ("v", &[8, 6])];
+    let dp = Parallel { dp: 2, ..Parallel::default() };
+    let zero = Parallel { zero: Zero::Parameters, ..dp.clone() };
+    for (parallel, microbatches) in [(Parallel::default(), 1), (Parallel::default(), 2), (dp, 1), (zero, 2)] {
+        let tensors = vec![int_tensor("samples", &[1], &[0])];
+        let case = Case { loss: LossKind::Output, nodes: &nodes, x: &[12, 6], weights: &weights, tensors, mixed: None };
+        case.agrees(parallel, microbatches);
+    }
+}
+
 /// The slope of a root of a mean is known only once all samples are.
 #[test]
 fn a_root_of_a_mean_over_microbatches_is_refused_by_name() {
