@@ -4,7 +4,6 @@ use bytes::Bytes;
 use dcc_program::DType;
 use dcc_program::artifact::{Artifact, ArtifactError, Data, Tensor};
 use dcc_program::text::parse;
-use std::path::Path;
 
 fn sample() -> Artifact {
     let tensor = |name: &str, shape: [u64; 2], data| Tensor {
@@ -114,5 +113,5 @@ fn tensors_are_read_from_files_of_the_size_they_had() {
     let error = artifact.tensors[0].bytes(&folder).unwrap_err().to_string();
     std::fs::remove_dir_all(&folder).unwrap();
     assert!(error.contains("has 999 bytes, 1000 when it was compiled"), "{error}");
-    assert!(matches!(Artifact::load(Path::new("/dev/null")), Err(ArtifactError::Io { .. })));
+    assert!(matches!(Artifact::load(&std::env::temp_dir()), Err(ArtifactError::Io { .. })));
 }
