@@ -120,10 +120,14 @@ fn fuse_within(limits: Limits, graph: &Graph, nodes: &[NodeId], wanted: &[NodeId
     let roles = vec![Role::Absent; count];
     let fusion = Fusion { roles, clusters: Vec::new(), materialised: vec![false; count], loads: BTreeSet::new() };
     let wanted = wanted.iter().copied().collect();
-    let mut fuser = Fuser { graph, fusion, uses, wanted, accumulators, limits, spans: BTreeMap::new() };
+    let generated = vec![false; count];
+    let mut fuser = Fuser { graph, fusion, uses, wanted, accumulators, limits, spans: BTreeMap::new(), generated };
     for &id in nodes {
         let role = fuser.assign(id);
         fuser.fusion.roles[id.0 as usize] = role;
+        let operands = &graph[id].operands;
+        let made = !matches!(graph[id].op, Op::Uniform(_) | Op::Gather(_)) && role == Role::Inline;
+        fuser.generated[id.0 as usize] = made && operands.iter().all(|&o| fuser.is_generated_operand(o));
     }
     fuser.recompute_cheap(nodes);
     fuser.bind_dims();
@@ -140,6 +144,8 @@ struct Fuser<'a> {
     limits: Limits,
     /// Of each section, nodes that no cluster has members on both sides of, ascending.
     spans: BTreeMap<Section, Vec<NodeId>>,
+    /// By node: whether it is made inline of no data, but for leaves of numbers.
+    generated: Vec<bool>,
 }
 
 /// Whether an op is a loop over its result's elements.
@@ -196,11 +202,7 @@ impl Fuser<'_> {
     fn is_generated_operand(&self, id: NodeId) -> bool {
         match &self.graph[id].op {
             Op::Const(_) | Op::Training(_) | Op::Iota(_) => true,
-            Op::Uniform(_) | Op::Gather(_) => false,
-            _ => {
-                self.fusion.roles[id.0 as usize] == Role::Inline
-                    && self.graph[id].operands.iter().all(|&o| self.is_generated_operand(o))
-            }
+            _ => self.generated[id.0 as usize],
         }
     }
 
@@ -239,6 +241,26 @@ mod tests {
         let over_samples = "f32[3] = reduce{dims:[0, 2], op:sum}";
         assert_eq!(kernels_of_sums(over_samples, over_samples), 1);
         assert_eq!(kernels_of_sums(over_samples, "f32[3, 5] = reduce{dims:[0], op:sum}"), 2);
+    }
+
+    /// A step that reads its operand twice has twice as many paths to it as the step before: each operand is looked at once.
+    #[test]
+    fn steps_that_read_twice_are_seen_once() {
+        let graph = |start: &str, step: &str| {
+            let mut text = format!("graph\nforward\n%0 f32[4] = input{{batch_dim:0, name:x}}\n{start}\n");
+            for step_of in 0..96 {
+                let (from, inner, to) = (2 + 2 * step_of, 3 + 2 * step_of, 4 + 2 * step_of);
+                text += &format!("%{inner} f32[4] = {step} %{from}\n%{to} f32[4] = binary{{op:add}} %{from}, %{inner}\n");
+            }
+            Graph::parse(&format!("{text}%195 f32[4] = binary{{op:mul}} %0, %194\noutput y = %195\n")).expect("a graph")
+        };
+        let number = "%1 f32[] = const{value:\"1.0\"}\n%2 f32[4] = broadcast_in_dim{dims:[]} %1";
+        let data = "%1 f32[4] = unary{op:neg} %0\n%2 f32[4] = unary{op:tanh} %1";
+        for graph in [graph(number, "unary{op:neg}"), graph(data, "unary{op:tanh}"), graph(data, "unary{op:neg}")] {
+            let nodes: Vec<NodeId> = graph.ids().collect();
+            let fusion = fuse(&graph, &nodes, &[NodeId(195)], &BTreeSet::new());
+            assert_eq!(fusion.clusters.iter().filter(|cluster| !cluster.members.is_empty()).count(), 1);
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use super::{Cluster, ClusterId, Fuser, Role, Unit, refs};
 use crate::graph::NodeId;
 use crate::ops::Op;
 use dcc_program::kernel::MAX_ARGUMENTS;
+use rustc_hash::FxHashSet;
 use std::collections::BTreeSet;
 
 #[derive(Clone, Copy, Debug)]
@@ -74,25 +75,32 @@ impl Fuser<'_> {
 
     /// Whether what `user` reads needs no buffer for it: it is of the clusters, or computed where these read it.
     fn reads_inside(&self, user: NodeId, clusters: &[ClusterId], joining: Option<NodeId>) -> bool {
-        match self.fusion.roles[user.0 as usize] {
-            Role::Member(cluster) => clusters.contains(&cluster),
-            Role::Inline if self.wanted.contains(&user) => false,
-            Role::Inline => self.uses[user.0 as usize].iter().all(|&u| self.reads_inside(u, clusters, joining)),
-            _ => joining == Some(user),
+        let mut open = vec![user];
+        let mut seen = FxHashSet::default();
+        while let Some(user) = open.pop() {
+            match self.fusion.roles[user.0 as usize] {
+                Role::Member(cluster) if clusters.contains(&cluster) => {}
+                Role::Inline if self.wanted.contains(&user) => return false,
+                Role::Inline if seen.insert(user) => open.extend(&self.uses[user.0 as usize]),
+                Role::Inline => {}
+                _ if joining == Some(user) => {}
+                _ => return false,
+            }
         }
+        true
     }
 
     /// Concatenations that a node reads inline get kernels of their own, the longest first, until one kernel can read what it reads.
     pub(super) fn narrow(&mut self, id: NodeId) {
         while self.loads(id).len() > self.limits.loads {
-            let mut found = Vec::new();
-            self.concatenations(id, &mut found);
+            let found = self.concatenations(id);
             let Some(&longest) = found.iter().max_by_key(|c| (self.graph[**c].operands.len(), std::cmp::Reverse(**c))) else {
                 return;
             };
             // Whoever reads it in place reads its parts from buffers, so that no cluster needs its own result through it.
             let cluster = self.assign_new(longest);
             self.fusion.roles[longest.0 as usize] = Role::Member(cluster);
+            self.generated[longest.0 as usize] = false;
             for reader in self.readers(longest) {
                 if let Role::Member(other) = self.fusion.roles[reader.0 as usize] {
                     let other = &mut self.fusion.clusters[other.0 as usize];
@@ -104,15 +112,18 @@ impl Fuser<'_> {
     }
 
     /// The concatenations among what `id` reads inline.
-    fn concatenations(&self, id: NodeId, found: &mut Vec<NodeId>) {
-        for (i, &operand) in self.graph[id].operands.iter().enumerate() {
-            if self.fusion.roles[operand.0 as usize] == Role::Inline && !refs::is_loaded(self.graph, id, i) {
-                if matches!(self.graph[operand].op, Op::Concatenate(_)) {
-                    found.push(operand);
+    fn concatenations(&self, id: NodeId) -> BTreeSet<NodeId> {
+        let (mut open, mut seen) = (vec![id], BTreeSet::new());
+        while let Some(id) = open.pop() {
+            for (i, &operand) in self.graph[id].operands.iter().enumerate() {
+                let inline = self.fusion.roles[operand.0 as usize] == Role::Inline && !refs::is_loaded(self.graph, id, i);
+                if inline && seen.insert(operand) {
+                    open.push(operand);
                 }
-                self.concatenations(operand, found);
             }
         }
+        seen.retain(|&id| matches!(self.graph[id].op, Op::Concatenate(_)));
+        seen
     }
 }
 

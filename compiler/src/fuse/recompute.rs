@@ -5,7 +5,11 @@ use super::{ClusterId, Fuser, Role, Section, Unit, is_pointwise, refs};
 use crate::graph::{NodeId, Phase};
 use crate::ops::Op;
 use dcc_program::kernel::BinaryOp;
+use rustc_hash::FxHashSet;
 use std::collections::{BTreeMap, BTreeSet};
+
+/// More operations than these are not cheap to make again.
+const CHEAP: u32 = 3;
 
 impl Fuser<'_> {
     /// Members that only other kernels need, and that are a short function of what has a buffer anyway, are recomputed there.
@@ -95,9 +99,11 @@ impl Fuser<'_> {
     pub(super) fn readers(&self, id: NodeId) -> Vec<NodeId> {
         let mut found = Vec::new();
         let mut open = self.uses[id.0 as usize].clone();
+        let mut seen = FxHashSet::default();
         while let Some(user) = open.pop() {
             match self.fusion.roles[user.0 as usize] {
-                Role::Inline => open.extend(&self.uses[user.0 as usize]),
+                Role::Inline if seen.insert(user) => open.extend(&self.uses[user.0 as usize]),
+                Role::Inline => {}
                 _ => found.push(user),
             }
         }
@@ -106,13 +112,21 @@ impl Fuser<'_> {
 
     /// Whether `user` can compute its operand `id` in place instead of loading it.
     fn may_compute(&self, user: NodeId, id: NodeId) -> bool {
-        let mut operands = self.graph[user].operands.iter().enumerate();
-        let loaded = operands.any(|(i, &o)| o == id && refs::is_loaded(self.graph, user, i));
-        match self.fusion.roles[user.0 as usize] {
-            Role::Member(_) => !loaded,
-            Role::Inline => !loaded && self.uses[user.0 as usize].iter().all(|&u| self.may_compute(u, user)),
-            _ => false,
+        let mut open = vec![(user, id)];
+        let mut seen = FxHashSet::default();
+        while let Some((user, id)) = open.pop() {
+            let mut operands = self.graph[user].operands.iter().enumerate();
+            let loaded = operands.any(|(i, &o)| o == id && refs::is_loaded(self.graph, user, i));
+            match self.fusion.roles[user.0 as usize] {
+                Role::Member(_) if !loaded => {}
+                Role::Inline if !loaded && seen.insert((user, id)) => {
+                    open.extend(self.uses[user.0 as usize].iter().map(|&u| (u, user)));
+                }
+                Role::Inline if !loaded => {}
+                _ => return false,
+            }
         }
+        true
     }
 
     /// Whether `operand` may be kept in place of `id` for a later phase: a product, which has a buffer anyway, and no larger one. So
@@ -131,7 +145,7 @@ impl Fuser<'_> {
     fn is_cheap(&self, id: NodeId, chain: &[NodeId], crossing: &BTreeMap<NodeId, BTreeSet<Section>>) -> bool {
         let node = &self.graph[id];
         let cost: u32 = chain.iter().map(|&member| self.inline_cost(member)).sum();
-        if !is_pointwise(&node.op) || node.ty.rank() == 0 || cost > 3 {
+        if !is_pointwise(&node.op) || node.ty.rank() == 0 || cost > CHEAP {
             return false;
         }
         let mut large = BTreeSet::new();
@@ -160,9 +174,13 @@ impl Fuser<'_> {
 
     /// What computing `id` anew costs, inline operands included.
     fn inline_cost(&self, id: NodeId) -> u32 {
-        let node = &self.graph[id];
-        let inner = node.operands.iter().filter(|o| self.fusion.roles[o.0 as usize] == Role::Inline);
-        cost_of(&node.op) + inner.map(|&o| self.inline_cost(o)).sum::<u32>()
+        let (mut open, mut cost) = (vec![id], 0);
+        while let Some(id) = open.pop().filter(|_| cost <= CHEAP) {
+            let node = &self.graph[id];
+            cost += cost_of(&node.op);
+            open.extend(node.operands.iter().filter(|o| self.fusion.roles[o.0 as usize] == Role::Inline));
+        }
+        cost
     }
 
     /// Whether a kernel other than its own reads a member.

@@ -4,6 +4,7 @@ use super::{Cluster, Fusion, Role};
 use crate::graph::{Graph, NodeId};
 use crate::ops::{Op, Reduce};
 use dcc_program::kernel::{DimId, Index, UnaryOp};
+use rustc_hash::FxHashSet;
 
 /// The loop dim of a plain index.
 pub fn dim_of(index: &Index) -> DimId {
@@ -14,26 +15,21 @@ pub fn dim_of(index: &Index) -> DimId {
 }
 
 /// Calls `found(operand, index)` for each non-inline node that `node` reads, where `node` itself is read at `index`; the index
-/// is `None` where it is not a list of loop dims (shifted, gathered) or where `index` is empty for a node with dims.
+/// is `None` where it is not a list of loop dims (shifted, gathered) or where `index` is empty for a node with dims. What several
+/// inline nodes read at one index is found through one of them.
 pub fn visit(graph: &Graph, fusion: &Fusion, node: NodeId, index: &[Index], found: &mut impl FnMut(NodeId, Option<&[Index]>)) {
     let known = index.len() == graph.ty(node).rank();
-    visit_operands(graph, fusion, node, known.then_some(index), found);
-}
-
-fn visit_operands(
-    graph: &Graph,
-    fusion: &Fusion,
-    id: NodeId,
-    index: Option<&[Index]>,
-    found: &mut impl FnMut(NodeId, Option<&[Index]>),
-) {
-    let node = &graph[id];
-    for (i, &operand) in node.operands.iter().enumerate() {
-        let at = index.and_then(|index| operand_index(graph, id, i, index));
-        let loaded = is_loaded(graph, id, i) || fusion.loads.contains(&id);
-        match fusion.roles[operand.0 as usize] == Role::Inline && !loaded {
-            true => visit_operands(graph, fusion, operand, at.as_deref(), found),
-            false => found(operand, at.as_deref()),
+    let mut open = vec![(node, known.then(|| index.to_vec()))];
+    let mut seen = FxHashSet::default();
+    while let Some((id, index)) = open.pop() {
+        for (i, &operand) in graph[id].operands.iter().enumerate() {
+            let at = index.as_deref().and_then(|index| operand_index(graph, id, i, index));
+            let loaded = is_loaded(graph, id, i) || fusion.loads.contains(&id);
+            if fusion.roles[operand.0 as usize] != Role::Inline || loaded {
+                found(operand, at.as_deref());
+            } else if seen.insert((operand, at.clone())) {
+                open.push((operand, at));
+            }
         }
     }
 }
@@ -107,14 +103,21 @@ fn operand_index(graph: &Graph, id: NodeId, i: usize, index: &[Index]) -> Option
 
 /// Whether computing `id` in `cluster` loads something at loop dim `dim`, where `at` has the plain loop dims among its indices.
 pub fn binds(graph: &Graph, fusion: &Fusion, cluster: &Cluster, id: NodeId, at: &[Option<DimId>], dim: DimId) -> bool {
-    let node = &graph[id];
-    node.operands.iter().enumerate().any(|(i, &operand)| {
-        let at = plain_index(graph, id, i, at);
-        match fusion.roles[operand.0 as usize] == Role::Inline && !is_loaded(graph, id, i) {
-            true => binds(graph, fusion, cluster, operand, &at, dim),
-            false => !cluster.index.contains_key(&operand) && at.contains(&Some(dim)),
+    let mut open = vec![(id, at.to_vec())];
+    let mut seen = FxHashSet::default();
+    while let Some((id, at)) = open.pop() {
+        for (i, &operand) in graph[id].operands.iter().enumerate() {
+            let at = plain_index(graph, id, i, &at);
+            if fusion.roles[operand.0 as usize] != Role::Inline || is_loaded(graph, id, i) {
+                if !cluster.index.contains_key(&operand) && at.contains(&Some(dim)) {
+                    return true;
+                }
+            } else if seen.insert((operand, at.clone())) {
+                open.push((operand, at));
+            }
         }
-    })
+    }
+    false
 }
 
 /// The plain loop dims among the indices of operand `i` of `id`.
