@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::graph::{GradOf, Graph, NodeId, Phase};
 use crate::ops::movement::Dims;
 use crate::ops::{Const, GradSum, Op};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use sums::Factors;
 
@@ -138,7 +138,29 @@ impl<'a> Grad<'a> {
                 op.grad(self, node, dy)?;
             }
         }
+        self.rest(wrt, &mut sums)?;
         Ok(sums)
+    }
+
+    /// Adds zero for the pieces of a tensor that the loss does not depend on, where it depends on others: an update is of all of it.
+    fn rest(&mut self, wrt: &[NodeId], sums: &mut BTreeMap<NodeId, NodeId>) -> Result<()> {
+        let tensor = |id: NodeId| match &self.graph[id].op {
+            Op::Param(param) if param.piece.is_some() => Some(param.name.clone()),
+            _ => None,
+        };
+        let moved: BTreeSet<String> = sums.keys().filter_map(|&id| tensor(id)).collect();
+        let is_rest = |id: &NodeId| !sums.contains_key(id) && tensor(*id).is_some_and(|name| moved.contains(&name));
+        for id in wrt.iter().copied().filter(is_rest).collect::<Vec<_>>() {
+            self.enter(id);
+            let ty = self.graph.ty(id).clone();
+            let zero = self.of_value(id, |g| {
+                let zero = g.add(Const::float(ty.dtype, 0.0), &[])?;
+                let zeros = g.broadcast(zero, &ty.shape, &[])?;
+                g.add(GradSum { of: id.0 }, &[zeros])
+            })?;
+            sums.insert(id, zero);
+        }
+        Ok(())
     }
 
     /// Operand `i` of the node being differentiated.

@@ -17,7 +17,7 @@ use crate::plan::batch::{self, Batch, Given, Ranks};
 use crate::plan::{self, Parallel, Pin, Plan, Schedule};
 use crate::schedule::Order;
 use crate::train::{Trainable, Training, TrainingOptions, train_step};
-use crate::{lower, place, precision, rewrite, schedule, sources, train};
+use crate::{lower, place, precision, rewrite, schedule, sources, train, trim};
 use dcc_program::DType;
 use dcc_program::artifact::{Artifact, Data, Tensor};
 use dcc_program::check;
@@ -92,7 +92,7 @@ pub enum Rewriting {
 /// An artifact and what led to it.
 pub struct Compiled {
     pub imported: Imported,
-    /// The forward graph after simplification.
+    /// What training reads of the forward graph.
     pub forward: Graph,
     pub training: Training,
     pub batch: Batch,
@@ -103,16 +103,12 @@ pub struct Compiled {
     pub artifact: Artifact,
 }
 
-/// Tells of what trains although it may be a buffer.
-fn like_buffers(buffers: &[String], trained: &[String]) -> Option<String> {
-    let names: Vec<&String> = buffers.iter().filter(|name| trained.contains(name)).collect();
-    (!names.is_empty()).then(|| {
-        format!(
-            "{} train, and by their names may be buffers of the module, which PyTorch does not train; the file does not tell. Add \
-             `--freeze NAME` for each that is one",
-            listed(&names)
-        )
-    })
+/// Tells of what trains although it may be something else.
+fn undecided(names: &[String], are: &str, trained: &[String]) -> Option<String> {
+    let names: Vec<&String> = names.iter().filter(|name| trained.contains(name)).collect();
+    let text =
+        || format!("{} train, and {are}; the file does not tell. Add `--freeze NAME` for each that is one", listed(&names));
+    (!names.is_empty()).then(text)
 }
 
 /// Tells of random numbers that an evaluation draws.
@@ -145,35 +141,37 @@ pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
     imported.warnings.extend(Pin::replaced(&options.parallel.pins));
     imported.warnings.extend(options.parallel.without_ranks());
     log("imported", &imported.graph);
-    let forward = simplify(&imported.graph, options)?;
-    let forward = sources::split(&forward)?;
-    let forward = simplify(&forward, options)?;
-    log("forward graph simplified", &forward);
     let mut training_options = options.training.clone();
     training_options.loss.loss_outputs = imported.outputs.iter().filter(|o| o.is_loss).map(|o| o.name.clone()).collect();
     let trainable: Vec<Trainable> = imported.parameters.iter().map(trainable).collect();
     if options.parallel.parts() == 1 {
         training_options.sums = Sums::Shared;
     }
-    let read = match options.rewriting {
-        Rewriting::On => train::needed(&forward, &training_options.loss),
-        Rewriting::Off => Ok(forward.clone()),
-    };
-    let training = read.and_then(|read| {
-        log("what training reads", &read);
-        train_step(&read, &trainable, &training_options)
+    let forward = simplify(&imported.graph, options)?;
+    let training = train::needed(&forward, &training_options.loss).and_then(|forward| {
+        let forward = sources::split(&forward)?;
+        let forward = simplify(&forward, options)?;
+        log("forward graph simplified", &forward);
+        let forward = trimmed(forward, options)?;
+        log("what training reads", &forward);
+        Ok((train_step(&forward, &trainable, &training_options)?, forward))
     });
-    let mut training = training.map_err(|error| {
+    let (mut training, forward) = training.map_err(|error| {
         // Why nothing trains may be what the exporter did.
         let told = imported.warnings.iter().filter(|_| !trainable.iter().any(|t| t.by_default));
         told.fold(error, |error, warning| error.note(warning))
     })?;
     imported.warnings.extend(random_evaluation(&training.eval));
-    imported.warnings.extend(like_buffers(&imported.buffers, &training.trained));
+    let are_buffers = "by their names may be buffers of the module, which PyTorch does not train";
+    let are_numbers = "are one number each, as exporters also write constants of the graph";
+    for (names, are) in [(&imported.buffers, are_buffers), (&imported.numbers, are_numbers)] {
+        imported.warnings.extend(undecided(names, are, &training.trained));
+    }
     imported.warnings.extend(half_parameters(&imported.graph, &training.trained));
     training.graph = simplify(&training.graph, options)?;
     training.eval = simplify(&training.eval, options)?;
     log("training step built", &training.graph);
+    has_elements(&training.graph).map_err(|error| error.help("give each dim of the inputs a size: --dim NAME=SIZE"))?;
     let (wishes, notes) = annotated::resolve(&training.graph, &annotations, &imported.shapes)?;
     imported.warnings.extend(notes);
     let known = |pin: &Pin| trainable.iter().fold(pin.clone(), |pin, t| pin.knowing(&t.name, &t.aliases));
@@ -217,6 +215,7 @@ fn import(model: &Model, options: &Options) -> Result<(Imported, Batch)> {
     let Parallel { dp, ep, pp, .. } = options.parallel;
     let ranks = Ranks { dp, ep };
     let mut import_options = options.import.clone();
+    import_options.output = options.training.loss.output.clone();
     let has_norm = has_batch_norm(model);
     let mut given = options.batch;
     if let (BatchNorm::Batch { groups }, true) = (options.batch_norm, has_norm) {
@@ -290,6 +289,21 @@ fn simplify(graph: &Graph, options: &Options) -> Result<Graph> {
     match options.rewriting {
         Rewriting::On => rewrite::simplify(graph),
         Rewriting::Off => Ok(graph.clone()),
+    }
+}
+
+/// Errors: a value that has none.
+fn has_elements(graph: &Graph) -> Result<()> {
+    let Some(id) = graph.ids().find(|&id| graph.ty(id).elements() == 0) else { return Ok(()) };
+    let what = format!("a tensor of shape {:?} has no elements", graph.ty(id).shape.as_slice());
+    Err(Error::shape(what).at(graph.origin(id)))
+}
+
+/// The graph computing of each value what is read of it.
+fn trimmed(graph: Graph, options: &Options) -> Result<Graph> {
+    match options.rewriting {
+        Rewriting::On => trim::trim(&graph),
+        Rewriting::Off => Ok(graph),
     }
 }
 

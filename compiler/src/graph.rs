@@ -10,6 +10,7 @@ mod verify;
 
 use crate::error::{Error, Result};
 use crate::ops::Op;
+use dcc_program::check::MAX_RANK;
 use dcc_program::program::SectionKind;
 use dcc_program::{Mesh, TensorType};
 use hashbrown::hash_table::{Entry, HashTable};
@@ -93,8 +94,12 @@ impl std::ops::Index<NodeId> for Graph {
     }
 }
 
-/// Errors: DCC0108 for more than 2^59 elements, so that bytes of a few never overflow. A dim of 0 hides no other: slices may drop it.
+/// Errors: DCC0108 for more than 2^59 elements, so that bytes of a few never overflow, and for more dims than kernels have loops. A dim
+/// of 0 hides no other: slices may drop it.
 pub fn addressable(shape: &[u64]) -> Result<()> {
+    if shape.len() > MAX_RANK {
+        return Err(Error::limit(format!("a tensor of {} dims; there may be {MAX_RANK}", shape.len())));
+    }
     let elements = shape.iter().try_fold(1_u64, |product, &dim| product.checked_mul(dim.max(1)));
     match elements {
         Some(..=0x0800_0000_0000_0000) => Ok(()),

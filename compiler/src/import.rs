@@ -97,6 +97,8 @@ pub struct Options {
     pub constants: BTreeMap<String, Tensor>,
     pub dropout: Dropout,
     pub batch_norm: BatchNorm,
+    /// The output that is trained on, where that is said.
+    pub output: Option<String>,
     /// Which values are outputs of the graph.
     pub exposed: Exposed,
 }
@@ -122,6 +124,8 @@ pub struct Imported {
     pub parameters: Vec<Parameter>,
     /// Those that train and that, by their names, may be buffers of the module: the file does not tell.
     pub buffers: Vec<String>,
+    /// Those that train and are one number, which may be a constant of the graph: the file does not tell.
+    pub numbers: Vec<String>,
     /// Samples of one optimizer step; `None` if no input counts samples.
     pub batch: Option<u64>,
     pub opset: i64,
@@ -136,6 +140,7 @@ pub struct Imported {
 /// with the model or not supported, at the node.
 pub fn onnx(model: &Model, options: &Options) -> Result<Imported> {
     let flat = flatten(model)?;
+    check_outputs(&flat, options)?;
     let bound = inputs::bind(&flat, options)?;
     let old = match (bound.baked, bound.batch) {
         (Some(from), Some(to)) if from != to => {
@@ -155,6 +160,17 @@ pub fn onnx(model: &Model, options: &Options) -> Result<Imported> {
         _ => {}
     }
     Ok(imported)
+}
+
+/// Errors: an output that cannot be imported, where none is chosen that can.
+fn check_outputs(flat: &Flat, options: &Options) -> Result<()> {
+    let Some((name, error)) = flat.refused.first() else { return Ok(()) };
+    let can = |name: &str| flat.outputs.iter().any(|(other, _)| *other == name);
+    if options.output.as_deref().is_some_and(can) {
+        return Ok(());
+    }
+    let (other, _) = flat.outputs[0];
+    Err(error.clone().note(format!("output `{name}` depends on it; `--output {other}` does without")))
 }
 
 /// Errors: DCC0112 where the batch of the file may be a number that only happens to be as large.
@@ -222,6 +238,10 @@ fn import(
     let live = flat.live(importer.outputs.iter().map(|(_, id)| *id));
     let read = flat.initializers.iter().filter(|(id, _)| live[id.0 as usize]).map(|(_, tensor)| tensor);
     importer.build.warnings = importer.classifier.warnings(read);
+    importer
+        .build
+        .warnings
+        .extend(flat.refused.iter().map(|(name, error)| format!("output `{name}` is left out: {}", error.what)));
     importer.sources(&bound, options, &live)?;
     let last = flat.last_readers(importer.outputs.iter().map(|(_, id)| *id));
     for (at, node) in flat.nodes.iter().enumerate() {
@@ -413,14 +433,17 @@ impl Importer<'_, '_> {
         let inputs =
             bound.inputs.into_iter().map(|(_, input)| InputInfo { used: used.contains(&input.name), ..input }).collect();
         let Build { parameters, warnings, .. } = self.build;
-        let names = parameters.iter().filter(|parameter| parameter.trained).map(|parameter| &parameter.tensor.name);
-        let buffers = names.filter(|name| self.classifier.may_be_buffer(name)).cloned().collect();
+        let trained = || parameters.iter().filter(|parameter| parameter.trained).map(|parameter| &parameter.tensor);
+        let names = |tensor: &Tensor| tensor.name.clone();
+        let buffers = trained().filter(|tensor| self.classifier.may_be_buffer(&tensor.name)).map(names).collect();
+        let numbers = trained().filter(|tensor| self.classifier.may_be_number(tensor)).map(names).collect();
         Ok(Imported {
             graph,
             inputs,
             outputs,
             parameters,
             buffers,
+            numbers,
             batch: bound.batch,
             opset: self.model.opset(),
             warnings,

@@ -16,7 +16,6 @@ use crate::loss::{self, Loss, LossOptions};
 use crate::ops::{Op, Param};
 use crate::optimizer::{self, OptimizerOptions, Update};
 use crate::precision::{self, Mixed, Scaler, Stored};
-use crate::trim::trim;
 use dcc_program::Glob;
 use dcc_program::kernel::{BinaryOp, CompareOp};
 use dcc_program::program::{ParamKind, Piece};
@@ -177,12 +176,12 @@ pub fn updates(graph: &Graph) -> Vec<Update> {
     graph.outputs.iter().filter_map(|(name, new)| Some(Update { param: leaf(name)?, new: *new })).collect()
 }
 
-/// The part of a forward graph that its training step reads: what the output of the loss depends on, and statistics. Errors: the loss is not clear.
+/// A forward graph with the outputs alone that its training step reads: that of the loss, and statistics. Errors: the loss is not clear.
 pub fn needed(forward: &Graph, options: &LossOptions) -> Result<Graph> {
     let of_loss = loss::output_of(forward, options)?;
     let mut graph = forward.clone();
     graph.outputs.retain(|(name, _)| *name == of_loss || Statistic::parse(name).is_some());
-    trim(&graph)
+    live(&graph)
 }
 
 /// Builds the training step of a forward graph and its evaluation.

@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::slice::Slice;
 use dcc_program::{Coordinates, DType, Mesh, TensorType};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 pub use convert::{Layout, rewrite, write_safetensors};
@@ -82,6 +82,9 @@ pub struct RunState {
     /// By the name of a weight, others that the module has for it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub aliases: BTreeMap<String, Vec<String>>,
+    /// Weights that no step changes.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub constants: BTreeSet<String>,
     /// The model's forward graph as text: `Artifact::forward`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub forward: String,

@@ -496,3 +496,44 @@ fn constants_and_sequences_of_the_wrong_type() {
           at   node 2 `/concatfromsequence` (ConcatFromSequence, opset 20): a sequence"#]],
     );
 }
+
+/// Operators that dcc does not have stand in the way of what depends on them alone.
+#[test]
+fn operators_that_nothing_wanted_needs() {
+    let mut label = node("ArgMaxLabel", &["y"], &["label"]);
+    label.domain = Some("ai.onnx.ml".to_owned());
+    let unread = model(&[node("Relu", &["x"], &["y"]), label, node("Relu", &["x", "x"], &["more"])]);
+    check(&unread, expect!["imported"]);
+    let mut two = unread;
+    two.graph.as_mut().expect("a graph").output.insert(0, value("label", &[]));
+    let error = || {
+        expect![[r#"
+        error[DCC0102]: operators of domain `ai.onnx.ml` are not supported
+          at   node 1 `/argmaxlabel` (ai.onnx.ml.ArgMaxLabel, opset 20)
+          note output `label` depends on it; `--output y` does without
+          help export with standard ONNX operators only"#]]
+    };
+    check(&two, error());
+    let of = |name: &str| Options { output: Some(name.to_owned()), ..Options::default() };
+    check_with(&two, &of("label"), error());
+    check_with(&two, &of("y"), expect!["imported"]);
+    let imported = onnx(&Model::decode(Bytes::from(two.encode_to_vec())).expect("a model"), &of("y")).expect("a graph");
+    let told = "output `label` is left out: operators of domain `ai.onnx.ml` are not supported";
+    assert_eq!(imported.warnings, [told]);
+}
+
+/// An output that is listed twice is one; of more dims than kernels have loops there is none.
+#[test]
+fn outputs_listed_twice_and_too_many_dims() {
+    let mut twice = model(&[node("Relu", &["x"], &["y"])]);
+    let graph = twice.graph.as_mut().expect("a graph");
+    graph.output.push(value("y", &[]));
+    let imported = onnx(&Model::decode(Bytes::from(twice.encode_to_vec())).expect("a model"), &Options::default());
+    assert_eq!(imported.expect("a graph").graph.outputs.len(), 1);
+    let mut deep = model(&[node("Relu", &["x"], &["y"])]);
+    deep.graph.as_mut().expect("a graph").input = vec![value("x", &std::array::from_fn::<_, 17, _>(|_| size(1)))];
+    let error = expect![[r#"
+        error[DCC0108]: a tensor of 17 dims; there may be 16
+          at   input `x`"#]];
+    check(&deep, error);
+}

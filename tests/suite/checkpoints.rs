@@ -2,6 +2,8 @@
 
 use crate::cli::put;
 use crate::command::{Folder, dcc};
+use crate::onnx_model::{external, model, node, tensor, with_int, with_tensor};
+use prost::Message;
 use std::path::Path;
 
 const RUN: &str = "run tests/models/mlp.onnx --data tests/models/data/mlp.npz --global-batch-size 8 --init 3 --threads 1";
@@ -161,6 +163,25 @@ fn what_a_resumed_run_leaves_out_is_told() {
     let note = "note: the data are those of the checkpoint, but with --seed 9 in place of 0 and --order sequential in place of \
                 shuffled";
     assert!(other.contains(note), "{other}");
+}
+
+/// What training leaves as it is may be infinite, as masks are.
+#[test]
+fn what_training_changes_is_finite() {
+    let folder = Folder::new();
+    let mask: Vec<u8> = [0.0, 0.0, f32::NEG_INFINITY].iter().flat_map(|x: &f32| x.to_le_bytes()).collect();
+    let nodes = [
+        node("MatMul", &["x", "w"], &["scores"]),
+        node("Add", &["scores", "mask"], &["masked"]),
+        with_int(node("Softmax", &["masked"], &["y"]), "axis", 1),
+    ];
+    let proto = [external("w", &[3, 3], "weights"), tensor("mask", &[3], &mask)].into_iter().fold(model(&nodes), with_tensor);
+    put(&folder, "m.onnx", proto.encode_to_vec());
+    let train = "run @/m.onnx --input x=ones --input target=zeros --loss mse --optimizer sgd --init 1 --threads 1 --steps 1";
+    run(&folder, &format!("{train} --freeze mask --save-dir @/saved")).ok();
+    run(&folder, "checkpoint verify @/saved --finite").ok();
+    run(&folder, &format!("{train} --freeze w --save-dir @/changed")).ok();
+    refused(&folder, "checkpoint verify @/changed --finite", 9, &["1 of the values of `mask`", "are not finite"]);
 }
 
 #[test]

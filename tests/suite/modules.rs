@@ -9,8 +9,8 @@ use dcc::import::proto::{AttributeProto, NodeProto, TensorProto};
 use dcc::loss::{LossKind, LossOptions};
 use dcc::numeric::Instance;
 use dcc::ops::Op;
-use dcc::plan::{Parallel, batch};
-use dcc::train::TrainingOptions;
+use dcc::plan::{Parallel, Zero, batch};
+use dcc::train::{TrainingOptions, updates};
 use prost::Message;
 
 /// `y` of `x`, f32 of these dims, by an exporter of that name.
@@ -275,4 +275,40 @@ fn repeated_indices_move_rows() {
     let expanded = [node("MatMul", &["x", "w"], &["h"]), node("Expand", &["column", "shape"], &["index"]), scatter("index")];
     assert_eq!(indices(&expanded), 1);
     assert_eq!(indices(&[node("MatMul", &["x", "w"], &["h"]), scatter("wide")]), 1);
+}
+
+/// The loss reads half of a weight, or trains half of it: all of it is updated, as PyTorch does, and saved.
+#[test]
+fn a_weight_that_is_read_in_part_trains_whole() {
+    let halves = |nodes: &[NodeProto]| {
+        let head = [
+            node("MatMul", &["x", "w"], &["both"]),
+            with_int(with_int(node("Split", &["both"], &["left", "right"]), "axis", 1), "num_outputs", 2),
+        ];
+        let nodes = [&head[..], nodes].concat();
+        let case = Case { nodes: &nodes, x: &[8, 6], tensors: vec![weight("w", &[6, 4])], producer: "pytorch" };
+        for parallel in [Parallel::default(), Parallel { dp: 2, zero: Zero::Parameters, ..Parallel::default() }] {
+            let compiled = case.compiled(parallel, 2);
+            Instance::of(&compiled).and_then(|instance| instance.check()).unwrap_or_else(|error| panic!("{error}"));
+            let graph = &compiled.training.graph;
+            // The weight, and its two moments.
+            let updated: u64 = updates(graph).iter().map(|update| graph.ty(update.param).elements()).sum();
+            assert_eq!(updated, 3 * 6 * 4);
+        }
+    };
+    halves(&[node("Identity", &["left"], &["y"]), node("Relu", &["right"], &["z"])]);
+    // No slope passes a sign.
+    halves(&[node("Sign", &["right"], &["signs"]), node("Mul", &["left", "signs"], &["y"])]);
+}
+
+/// Other tools make weights and numbers of the graph initializers alike.
+#[test]
+fn numbers_that_train_are_told() {
+    let nodes = [node("MatMul", &["x", "w"], &["h"]), node("Add", &["h", "three"], &["y"])];
+    let told = |producer: &str, dims: &[i64]| {
+        let tensors = vec![weight("w", &[6, 4]), number("three", dims, 3.0)];
+        let warnings = Case { nodes: &nodes, x: &[8, 6], tensors, producer }.alone().imported.warnings;
+        warnings.iter().any(|text| text.starts_with("`three` train, and are one number"))
+    };
+    assert_eq!([told("tf2onnx", &[1, 1]), told("tf2onnx", &[]), told("pytorch", &[1, 1])], [true, false, false]);
 }

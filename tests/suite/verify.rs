@@ -63,3 +63,26 @@ fn rounding_that_a_model_magnifies_is_no_fault() {
     let text = verified(1);
     assert!(text.contains("2 ranks") && !text.contains("f64"), "the control: {text}");
 }
+
+/// A loss that is no number on one device either tells nothing of the ranks.
+#[test]
+fn made_up_data_may_give_no_number() {
+    let folder = Folder::new();
+    let verified = |last: &str| {
+        let nodes = [
+            node("MatMul", &["x", "w"], &["h"]),
+            node("Mul", &["h", "h"], &["square"]),
+            node("Neg", &["square"], &["less"]),
+            node(last, &["less"], &["y"]),
+        ];
+        let mut proto = with_tensor(model(&nodes), external("w", &[32, 64], "weights"));
+        proto.graph.as_mut().expect("a graph").input = vec![value("x", &[size(8), size(32)])];
+        let (path, artifact) = (folder.at("roots.onnx"), folder.at("roots.dcc"));
+        std::fs::write(&path, proto.encode_to_vec()).expect("a file");
+        dcc(["compile", &path, "--dp", "2", "--loss", "mse", "-o", &artifact]).ok();
+        dcc(["verify", &artifact, "--model", &path])
+    };
+    let output = verified("Sqrt");
+    assert!(output.code == Some(9) && output.stderr.contains("no finite result, on one device too"), "{}", output.stderr);
+    verified("Tanh").ok();
+}

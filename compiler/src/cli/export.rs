@@ -153,7 +153,7 @@ fn into_model(source: &Source, mut trained: BTreeMap<String, Weight>, path: &Pat
     if let Some(name) = trained.keys().find(|name| tensors.iter().all(|(known, ..)| known != name)) {
         return Err(RuntimeError::foreign_checkpoint(format!("the model has no `{name}`, which the checkpoint has"))
             .at(path.display())
-            .help("give --model the file that was trained")
+            .help("give --model the file that was trained; what its functions and inner graphs hold, --safetensors without --model has")
             .into());
     }
     for (name, proto, is_initializer) in tensors {

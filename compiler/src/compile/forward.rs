@@ -103,10 +103,7 @@ impl Subject {
         let options = Options { name: self.name.clone(), ..Options::default() };
         let source = graph.clone();
         let graph = with_computed_outputs(simplify(graph, &options)?)?;
-        if let Some(id) = graph.ids().find(|&id| graph.ty(id).elements() == 0) {
-            let what = format!("a tensor of shape {:?} has no elements", graph.ty(id).shape.as_slice());
-            return Err(Error::shape(what).at(graph.origin(id)).help("compiled kernels need some; use --backend interp"));
-        }
+        super::has_elements(&graph).map_err(|error| error.help("compiled kernels need some; use --backend interp"))?;
         let mut plan = plan::choose(&graph, &Parallel::default())?;
         // The one stage, also for what depends on no input that counts samples.
         let computed = |id: &NodeId| graph[*id].phase == Phase::Forward && !graph[*id].operands.is_empty();

@@ -146,11 +146,15 @@ fn seen(attention: &Attention, query: &TensorType, mesh: &Mesh, pairs: u64) -> u
     pairs * (2 * ranks - 1) / (2 * ranks)
 }
 
+/// More multiplications than any machine does.
+const MOST: u64 = 1 << 56;
+
 /// The product of the sizes on one rank of all factors but `without`.
 pub(crate) fn volume(spec: &FactorSpec, operands: &[&TensorType], result: &TensorType, mesh: &Mesh, without: &[&str]) -> u64 {
     let local = |ty: &TensorType| TensorType::new(ty.dtype, ty.local_shape(mesh));
     let operands: Vec<TensorType> = operands.iter().map(|ty| local(ty)).collect();
     let Ok(sizes) = spec.sizes(&operands.iter().collect::<Vec<_>>(), &local(result)) else { return 0 };
     let counted = spec.names.iter().zip(sizes).filter(|(name, _)| !without.contains(&&name[..]));
-    counted.map(|(_, size)| size).product()
+    // So that a few of them add up.
+    counted.fold(1_u64, |product, (_, size)| product.saturating_mul(size)).min(MOST)
 }

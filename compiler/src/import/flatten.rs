@@ -30,7 +30,10 @@ pub struct Flat<'m> {
     pub initializers: Vec<(ValueId, Tensor)>,
     /// The inputs that no initializer gives a value to.
     pub inputs: Vec<(ValueId, &'m ValueInfoProto)>,
+    /// Those that are made of operators which can be imported.
     pub outputs: Vec<(&'m str, ValueId)>,
+    /// The other outputs, each with what stands in its way.
+    pub refused: Vec<(&'m str, Error)>,
 }
 
 /// Names in one graph or function body; an omitted function input is there, but `None`.
@@ -56,7 +59,7 @@ struct Flattener<'m> {
     count: usize,
 }
 
-/// Inlines and checks the graph of `model`.
+/// Inlines and checks the graph of `model`. Errors: what stands in the way of its outputs, where it does of all.
 pub fn flatten(model: &Model) -> Result<Flat<'_>> {
     let graph = model.graph();
     let functions = model.proto.functions.iter();
@@ -79,14 +82,38 @@ pub fn flatten(model: &Model) -> Result<Flat<'_>> {
     let call = Call { index: None, prefix: "", opset: model.opset(), attributes: &[], defaults: &[], depth: 0 };
     flattener.body(&graph.node, &mut scope, call)?;
     for output in &graph.output {
+        if flattener.flat.outputs.iter().any(|(name, _)| *name == output.name()) {
+            continue;
+        }
         let id = scope.get(output.name()).copied().flatten();
         let undefined = || Error::graph(format!("no node computes the graph output `{}`", output.name()));
         flattener.flat.outputs.push((output.name(), id.ok_or_else(undefined)?));
     }
-    Ok(flattener.flat)
+    flattener.flat.leave_out()
 }
 
 impl Flat<'_> {
+    /// Without nodes that cannot be imported, and the outputs that depend on one.
+    fn leave_out(mut self) -> Result<Self> {
+        if self.nodes.iter().all(|node| node.refused.is_none()) {
+            return Ok(self);
+        }
+        for (name, id) in std::mem::take(&mut self.outputs) {
+            let live = self.live([id].into_iter());
+            let is_live = |node: &&Node<'_>| node.outputs.iter().flatten().any(|id| live[id.0 as usize]);
+            match self.nodes.iter().filter(is_live).find_map(|node| node.refused.clone()) {
+                Some(error) => self.refused.push((name, error)),
+                None => self.outputs.push((name, id)),
+            }
+        }
+        let live = self.live(self.outputs.iter().map(|(_, id)| *id));
+        self.nodes.retain(|node| node.outputs.iter().flatten().any(|id| live[id.0 as usize]));
+        match self.refused.first() {
+            Some((_, error)) if self.outputs.is_empty() => Err(error.clone()),
+            _ => Ok(self),
+        }
+    }
+
     /// The values that `wanted` depend on.
     pub fn live(&self, wanted: impl Iterator<Item = ValueId>) -> Vec<bool> {
         let mut live = vec![false; self.values.len()];
@@ -151,7 +178,7 @@ impl<'m> Flattener<'m> {
                 self.inline(function, proto, node, scope, call.depth + 1).map_err(|error| error.at(place))?;
                 continue;
             }
-            check_schema(&node, proto).map_err(|error| error.at(&place))?;
+            node.refused = check_schema(&node, proto).err().map(|error| error.at(&place));
             self.bodies(proto, &mut node, scope, call).map_err(|error| error.at(&place))?;
             for name in &proto.output {
                 let id = match name.as_str() {
@@ -189,6 +216,7 @@ impl<'m> Flattener<'m> {
             graph.input.iter().for_each(|input| own(input.name(), scope));
             graph.node.iter().flat_map(|node| &node.output).for_each(|name| own(name, scope));
             let reads = body.nodes.iter().flat_map(Node::reads).chain(body.outputs.iter().copied());
+            node.refused = node.refused.take().or_else(|| body.nodes.iter().find_map(|inner| inner.refused.clone()));
             node.captures.extend(reads.filter(|id| (id.0 as usize) < first));
             node.bodies.push((attribute.name(), body));
         }
@@ -249,6 +277,7 @@ impl<'m> Flattener<'m> {
             bodies: Vec::new(),
             captures: Vec::new(),
             call: FxCall::of(proto),
+            refused: None,
         })
     }
 

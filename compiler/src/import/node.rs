@@ -37,6 +37,8 @@ pub struct Node<'m> {
     pub captures: Vec<ValueId>,
     /// The PyTorch call that the exporter made it of, where the file says so.
     pub call: FxCall<'m>,
+    /// Why its operator cannot be imported: nothing that is wanted may depend on it.
+    pub refused: Option<Error>,
 }
 
 /// The position in the file of the node whose [`Node::place`] is `place`.

@@ -152,6 +152,11 @@ impl Classifier {
         self.signature.is_none() && self.from_torch && buffers::may_be_buffer(name)
     }
 
+    /// Whether it may as well be a number of the graph, which an exporter gave dims.
+    pub fn may_be_number(&self, tensor: &Tensor) -> bool {
+        self.signature.is_none() && !self.from_torch && tensor.elements() == 1
+    }
+
     /// The tensor as a value of the graph: known, or a parameter.
     pub fn value(&self, build: &mut Build, model: &Model, tensor: Tensor, origin: Origin) -> Result<Value> {
         let at_hand = match &tensor.data {

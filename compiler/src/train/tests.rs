@@ -403,7 +403,7 @@ fn evaluation_of_one_position_has_no_dropout() {
     let slice = crate::ops::Slice { start, limit: Shape::from_slice(&[B, 3, C]), stride };
     let one = g.add(slice, &[last]).unwrap();
     g.outputs.push(("y".to_owned(), one));
-    let needed = needed(&g, &LossOptions { kind: LossKind::Mse, ..LossOptions::default() }).unwrap();
+    let needed = crate::trim::trim(&g).unwrap();
     let uniforms = |graph: &Graph| graph.nodes.iter().filter(|n| matches!(n.op, Op::Uniform(_))).count();
     assert_eq!((uniforms(&needed), uniforms(&without_dropout(&needed).unwrap())), (2, 0));
     let select = needed.nodes.iter().rfind(|n| matches!(n.op, Op::Select(_))).unwrap();

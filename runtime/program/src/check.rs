@@ -25,6 +25,7 @@ mod unused;
 mod windows;
 mod writes;
 
+pub use bounds::MAX_RANK;
 pub use overlap::may_replace;
 
 use crate::program::{Action, BufferId, Instr, Program, TokenId};

@@ -409,6 +409,7 @@ impl<'a, 'w> Trainer<'a, 'w> {
         };
         let shards: Vec<Shard<'_>> = mine.iter().copied().zip(reads.iter().map(|r| r as _)).map(shard).collect();
         let tied = self.job.manifest.parameters.iter().filter(|(_, parameter)| !parameter.aliases.is_empty());
+        let params = || self.job.artifact.train.iter().flat_map(|program| &program.params);
         let state = RunState {
             step,
             seed: self.settings.seed,
@@ -419,6 +420,7 @@ impl<'a, 'w> Trainer<'a, 'w> {
             mesh: self.job.mesh(),
             flags: self.job.manifest.flags.clone(),
             aliases: tied.map(|(name, parameter)| (name.clone(), parameter.aliases.clone())).collect(),
+            constants: params().filter(|param| !param.trained).map(|param| param.name.clone()).collect(),
             forward: self.job.artifact.forward.clone(),
         };
         let path = checkpoint::save(comm, &options, &state, &shards)?;

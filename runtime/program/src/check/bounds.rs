@@ -14,7 +14,7 @@ const AXES: [&str; 7] = ["mb", "pp", "rep", "dp", "cp", "ep", "tp"];
 const MAX_RANKS: u64 = 1 << 20;
 const MAX_ELEMENTS: u64 = 1 << 56;
 /// Dims of a type.
-const MAX_RANK: usize = 16;
+pub const MAX_RANK: usize = 16;
 
 /// Of messages between two stages: chunks by chunks.
 const MAX_LANES: u32 = 1 << 10;
