@@ -295,14 +295,7 @@ impl CompileFlags {
             return Err(Error::usage(what).help("add --tp 2 or more"));
         }
         let zero = if self.fsdp { Zero::Parameters } else { Zero::ALL[usize::from(self.zero)] };
-        if let Some(group) = self.shard_group {
-            if zero == Zero::Nothing {
-                return Err(Error::usage("--shard-group without anything that ranks share").help("add --zero 1, 2 or 3"));
-            }
-            if group == 0 || !self.dp.is_multiple_of(group) {
-                return Err(Error::usage(format!("--shard-group {group} does not divide --dp {}", self.dp)));
-            }
-        }
+        self.check_shard_group(zero)?;
         let schedule = Schedule::ALL.into_iter().find(|s| s.name() == self.schedule).expect("the parser has the same list");
         Ok(Parallel {
             dp: self.dp,
@@ -324,6 +317,27 @@ impl CompileFlags {
             pins: self.param.iter().map(|text| Pin::parse(text)).collect::<Result<_>>()?,
             ..Parallel::default()
         })
+    }
+
+    /// Errors: no groups of that many ranks, nothing that they share.
+    fn check_shard_group(&self, zero: Zero) -> Result<()> {
+        let Some(group) = self.shard_group else { return Ok(()) };
+        let divides = group > 0 && self.dp > 1 && self.dp.is_multiple_of(group);
+        let ranks = || if divides { String::new() } else { format!("--dp, a multiple of {}, and ", group.max(2)) };
+        if zero == Zero::Nothing {
+            let what = "--shard-group without anything that ranks share";
+            return Err(Error::usage(what).help(format!("add {}--zero 1, 2 or 3", ranks())));
+        }
+        if divides || group == 1 {
+            return Ok(());
+        }
+        let sizes: Vec<String> =
+            (1..=self.dp.min(4096)).filter(|n| self.dp.is_multiple_of(*n)).map(|n| n.to_string()).collect();
+        let help = match self.dp {
+            1 => format!("add --dp, a multiple of {}, or leave out --shard-group", group.max(2)),
+            _ => format!("--shard-group can be {}", sizes.join(", ")),
+        };
+        Err(Error::usage(format!("--shard-group {group} does not divide --dp {}", self.dp)).help(help))
     }
 
     /// Chunks of the model on each rank. Errors: none, too many, or a schedule that has its own number.
