@@ -1,6 +1,7 @@
 //! `dcc eval` as a process: outputs, losses and gradients against PyTorch, against the reference, of a model, its artifact and its
 //! checkpoints, from and to every kind of file; and that a failure leaves nothing behind.
 
+use crate::cli::{integers, npy, put};
 use crate::command::{Folder, Output, dcc};
 use crate::onnx_nodes;
 use crate::tidy::root;
@@ -226,6 +227,20 @@ fn every_kind_of_file_holds_the_same_bits() {
     let again = folder.at("again.npz");
     eval(MLP, &folder.at("in"), &again, &WEIGHTS).ok();
     assert_eq!(arrays(&again)[0].bytes, npz[0].bytes);
+}
+
+/// An output of another shape than the labels say may come of other data than the model takes.
+#[test]
+fn data_of_another_shape_are_told_before_labels() {
+    let folder = Folder::new();
+    put(&folder, "in/image.npy", npy("<f4", "5, 3", &[0; 60]));
+    put(&folder, "in/labels.npy", npy("<i8", "4,", &integers([1, 2, 3, 4])));
+    let gradients = || dcc(["eval", MLP, "--init", "1", "--inputs", &folder.at("in"), "--gradients", &folder.at("g.npz")]);
+    let told = gradients().stderr;
+    assert!(told.contains("`image` has shape [5, 3], the model takes [5, 64]"), "{told}");
+    put(&folder, "in/image.npy", npy("<f4", "5, 64", &[0; 4 * 5 * 64]));
+    let told = gradients().stderr;
+    assert!(told.contains("labels of shape [4] fit no dim of classes of an output of shape [5, 10]"), "{told}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What is evaluated, on what: a model at the sizes of its inputs, or the graph that an artifact or a checkpoint keeps.
 
 use super::super::data;
-use super::super::failure::{self, Outcome};
+use super::super::failure::{self, Failure, Outcome};
 use super::super::model::{self, Kind};
 use super::{Args, tensors};
 use crate::compile::{Evaluation, Options, Subject};
@@ -107,8 +107,24 @@ impl Call {
         let mut training = self.training.clone();
         let labels = self.arrays.iter().find(|array| array.name == LABELS);
         training.loss.labels = labels.map_or(Labels::Absent, |array| Labels::Given(Shape::from_slice(&array.shape)));
-        Ok(self.subject.gradients(&training)?)
+        self.subject.gradients(&training).map_err(|error| {
+            // What is wrong with an output may be what is wrong with the data.
+            let wrong = reads(&self.subject.graph).find_map(|input| {
+                let array = self.arrays.iter().find(|array| array.name == input.name)?;
+                fits(array, input).err()
+            });
+            wrong.map_or(error.into(), Failure::from)
+        })
     }
+}
+
+fn fits(array: &Array, input: &crate::ops::Input) -> Result<(), RuntimeError> {
+    if array.shape[..] == input.shape[..] {
+        return Ok(());
+    }
+    let (found, due) = (&array.shape, input.shape.as_slice());
+    let what = format!("`{}` has shape {found:?}, the model takes {due:?}", input.name);
+    Err(RuntimeError::data_shape(what).at(array.path.display()))
 }
 
 /// The values of the inputs that a graph reads, in their dtypes. Errors: one is missing, of another shape or out of range.
@@ -117,11 +133,7 @@ pub fn bind(arrays: &[Array], evaluation: &Evaluation) -> Outcome<BTreeMap<Strin
     for input in reads(&evaluation.source) {
         let array = arrays.iter().find(|array| array.name == input.name);
         let array = array.ok_or_else(|| RuntimeError::data_keys(format!("input `{}` has no data", input.name)))?;
-        if array.shape[..] != input.shape[..] {
-            let (found, due) = (&array.shape, input.shape.as_slice());
-            let what = format!("`{}` has shape {found:?}, the model takes {due:?}", input.name);
-            return Err(RuntimeError::data_shape(what).at(array.path.display()).into());
-        }
+        fits(array, input)?;
         // One step, fed whole.
         let shape = [1].iter().chain(&array.shape).copied().collect();
         fed.push(Array { shape, ..array.clone() });
