@@ -124,7 +124,7 @@ impl Resume {
             // A folder of checkpoints means its newest.
             Resume::Path(path) => match steps(path)?.pop() {
                 Some((_, newest)) => Ok(Some(newest)),
-                None => Err(Error::data_option("--resume: no checkpoint there").at(path.display())),
+                None => Err(no_checkpoint(path)),
             },
             Resume::Auto if save_dir.is_none() => {
                 Err(Error::data_option("--resume auto looks into --save-dir, which is not given").help("add --save-dir DIR"))
@@ -132,6 +132,21 @@ impl Resume {
             Resume::Auto => Ok(save_dir.map(steps).transpose()?.and_then(|mut steps| steps.pop()).map(|(_, path)| path)),
         }
     }
+}
+
+/// Names those beside `path`, the newest, if it might have been one of them.
+fn no_checkpoint(path: &Path) -> Error {
+    let error = Error::data_option("--resume: no checkpoint there").at(path.display());
+    let Some(folder) = path.parent() else { return error };
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let beside = steps(folder).unwrap_or_default();
+    let newest = &beside[beside.len().saturating_sub(8)..];
+    let names: Vec<String> = newest.iter().filter_map(|(_, path)| Some(path.file_name()?.to_str()?.to_owned())).collect();
+    if names.is_empty() {
+        return error.help("name the folder that --save-dir named, or one of its `step-…`");
+    }
+    let earlier = if newest.len() < beside.len() { "…, " } else { "" };
+    error.help(format!("{} has {earlier}{}", folder.display(), names.join(", ")))
 }
 
 /// Whether the rank at `at` is the one that writes its slice: the first of those that hold the same. Along `pp` every stage

@@ -184,6 +184,20 @@ fn what_training_changes_is_finite() {
     refused(&folder, "checkpoint verify @/changed --finite", 9, &["1 of the values of `mask`", "are not finite"]);
 }
 
+/// What can be resumed in place of what cannot.
+#[test]
+fn what_there_is_to_go_on_from_is_told() {
+    let folder = trained();
+    let from = |flags: &str| format!("{RUN} --steps 4 {flags}");
+    let beside = ["no checkpoint there", "saved has step-00000001, step-00000002, step-00000003"];
+    refused(&folder, &from(&format!("{MESH} --resume @/saved/step-00000009")), 2, &beside);
+    let other =
+        ["DCC0511", "its optimizer keeps momentum", "dcc export", "--safetensors W.safetensors", "--weights W.safetensors"];
+    refused(&folder, &from("--optimizer adamw --resume @/saved"), 5, &other);
+    run(&folder, "export @/saved --safetensors @/w.safetensors").ok();
+    run(&folder, &from("--optimizer adamw --weights @/w.safetensors")).ok();
+}
+
 #[test]
 fn converted_checkpoints_go_on() {
     let folder = trained();

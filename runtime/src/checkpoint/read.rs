@@ -154,9 +154,11 @@ impl Checkpoint {
 
     fn tensor(&self, key: &Key, dtype: DType, shape: &[u64]) -> Result<&Tensor> {
         let foreign = |what: String| {
-            Error::foreign_checkpoint(what)
-                .at(self.dir.display())
-                .help(format!("the checkpoint is of: {}", self.index.run.description))
+            let of = format!("the checkpoint is of: {}", self.index.run.description);
+            Error::foreign_checkpoint(what).at(self.dir.display()).help(match &key.state {
+                None => of,
+                Some(_) => format!("{of}; {}", anew(&self.dir)),
+            })
         };
         let tensor = self.index.tensors.iter().find(|tensor| tensor.key == *key);
         let missing = || {
@@ -219,6 +221,14 @@ impl Checkpoint {
             .collect();
         if damaged.is_empty() { ", in its header".into() } else { format!(", in {}", damaged.join(", ")) }
     }
+}
+
+/// How another optimizer begins with the weights of a checkpoint.
+fn anew(dir: &Path) -> String {
+    let dir = dir.display();
+    format!(
+        "for its weights alone, `dcc export {dir} --safetensors W.safetensors`, then `--weights W.safetensors` without --resume"
+    )
 }
 
 const OTHER: &str = "resume from another checkpoint with --resume PATH";

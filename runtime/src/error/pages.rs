@@ -54,7 +54,8 @@ pub const PAGES: &[(u16, &str, &str)] = &[
         "a checkpoint of another model",
         "The checkpoint is intact, but a tensor that the program needs is missing in it or has another shape, or \
          half floats where the program has others. A checkpoint loads under any plan and --dtype of the same model and optimizer. Give the model and the flags that it was trained \
-         with, or start anew with `--resume none` and another --save-dir.",
+         with, or start anew with `--resume none` and another --save-dir. Another optimizer can begin with the weights: \
+         `dcc export CHECKPOINT --safetensors W.safetensors`, then `--weights W.safetensors`.",
     ),
     (
         520,
