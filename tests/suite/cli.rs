@@ -348,6 +348,9 @@ fn wrong_flags() {
     check("--steps 1 --momentum 0.9", "DCC0001", &["--momentum does not belong to --optimizer adamw", "--optimizer sgd"]);
     check("--steps 1 --memory-limit lots", "DCC0001", &["--memory-limit lots is no size", "KiB, MiB, GiB"]);
     check("", "DCC0054", &["--steps N or --epochs N"]);
+    check("--steps 1 --shard-group 2", "DCC0001", &["add --dp, a multiple of 2, and --zero 1, 2 or 3"]);
+    check("--steps 1 --shard-group 2 --zero 1", "DCC0001", &["--dp 1", "add --dp, a multiple of 2"]);
+    check("--steps 1 --shard-group 2 --zero 1 --dp 3", "DCC0001", &["--shard-group can be 1, 3"]);
     check("--steps 1 --threads 0", "DCC0054", &["--threads 0"]);
     check("--steps 1 --max-isa avx3", "DCC0001", &["'avx3'", "'avx2'"]);
     check("--steps 1 --timeout -3", "DCC0054", &["--timeout -3: not a number of seconds"]);
