@@ -178,6 +178,7 @@ pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
     let pins = options.parallel.pins.iter().map(known).collect();
     let parallel = Parallel { microbatches: batch.accumulate, wishes, pins, ..options.parallel.clone() };
     let Fitting { plan, placed, order, programs: train, .. } = memory::fit(&training.graph, &parallel, options)?;
+    imported.warnings.extend(plan::note(&training.graph, &plan, &parallel));
     let train = checked(train)?;
     let eval_plan = plan::follow(&training.eval, &plan, &training.graph);
     let eval_placed = place::place(&training.eval, &eval_plan)?;

@@ -3,6 +3,7 @@
 //! Priorities: batch axes first (`samples`), then what the user pinned (`pins`, `annotated`), then the tensor axes by cost (`tensor`), then
 //! stages (`stages`). Gradient nodes get nothing here: they inherit through `Graph::grad_of`.
 
+mod advice;
 pub mod annotated;
 pub mod batch;
 mod follow;
@@ -246,6 +247,11 @@ pub fn choose(graph: &Graph, options: &Parallel) -> Result<Plan> {
     finished(graph, &forward, tensor::shard(&forward, options)?, options)
 }
 
+/// Tells of attention that ranks of `--tp` cannot share.
+pub fn note(graph: &Graph, plan: &Plan, options: &Parallel) -> Option<String> {
+    tensor::note(&Forward::of(graph), plan, options)
+}
+
 /// The plans that take least time for several amounts of memory, what `--tp` ranks share chosen with that in view: from what needs the
 /// fewest bytes to what takes least time.
 pub(crate) struct Front<'a> {
@@ -276,7 +282,7 @@ impl<'a> Front<'a> {
 
 /// A plan with its stages, and what data-parallel ranks share.
 fn finished(graph: &Graph, forward: &Forward, mut plan: Plan, options: &Parallel) -> Result<Plan> {
-    runs(&plan)?;
+    runs(forward, &plan, options)?;
     plan.stages = stages::cut(forward, &plan, &options.machine, &options.wishes.stages)?;
     plan.shards = zero::shards(graph, &plan);
     plan.masters = zero::masters(graph, &plan);
@@ -288,13 +294,12 @@ fn finished(graph: &Graph, forward: &Forward, mut plan: Plan, options: &Parallel
 }
 
 /// Errors: microbatches that the schedule cannot group.
-fn runs(plan: &Plan) -> Result<()> {
+fn runs(forward: &Forward, plan: &Plan, options: &Parallel) -> Result<()> {
     let (pp, microbatches) = (plan.stages(), plan.microbatches());
     let order = schedule::rule(plan.schedule, plan.virtual_stages).order(pp, microbatches);
     let told = |error: schedule::OrderError| {
         let what = format!("--virtual-stages {} with {microbatches} microbatches: {error}", plan.virtual_stages);
-        Error::stages(what)
-            .help(format!("use --grad-accum {}, or another multiple of --pp {pp}", microbatches.next_multiple_of(pp)))
+        Error::stages(what).help(advice::grouped(forward, plan, options))
     };
     order.map(|_| ()).map_err(told)
 }

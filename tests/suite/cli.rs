@@ -257,7 +257,7 @@ fn plans_that_do_not_exist() {
         refused(&folder, &format!("compile {MLP} {flags} -o @/out.dcc"), 4, code, words);
     };
     let batch = "--global-batch-size 8";
-    check("--global-batch-size 8 --tp 1000", "DCC0312", &["--tp 1000 has nothing to split", "--dp 1000"]);
+    check("--global-batch-size 8 --tp 1000", "DCC0312", &["--tp 1000 has nothing to split", "leave out --tp"]);
     check(&format!("{batch} --cp 2"), "DCC0313", &["--cp 2 has no sequence to split", "--dp 2"]);
     check(
         &format!("{batch} --ep 2"),
@@ -557,7 +557,7 @@ fn pages_say_what_to_type() {
         let page = dcc(["explain", code]).ok().stdout;
         assert!(page.starts_with(&format!("{code}: {title}")) && page.contains("has exit code"), "{page}");
     }
-    assert!(dcc(["explain", "312"]).ok().stdout.contains("--tp has to divide the number of heads"));
+    assert!(dcc(["explain", "312"]).ok().stdout.contains("Attention is split by whole heads"));
     let tokens = dcc(["run", GPT, "--data", TOKENS, "--global-batch-size", "4", "--steps", "2", "--init", "1"]).ok();
     assert!(tokens.stdout.is_empty() && tokens.stderr.contains("step 2/2  loss 5."), "{}", tokens.stderr);
 }

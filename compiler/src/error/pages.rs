@@ -153,12 +153,10 @@ pub const PAGES: &[Page] = &[
     entry(
         312,
         "tensor parallelism does not fit the model",
-        "Attention is split by whole heads: --tp has to divide the number of heads, or, where several query heads share one \
-         key head, to divide into a divisor of the key heads and a divisor of the query heads for each. Where there are \
-         fewer heads than ranks, some or all ranks compute the same ones, and only the rest is split. Other dims may be \
-         split unevenly. A model without any matrix product, attention or lookup has nothing to split. --sequence-parallel splits \
+        "A model without any matrix product, attention or lookup has nothing to split. --sequence-parallel splits \
          what lies between these along a dim that is neither of samples nor of weights, such as a sequence: where values have only \
-         samples and features, there is none, and --tp alone does all it can.",
+         samples and features, there is none, and --tp alone does all it can. Attention is split by whole heads: where --tp does not \
+         divide their number, some or all ranks compute the same ones, as a warning tells, and only the rest is split.",
     ),
     entry(
         313,

@@ -4,7 +4,7 @@
 //! Nothing is recognised: Megatron's column and row split, the vocabulary-parallel embedding and loss are what costs least. So is
 //! sequence parallelism (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2) where dims that no weight has may be sharded, and what
 //! is kept for the backward pass costs.
-//! Errors: a number of heads that `--tp` neither divides nor, by splitting the axis, reaches; nothing to shard; no experts.
+//! Errors: nothing to shard; no experts.
 
 #[cfg(test)]
 pub(super) mod account;
@@ -12,11 +12,13 @@ mod classes;
 mod context;
 mod experts;
 mod frontier;
+mod heads;
 mod layout;
 mod model;
 #[cfg(test)]
 mod tests;
 
+use super::advice;
 use super::annotated::Wish;
 use super::forward::{Forward, Kind};
 use super::pins::{self, Pins};
@@ -31,9 +33,12 @@ use context::Context;
 use dcc_program::{AxisId, AxisList, FactorId};
 use experts::Experts;
 use frontier::Solved;
+use heads::heads;
 use layout::TensorAxes;
 use model::{Along, Builder, Cost, Held, Problem};
 use std::collections::{BTreeMap, BTreeSet};
+
+pub(super) use heads::note;
 
 /// The plan without stages.
 pub(super) fn shard(forward: &Forward, options: &Parallel) -> Result<Plan> {
@@ -139,7 +144,6 @@ fn take(name: &str, forward: &Forward, plan: &mut Plan, samples: &mut Samples) -
 
 /// The cheapest of all ways to name the tensor axes.
 fn solve(forward: &Forward, options: &Parallel, pins: Pins, along: Along, levels: u64) -> Result<Solution> {
-    check_heads(forward, options)?;
     let classes = Classes::of(forward);
     let mut best: Option<(Cost, Solution)> = None;
     for axes in splits(forward, &classes, options.tp) {
@@ -148,7 +152,7 @@ fn solve(forward: &Forward, options: &Parallel, pins: Pins, along: Along, levels
         let mut samples = inputs.clone();
         let context = take(CONTEXT, forward, &mut plan, &mut samples).map(|(axis, positions)| Context { axis, positions });
         let experts = match take(EXPERT, forward, &mut plan, &mut samples) {
-            Some((axis, found)) => Some(Experts::of(forward, &classes, axis, options.ep, found)?),
+            Some((axis, found)) => Some(Experts::of(forward, &classes, axis, options, found)?),
             None => None,
         };
         let pins = experts.iter().fold(pins.clone(), |pins, experts| pins.beside_experts(&experts.stacks, options.ep));
@@ -160,7 +164,7 @@ fn solve(forward: &Forward, options: &Parallel, pins: Pins, along: Along, levels
         let (context, experts) = (context.as_ref(), experts.as_ref());
         let builder = Builder { forward, samples: &samples, classes: &classes, pins: &pins, context, experts, along, held };
         let problem = builder.build(&plan.mesh, axes, rates(options, along))?;
-        refuse_unshardable(forward, &classes, &problem, options.tp)?;
+        refuse_unshardable(forward, &classes, &problem, options)?;
         let found = frontier::front(&problem, levels);
         let cost = found.last().expect("every node can be computed whole").cost;
         if best.as_ref().is_none_or(|(least, _)| cost < *least) {
@@ -200,12 +204,17 @@ fn held(options: &Parallel) -> Held {
     Held { copies, in_flight: u64::from(most.min(options.microbatches)) }
 }
 
+/// Whether the model and its batch allow as many microbatches.
+pub(super) fn allows(forward: &Forward, options: &Parallel) -> bool {
+    whole(forward, options, &[("tp", options.tp)]).is_ok()
+}
+
 /// Everything whole over the tensor axes.
 fn whole(forward: &Forward, options: &Parallel, tensor: &[(&str, u32)]) -> Result<(Plan, Samples)> {
     let mesh = super::mesh(options, tensor);
     let batch = ["mb", "rep", "dp", EXPERT].iter().filter_map(|a| mesh.axis(a)).collect();
-    let sequences = context::sequences(forward, options.cp)?;
-    let samples = samples::spread(forward, &mesh, &batch, &sequences)?;
+    let sequences = context::sequences(forward, options)?;
+    let samples = samples::spread(forward, &mesh, &batch, &sequences).map_err(|error| advice::beside_chunks(error, options))?;
     let strategies = samples.strategies.clone();
     let Parallel { schedule, virtual_stages, sequence_parallel, zero, .. } = *options;
     let (stages, shards, masters, repeats) = Default::default();
@@ -227,57 +236,8 @@ fn whole(forward: &Forward, options: &Parallel, tensor: &[(&str, u32)]) -> Resul
     Ok((plan, samples))
 }
 
-/// Key heads and query heads per key head of an attention.
-fn heads(forward: &Forward, id: NodeId) -> Option<(u64, u64)> {
-    let Op::Attention(attention) = &forward.graph[id].op else { return None };
-    let size = |name: &str| {
-        let factor = attention.attributes.spec.names.iter().position(|n| n == name)?;
-        Some(forward.rule(id).sizes[factor])
-    };
-    Some((size("h").unwrap_or(1), size("g").unwrap_or(1)))
-}
-
-/// Whether `parts` ranks can share the heads: some of the key heads each, or all key heads and some of their query heads.
-fn reaches((keys, queries): (u64, u64), parts: u64) -> bool {
-    keys.is_multiple_of(parts) || (parts.is_multiple_of(keys) && queries.is_multiple_of(parts / keys))
-}
-
-/// Heads that are fewer than the ranks are shared by some or all of them; otherwise each rank has as many as the others. Where some
-/// attention of the model is so split, all ranks compute what cannot be.
-fn check_heads(forward: &Forward, options: &Parallel) -> Result<()> {
-    let all: BTreeSet<(u64, u64)> = forward.order.iter().filter_map(|&id| heads(forward, id)).collect();
-    let fits = |parts: u64| all.iter().all(|&heads| reaches(heads, parts));
-    let tp = u64::from(options.tp);
-    if all.iter().any(|&heads| reaches(heads, tp)) {
-        return Ok(());
-    }
-    let splits = |heads: (u64, u64)| heads.0 * heads.1 < tp;
-    let wrong = |id: &&NodeId| heads(forward, **id).is_some_and(|heads| !splits(heads));
-    let Some(&id) = forward.order.iter().find(wrong) else { return Ok(()) };
-    let (keys, queries) = heads(forward, id).expect("found by its heads");
-    let counts = if queries == 1 { format!("{keys} heads") } else { format!("{} heads over {keys} key heads", keys * queries) };
-    let most = all.iter().map(|(keys, queries)| keys * queries).min().unwrap_or(1);
-    let good: Vec<u64> = (1..=most.min(4096)).filter(|&t| fits(t)).collect();
-    let instead = good.iter().rev().find(|&&t| tp.is_multiple_of(t)).copied().unwrap_or(1);
-    let devices: u64 = tp * [options.dp, options.cp, options.ep, options.pp].map(u64::from).iter().product::<u64>();
-    let dp = u64::from(options.dp) * (tp / instead);
-    Err(Error::tensor_parallel(format!("tp {tp} cannot split attention with {counts}"))
-        .at(forward.graph.origin(id))
-        .help(format!("use --tp {}; for {devices} devices try --tp {instead} --dp {dp}", listed(&good))))
-}
-
-/// `1, 2 or 4`
-fn listed(numbers: &[u64]) -> String {
-    match numbers.split_last() {
-        Some((last, rest)) if !rest.is_empty() => {
-            let rest: Vec<String> = rest.iter().map(u64::to_string).collect();
-            format!("{} or {last}", rest.join(", "))
-        }
-        _ => "1".to_owned(),
-    }
-}
-
-fn refuse_unshardable(forward: &Forward, classes: &Classes, problem: &Problem, tp: u32) -> Result<()> {
+fn refuse_unshardable(forward: &Forward, classes: &Classes, problem: &Problem, options: &Parallel) -> Result<()> {
+    let tp = options.tp;
     if tp == 1 {
         return Ok(());
     }
@@ -297,16 +257,17 @@ fn refuse_unshardable(forward: &Forward, classes: &Classes, problem: &Problem, t
         return Ok(());
     }
     let what = format!("--tp {tp} has nothing to split: no product or lookup has a weight dim of at least {tp} elements");
-    Err(Error::tensor_parallel(what).help(format!("use --dp {tp} instead")))
+    Err(Error::tensor_parallel(what).help(advice::instead(forward, options, "--tp", tp)))
 }
 
-/// The ways to name the tensor axes: one axis, or two where one of `tp` ranks does not fill a group of heads.
+/// The ways to name the tensor axes: one axis, or two where one of `tp` ranks does not fill a group of heads, or not all ranks can share
+/// the heads.
 fn splits(forward: &Forward, classes: &Classes, tp: u32) -> Vec<Vec<(String, u32)>> {
     let mut majors: BTreeSet<u64> = BTreeSet::new();
     for &id in &forward.order {
         let rule = forward.rule(id);
         if let Some((keys, _)) = heads(forward, id) {
-            majors.insert(keys);
+            majors.insert(gcd(keys, u64::from(tp)));
         }
         let sides = rule.spec.operands.iter().flatten().chain(&rule.spec.result);
         for dim in sides.filter(|dim| dim.len() > 1 && classes.is_feature(forward, id, dim[0])) {
@@ -320,4 +281,8 @@ fn splits(forward: &Forward, classes: &Classes, tp: u32) -> Vec<Vec<(String, u32
         }
     }
     splits
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
 }

@@ -495,24 +495,51 @@ fn a_pinned_parameter_is_used_as_pinned() {
         .assert_eq(&refused("fc0.bias=Shard(1)@tp"));
 }
 
+/// As many ranks share them as can.
 #[test]
-fn heads_that_tp_cannot_split_are_refused() {
-    let sizes = Sizes { heads: 12, kv_heads: 12, width: 96, ..SMALL };
-    expect![[r#"
-        error[DCC0312]: tp 8 cannot split attention with 12 heads
-          at   h.0.attn/Attention
-          help use --tp 1, 2, 3, 4, 6 or 12; for 8 devices try --tp 4 --dp 2"#]]
-    .assert_eq(&summary(&gpt(&sizes), &options(1, 8, 1, 1)));
-    let sizes = Sizes { heads: 12, kv_heads: 4, width: 96, ..SMALL };
-    expect![[r#"
-        error[DCC0312]: tp 8 cannot split attention with 12 heads over 4 key heads
-          at   h.0.attn/Attention
-          help use --tp 1, 2, 4 or 12; for 8 devices try --tp 4 --dp 2"#]]
-    .assert_eq(&summary(&llama(&sizes), &options(1, 8, 1, 1)));
+fn heads_that_tp_does_not_divide_are_told() {
+    let told = |graph: &Graph, tp: u32| {
+        let options = options(1, tp, 1, 1);
+        let plan = choose(graph, &options).unwrap();
+        note(graph, &plan, &options).unwrap_or_default()
+    };
+    let wide = |heads, kv_heads| Sizes { heads, kv_heads, width: 96, ..SMALL };
+    expect!["not all ranks of `--tp 8` can share attention with 12 heads: 2 compute each part alike; `--tp 2, 3, 4, 6 or 12` divides heads"]
+        .assert_eq(&told(&gpt(&wide(12, 12)), 8));
+    expect!["not all ranks of `--tp 8` can share attention with 12 heads over 4 key heads: 2 compute each part alike; `--tp 2, 4 or 12` divides heads"]
+        .assert_eq(&told(&llama(&wide(12, 4)), 8));
+    expect!["not all ranks of `--tp 2` can share attention with 3 heads: each computes it whole; `--tp 3` divides heads"]
+        .assert_eq(&told(&gpt(&wide(3, 3)), 2));
+    assert_eq!(told(&gpt(&wide(12, 12)), 4), "");
+}
+
+/// Data-parallel ranks are no way out for a batch that they do not divide.
+#[test]
+fn ranks_without_work_are_told_what_they_can_do() {
+    let refused = |options: &Parallel| choose(&mlp(8, &[2, 3]), options).unwrap_err().to_string();
     expect![[r#"
         error[DCC0312]: --tp 4 has nothing to split: no product or lookup has a weight dim of at least 4 elements
           help use --dp 4 instead"#]]
-    .assert_eq(&summary(&mlp(8, &[2, 3]), &options(1, 4, 1, 1)));
+    .assert_eq(&refused(&options(1, 4, 1, 1)));
+    let help = |options: &Parallel| choose(&mlp(8, &[2, 3]), options).unwrap_err().help.expect("a way out");
+    assert_eq!(help(&options(2, 4, 1, 1)), "use --dp 8 instead of --dp 2 --tp 4");
+    assert_eq!(help(&options(2, 4, 1, 2)), "leave out --tp");
+    let of = |options: Parallel, cp| Parallel { cp, ..options };
+    assert_eq!(help(&of(options(2, 1, 1, 1), 2)), "use --dp 4 instead of --dp 2 --cp 2");
+    assert_eq!(help(&of(options(2, 1, 1, 1), 8)), "leave out --cp");
+    let long = choose(&gpt(&SMALL), &of(options(1, 1, 1, 1), 512)).unwrap_err().help.expect("a way out");
+    assert_eq!(long, format!("use --cp {} or less", SMALL.tokens));
+}
+
+#[test]
+fn microbatches_that_no_interleaved_schedule_groups() {
+    let help = |batch: u64, microbatches: u32, pp: u32| {
+        let options = Parallel { virtual_stages: 2, ..options(1, 1, pp, microbatches) };
+        choose(&mlp(batch, &[4, 8, 8, 8, 8, 3]), &options).unwrap_err().help.expect("a way out")
+    };
+    assert_eq!(help(6, 3, 2), "use --grad-accum 2, or leave out --virtual-stages");
+    assert_eq!(help(12, 3, 2), "use --grad-accum 2, or leave out --virtual-stages");
+    assert_eq!(help(15, 3, 2), "leave out --virtual-stages");
 }
 
 #[test]

@@ -10,6 +10,7 @@
 
 use super::super::forward::{Forward, Kind};
 use super::super::samples::Sequences;
+use super::super::{Parallel, advice};
 use super::classes::{Classes, counts_positions};
 use super::model::Place;
 use crate::error::{Error, Result};
@@ -40,29 +41,33 @@ impl Context {
 
 /// The dims that `cp` ranks share; none for a single rank.
 /// Errors: no input has such a dim, of a position for each rank.
-pub(super) fn sequences(forward: &Forward, cp: u32) -> Result<Sequences> {
+pub(super) fn sequences(forward: &Forward, options: &Parallel) -> Result<Sequences> {
+    let cp = options.cp;
     if cp == 1 {
         return Ok(Sequences::new());
     }
     let classes = Classes::of(forward);
     let positions: Vec<(NodeId, FactorId)> = forward.order.iter().flat_map(|&id| positions(forward, &classes, id)).collect();
-    let mut sequences = Sequences::new();
+    let (mut sequences, mut longest) = (Sequences::new(), 0);
     for &id in &forward.order {
         let Op::Input(input) = &forward.graph[id].op else { continue };
+        let shape = &forward.graph.ty(id).shape;
         let is_position = |dim: usize| positions.iter().any(|&(of, factor)| classes.is_dim((id, dim), forward, of, factor));
-        let long = |dim: usize| forward.graph.ty(id).shape[dim] >= u64::from(cp);
-        let dims = (0..forward.graph.ty(id).rank()).filter(|&dim| input.batch_dim != Some(dim as u8));
+        let dims = (0..shape.len()).filter(|&dim| input.batch_dim.is_some_and(|batch| usize::from(batch) != dim));
+        let found: Vec<usize> = dims.filter(|&dim| is_position(dim)).collect();
+        longest = found.iter().map(|&dim| shape[dim]).fold(longest, u64::max);
         // An axis stands on one dim.
-        let found = dims.filter(|&dim| input.batch_dim.is_some() && is_position(dim) && long(dim)).min();
-        if let Some(dim) = found {
-            sequences.insert(id, dim);
-        }
+        sequences.extend(found.into_iter().find(|&dim| shape[dim] >= u64::from(cp)).map(|dim| (id, dim)));
     }
     if sequences.is_empty() {
         let what = format!(
             "--cp {cp} has no sequence to split: no input has a dim, of at least {cp} elements, that attention computes on"
         );
-        return Err(Error::context_parallel(what).help(format!("use --dp {cp} instead")));
+        let help = match longest {
+            0 | 1 => advice::instead(forward, options, "--cp", cp),
+            _ => format!("use --cp {longest} or less"),
+        };
+        return Err(Error::context_parallel(what).help(help));
     }
     Ok(sequences)
 }

@@ -5,6 +5,7 @@
 //! all_to_all leads from one to the other (Lepikhin et al. 2020, arXiv 2006.16668, section 3.2; Rajbhandari et al. 2022, arXiv 2201.05596).
 
 use super::super::forward::{Forward, Kind};
+use super::super::{Parallel, advice};
 use super::classes::Classes;
 use super::model::Place;
 use crate::error::{Error, Result};
@@ -36,7 +37,7 @@ impl Experts {
         forward: &Forward,
         classes: &Classes,
         axis: AxisId,
-        ep: u32,
+        options: &Parallel,
         samples: BTreeMap<NodeId, FactorId>,
     ) -> Result<Experts> {
         let roots = counted(forward, classes);
@@ -51,12 +52,12 @@ impl Experts {
                 continue;
             };
             most = most.max(shape[dim]);
-            if shape[dim] >= u64::from(ep) {
+            if shape[dim] >= u64::from(options.ep) {
                 experts.stacks.insert(id, dim);
             }
         }
         if experts.stacks.is_empty() {
-            return Err(refused(ep, most));
+            return Err(refused(forward, options, most));
         }
         for &id in &forward.order {
             let of = |set: &BTreeSet<NodeId>| forward.graph[id].operands.iter().any(|o| set.contains(o));
@@ -114,7 +115,8 @@ impl Experts {
     }
 }
 
-fn refused(ep: u32, most: u64) -> Error {
+fn refused(forward: &Forward, options: &Parallel, most: u64) -> Error {
+    let ep = options.ep;
     let what = match most {
         0 => {
             format!("--ep {ep} has no experts to split: no product goes expert by expert through a weight that stacks several")
@@ -122,7 +124,10 @@ fn refused(ep: u32, most: u64) -> Error {
         most => format!("--ep {ep} has too few experts to split: no weight stacks more than {most}"),
     };
     let help = match most {
-        0 | 1 => format!("export the experts as one weight of shape [experts, in, out], or use --dp {ep} instead"),
+        0 | 1 => {
+            let others = advice::instead(forward, options, "--ep", ep);
+            format!("export the experts as one weight of shape [experts, in, out], or {others}")
+        }
         most => format!("use --ep {most} or less"),
     };
     Error::expert_parallel(what).help(help)
@@ -236,7 +241,8 @@ mod tests {
         let graph = Graph::parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
         let forward = Forward::of(&graph);
         let axis = Mesh::new(&[("mb", 1), ("ep", ep)]).axis("ep").expect("an axis of the mesh");
-        let found = match Experts::of(&forward, &Classes::of(&forward), axis, ep, BTreeMap::new()) {
+        let options = Parallel { ep, ..Parallel::default() };
+        let found = match Experts::of(&forward, &Classes::of(&forward), axis, &options, BTreeMap::new()) {
             Ok(experts) => {
                 let stacks = experts.stacks.iter().map(|(&id, dim)| match &graph[id].op {
                     Op::Param(param) => format!("{} {dim}", param.name),
