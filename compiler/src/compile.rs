@@ -3,6 +3,7 @@
 mod forward;
 mod inputs;
 mod memory;
+mod refusal;
 mod search;
 
 use crate::annotations;
@@ -177,7 +178,8 @@ pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
     let known = |pin: &Pin| trainable.iter().fold(pin.clone(), |pin, t| pin.knowing(&t.name, &t.aliases));
     let pins = options.parallel.pins.iter().map(known).collect();
     let parallel = Parallel { microbatches: batch.accumulate, wishes, pins, ..options.parallel.clone() };
-    let Fitting { plan, placed, order, programs: train, .. } = memory::fit(&training.graph, &parallel, options)?;
+    let given = Given { global: Some(batch.global), groups: groups(model, options), ..options.batch };
+    let Fitting { plan, placed, order, programs: train, .. } = memory::fit(&training.graph, &parallel, options, given)?;
     imported.warnings.extend(plan::note(&training.graph, &plan, &parallel));
     let train = checked(train)?;
     let eval_plan = plan::follow(&training.eval, &plan, &training.graph);
@@ -218,10 +220,7 @@ fn import(model: &Model, options: &Options) -> Result<(Imported, Batch)> {
     let mut import_options = options.import.clone();
     import_options.output = options.training.loss.output.clone();
     let has_norm = has_batch_norm(model);
-    let mut given = options.batch;
-    if let (BatchNorm::Batch { groups }, true) = (options.batch_norm, has_norm) {
-        given.groups = Some(groups);
-    }
+    let given = Given { groups: groups(model, options), ..options.batch };
     let known = given.global.is_some() || given.model.is_some() || both(&given);
     let batch = if known { Some(batch::resolve(given, ranks, pp)?) } else { None };
     import_options.global_batch = batch.map(|b| b.global);
@@ -246,6 +245,14 @@ fn import(model: &Model, options: &Options) -> Result<(Imported, Batch)> {
         imported.graph = precision::retype(&imported.graph, dtype)?;
     }
     Ok((imported, batch))
+}
+
+/// The groups of samples that BatchNorm takes statistics of, where it is known and there is one.
+fn groups(model: &Model, options: &Options) -> Option<u64> {
+    match options.batch_norm {
+        BatchNorm::Batch { groups } if has_batch_norm(model) => Some(groups),
+        _ => None,
+    }
 }
 
 /// Whether the model has a BatchNorm of samples, not of a weight.

@@ -217,8 +217,9 @@ impl Error {
 
     /// No rank has `limit` bytes enough for a plan of `peak`.
     pub fn memory(peak: u64, limit: u64) -> Error {
-        Error::new(401, format!("the plan needs {} on a rank, {} are allowed", size(peak), size(limit)))
-            .help("use more stages or ranks, or smaller microbatches: --pp, --tp, --micro-batch-size")
+        let sizes = [peak, limit].map(size);
+        let [peak, limit] = if sizes[0] == sizes[1] { [peak, limit].map(|bytes| format!("{bytes} bytes")) } else { sizes };
+        Error::new(401, format!("the plan needs {peak} on a rank, {limit} are allowed"))
     }
 
     // 08xx: the environment.

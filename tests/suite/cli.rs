@@ -275,11 +275,18 @@ fn plans_that_do_not_exist() {
         "DCC0401",
         &["the plan needs", "KiB on a rank, 10.0 KiB are allowed", "--pp"],
     );
+    let least = |schedule: &str| {
+        let line =
+            format!("compile {MLP} {batch} --pp 2 --grad-accum 4 --schedule {schedule} --memory-limit 10KiB -o @/out.dcc");
+        let output = dcc(line.split(' ').map(|word| word.replace("@/", &folder.at(""))));
+        output.stderr.lines().next().unwrap_or_default().to_owned()
+    };
+    assert_eq!(least("auto"), least("1f1b"));
     let chunks = "--pp 2 --virtual-stages 2";
     check(
         &format!("{batch} {chunks} --grad-accum 1"),
         "DCC0303",
-        &["groups of 2 microbatches", "1 is no multiple", "--grad-accum 2"],
+        &["groups of 2 microbatches", "1 is no multiple", "--grad-accum 2, or leave out --virtual-stages"],
     );
     check(
         &format!("{batch} {chunks} --grad-accum 2"),

@@ -1,12 +1,14 @@
 //! The training programs within a limit of memory: as little computed again, and gathered again, as that allows.
 
+use super::refusal::refused;
 use super::{Options, order, programs};
 use crate::chunk::{self, Limits};
 use crate::cost::sections;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::graph::Graph;
 use crate::place;
-use crate::plan::{self, Front, Overlap, Parallel, Plan};
+use crate::plan::batch::Given;
+use crate::plan::{self, Front, Overlap, Parallel, Plan, Schedule};
 use crate::recompute::{self, Recompute, Repeats};
 use crate::schedule::{self, Order};
 use dcc_program::program::{Action, Mode, Program};
@@ -29,21 +31,30 @@ pub(super) struct Fitting {
 /// The programs of a training graph under the limit of memory. Where that demands something, the recomputation that it takes is compared
 /// with sharding that keeps less, and what that then takes: the one whose step is estimated to take less time is taken.
 /// Errors: those of the planner; DCC0401 where no way to keep less fits.
-pub(super) fn fit(graph: &Graph, parallel: &Parallel, options: &Options) -> Result<Fitting> {
+pub(super) fn fit(graph: &Graph, parallel: &Parallel, options: &Options, given: Given) -> Result<Fitting> {
     let limit = options.memory_limit.unwrap_or(u64::MAX);
     let search = Search { graph, parallel, options, limit };
-    let plain = search.climb(plan::choose(graph, parallel)?)?;
-    let enough = plain.plan.repeats == search.repeats(&plain.plan)[0] && plain.peak <= limit;
-    let other = match !enough && parallel.tp > 1 && !parallel.sequence_parallel {
-        // Errors: a plan that has no order, no stages. Then there is no other way.
-        true => search.leaner().ok(),
-        false => None,
+    let mut best = search.best()?;
+    if best.peak > limit && parallel.schedule == Schedule::Auto {
+        // Backward passes in halves keep more.
+        let whole = Parallel { schedule: Schedule::OneFOneB, ..parallel.clone() };
+        best = better(best, Search { parallel: &whole, ..search }.best()?, limit);
+    }
+    if best.peak > limit { Err(refused(graph, parallel, options, given, best.peak)) } else { Ok(best) }
+}
+
+/// Bytes of the rank that needs most, by a few ways to compute again.
+/// Errors: those of the planner.
+pub(super) fn least(graph: &Graph, parallel: &Parallel, options: &Options) -> Result<u64> {
+    let search = Search { graph, parallel, options, limit: 0 };
+    let plan = plan::choose(graph, parallel)?;
+    let placed = search.placed(&plan)?;
+    let ways = match parallel.recompute {
+        Recompute::Budget => vec![Repeats::NONE, Repeats::SELECTIVE, Repeats::FULL],
+        Recompute::Fixed(repeats) => vec![repeats],
     };
-    let best = match other {
-        Some(other) => better(plain, other, limit),
-        None => plain,
-    };
-    if best.peak > limit { Err(Error::memory(best.peak, limit)) } else { Ok(best) }
+    let peaks = parallel::side_by_side(&ways, AT_ONCE, |&repeats| Ok(search.attempt(&placed, &plan, repeats)?.peak))?;
+    Ok(peaks.into_iter().min().unwrap_or(u64::MAX))
 }
 
 /// Of two, the one that fits, or takes less time if both do, or less memory if neither does; the first if they are equal.
@@ -67,6 +78,22 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
+    /// What takes the least time of the two ways to save memory, if one fits.
+    fn best(&self) -> Result<Fitting> {
+        let Search { graph, parallel, limit, .. } = *self;
+        let plain = self.climb(plan::choose(graph, parallel)?)?;
+        let enough = plain.plan.repeats == self.repeats(&plain.plan)[0] && plain.peak <= limit;
+        let other = match !enough && parallel.tp > 1 && !parallel.sequence_parallel {
+            // Errors: a plan that has no order, no stages. Then there is no other way.
+            true => self.leaner().ok(),
+            false => None,
+        };
+        Ok(match other {
+            Some(other) => better(plain, other, limit),
+            None => plain,
+        })
+    }
+
     /// Of the planner's front of time and memory the fastest plan that fits as it is; if none does, that of fewest bytes, with what it is to
     /// compute again.
     fn leaner(&self) -> Result<Fitting> {

@@ -178,8 +178,9 @@ pub const PAGES: &[Page] = &[
         401,
         "the plan needs more memory than allowed",
         "All memory is planned while compiling: weights, optimizer state, gradients, activations, scratch. --memory-limit \
-         refuses a plan whose fullest rank needs more. More stages (--pp), tensor-parallel ranks (--tp) or smaller \
-         microbatches (--micro-batch-size) make it smaller.",
+         refuses a plan whose fullest rank needs more; the need that is told is the least that was found, with all that can be computed again. \
+         More tensor-parallel ranks (--tp), smaller microbatches (--micro-batch-size), shards (--zero 3) and mostly more stages \
+         (--pp) make it smaller; the message says what each of these would need.",
     ),
     entry(
         811,
