@@ -26,6 +26,7 @@ mod library;
 pub mod lr;
 pub mod metrics;
 pub mod parallel;
+pub mod places;
 #[cfg(target_os = "linux")]
 pub mod run;
 // Masks signals, which no safe interface offers.

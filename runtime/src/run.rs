@@ -95,6 +95,7 @@ impl Summary {
 /// Errors: the first failure, already with its place; no rank is left then.
 pub fn launch(source: Source<'_>, flags: &Flags, stop: &StopSignals) -> Result<Summary> {
     let job = Job::new(&source, flags)?;
+    job.keep_apart(&source)?;
     let settings = Settings::new(&job)?;
     let world = job.world()?;
     flags.threads(world.ranks())?;

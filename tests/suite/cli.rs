@@ -44,7 +44,7 @@ pub fn shared_memory() -> Vec<String> {
 
 /// Runs a command that must fail: `words` in the message, in `folder` no file more or less than before.
 #[track_caller]
-fn refused(folder: &Folder, command: &str, exit: i32, code: &str, words: &[&str]) -> Output {
+pub fn refused(folder: &Folder, command: &str, exit: i32, code: &str, words: &[&str]) -> Output {
     let before = files(folder.path());
     let arguments: Vec<String> = command.split_whitespace().map(|word| word.replace("@/", &folder.at(""))).collect();
     let child = spawn(dcc_command().args(&arguments));

@@ -47,6 +47,7 @@ mod optimizers;
 mod overlap;
 mod parameters;
 mod pipeline;
+mod places;
 mod plans;
 mod properties;
 mod ranks;

@@ -75,11 +75,16 @@ pub fn run(args: &Args, matches: &ArgMatches, words: &[String]) -> Outcome<i32> 
         let error = Error::usage("--arch: its code would stand in an artifact, and none is written");
         return Err(error.help("name one by --out").into());
     }
+    let out = args.out.clone().unwrap_or_else(|| args.model.with_extension("dcc"));
     let DataFlags { data, map, layout, input } = &args.data;
+    let written = [("--out", is_written.then_some(&*out))];
+    let read = data.iter().map(|path| ("--data", &**path)).chain([("the model", &*args.model)]);
+    output::apart(&written, &read.collect::<Vec<_>>())?;
     let shapes = Shapes::read(data, map, layout, input)?;
     let mut built = build(&args.model, &args.flags, &shapes, flags::given(matches), words)?;
+    let beside: Vec<PathBuf> = built.source.external_bytes.keys().map(|name| built.source.folder.join(name)).collect();
+    output::apart(&written, &beside.iter().map(|path| ("a file of the model's tensors", &**path)).collect::<Vec<_>>())?;
     let compiled = &mut built.compiled;
-    let out = args.out.clone().unwrap_or_else(|| args.model.with_extension("dcc"));
     if !args.arch.is_empty() {
         compiled.artifact.code = cuda::code(&compiled.artifact, &args.arch)?;
     }

@@ -122,6 +122,15 @@ impl Args {
         Flags { init, init_all, init_rule, weights: self.weights.clone(), ..Flags::default() }
     }
 
+    /// Errors: one file for two of what is read and what is written.
+    fn check_places(&self) -> Outcome<()> {
+        let written = [("--outputs", self.outputs.as_deref()), ("--gradients", self.gradients.as_deref())];
+        let subject = [("MODEL.onnx|ART.dcc|CHECKPOINT", &*self.subject), ("--inputs", &*self.inputs)];
+        let others = [("--model", &self.model), ("--weights", &self.weights)];
+        let others = others.iter().filter_map(|(flag, path)| Some((*flag, path.as_deref()?)));
+        output::apart(&written, &subject.into_iter().chain(others).collect::<Vec<_>>())
+    }
+
     fn threads(&self) -> Outcome<usize> {
         match self.threads {
             Some(0) => Err(crate::error::Error::usage("--threads 0: it takes at least one to compute").into()),
@@ -140,6 +149,7 @@ pub(super) struct Results {
 pub fn run(args: &Args) -> Outcome<i32> {
     let threads = args.threads()?;
     args.instructions.limit()?;
+    args.check_places()?;
     let given = Given::read(&args.inputs).map_err(|failure| subject::fault_of_model(args).unwrap_or(failure))?;
     let mut call = Call::open(args, given)?;
     let mut tally = Tally::default();

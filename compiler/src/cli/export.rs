@@ -83,20 +83,11 @@ pub fn run(args: &Args) -> Outcome<i32> {
 }
 
 impl Args {
-    /// Errors: one file for two of the model and what is written.
+    /// Errors: one file for two of what is read and what is written.
     fn check_places(&self) -> Outcome<()> {
-        let same = |a: &Path, b: &Path| a == b || a.canonicalize().is_ok_and(|a| b.canonicalize().is_ok_and(|b| a == b));
         let [model, onnx, safetensors] = [&self.model, &self.onnx, &self.safetensors].map(Option::as_deref);
-        let pairs = [("--onnx", onnx, "--model", model), ("--safetensors", safetensors, "--model", model)];
-        for (flag, out, other, path) in pairs.into_iter().chain([("--onnx", onnx, "--safetensors", safetensors)]) {
-            if let (Some(out), Some(path)) = (out, path)
-                && same(out, path)
-            {
-                let what = format!("{flag} and {other} are the same file");
-                return Err(Error::usage(what).at(out.display()).help(format!("write {flag} elsewhere")).into());
-            }
-        }
-        Ok(())
+        let read = model.map(|path| ("--model", path)).into_iter().chain([("the checkpoint", &*self.checkpoint)]);
+        output::apart(&[("--safetensors", safetensors), ("--onnx", onnx)], &read.collect::<Vec<_>>())
     }
 }
 

@@ -58,6 +58,7 @@ pub fn run(args: &Args) -> Outcome<i32> {
     if args.why.is_some() && kind != Kind::Artifact {
         return Err(Error::usage("--why: only artifacts have a plan").at(args.file.display()).into());
     }
+    output::apart(&[("--svg", args.svg.as_deref())], &[("the artifact", &*args.file)])?;
     let value = match kind {
         Kind::Artifact => {
             let artifact = verify::load(&args.file)?;

@@ -2,6 +2,7 @@
 
 use super::failure::{self, Outcome};
 use crate::error::Error;
+use dcc_runtime::places::{self, Named};
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -68,13 +69,32 @@ fn paint(text: &str, color: &str) -> String {
     }
 }
 
-/// Writes a file under a temporary name in its folder, then renames it: no reader ever sees a part of it.
+/// Writes a file under a temporary name beside it, then renames it: no reader ever sees a part of it. Links are followed; devices and
+/// pipes are written to as they are.
 pub fn file(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> Outcome<()> {
-    let failed = |error: io::Error| failure::io("write", path, error);
-    if path.is_dir() {
-        return Err(failed(io::Error::from(io::ErrorKind::IsADirectory)));
-    }
-    let name = path.file_name().ok_or_else(|| failed(io::Error::from(io::ErrorKind::InvalidInput)))?;
+    let written = match std::fs::metadata(path) {
+        Ok(found) if found.is_dir() => Err(io::Error::from(io::ErrorKind::IsADirectory)),
+        Ok(found) if !found.is_file() => straight(path, write),
+        _ => places::target(path).and_then(|target| whole(&target, write)),
+    };
+    written.map_err(|error| failure::io("write", path, error))
+}
+
+/// Takes back what `file` wrote, if it is a file.
+pub fn remove(path: &Path) {
+    // It may be gone already.
+    let target = places::target(path).ok().filter(|target| target.is_file());
+    let _ = target.map(std::fs::remove_file);
+}
+
+fn straight(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<()> {
+    let mut out = BufWriter::new(File::options().write(true).open(path)?);
+    write(&mut out)?;
+    out.flush()
+}
+
+fn whole(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<()> {
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     let temporary: PathBuf = path.with_file_name(format!(".{}.{}.partial", name.to_string_lossy(), std::process::id()));
     let written = (|| {
         let mut out = BufWriter::new(File::create(&temporary)?);
@@ -82,9 +102,51 @@ pub fn file(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<
         out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
         std::fs::rename(&temporary, path)
     })();
-    written.map_err(|error| {
-        // It may not even have been made.
-        let _ = std::fs::remove_file(&temporary);
-        failed(error)
-    })
+    // It may not even have been made.
+    written.inspect_err(|_| drop(std::fs::remove_file(&temporary)))
+}
+
+/// Errors: a file to write that is read as well, or two that are one.
+pub fn apart(written: &[(&str, Option<&Path>)], read: &[Named<'_>]) -> Outcome<()> {
+    let written: Vec<Named<'_>> = written.iter().filter_map(|(flag, path)| Some((*flag, (*path)?))).collect();
+    match places::clash(&written, read) {
+        Some(((flag, path), other)) => {
+            let what = format!("{flag} and {other} are the same file");
+            Err(Error::usage(what).at(path.display()).help(format!("write {flag} elsewhere")).into())
+        }
+        None => Ok(()),
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    /// The control of a link is what it leads to; of a pipe, that it is one still.
+    #[test]
+    fn links_are_followed_and_pipes_written_to() {
+        let folder = std::env::temp_dir().join(format!("dcc-output-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join("sub")).expect("a folder");
+        let at = |name: &str| folder.join(name);
+        let put = |name: &str| file(&at(name), |out| out.write_all(name.as_bytes()));
+        let read = |name: &str| std::fs::read_to_string(at(name)).expect("a file");
+        std::os::unix::fs::symlink("sub/real", at("link")).expect("a link");
+        for _ in 0..2 {
+            assert!(put("link").is_ok() && at("link").is_symlink());
+            assert_eq!(read("sub/real"), "link");
+        }
+        let made = std::process::Command::new("mkfifo").arg(at("pipe")).status().expect("mkfifo runs");
+        assert!(made.success());
+        let reader = std::thread::spawn({
+            let pipe = at("pipe");
+            move || std::fs::read_to_string(pipe)
+        });
+        assert!(put("pipe").is_ok() && !at("pipe").is_file());
+        assert_eq!(reader.join().expect("a thread").expect("a pipe"), "pipe");
+        assert!(put("sub").is_err() && put("sub/none/file").is_err());
+        ["link", "pipe"].iter().for_each(|name| remove(&at(name)));
+        let left = ["link", "sub/real", "pipe"].map(|name| at(name).symlink_metadata().is_ok());
+        assert_eq!(left, [true, false, true]);
+        std::fs::remove_dir_all(folder).expect("removed");
+    }
 }

@@ -49,6 +49,7 @@ pub fn train(args: &Args, matches: &ArgMatches, words: &[String]) -> Outcome<Sum
             Ok(launch(Source::File(&args.source), &args.run, &StopSignals::block()?)?)
         }
         Kind::Model => {
+            args.run.keep_apart(&[("the model", &args.source)])?;
             let artifact = compiled(args, given, words)?;
             let folder = args.source.parent().unwrap_or(Path::new(""));
             // Until here Ctrl-C has ended the process, which has started no thread.

@@ -5,11 +5,12 @@ use crate::data::{self, Fill, Layout, Order};
 use crate::error::{Error, Result};
 use crate::init::Rule;
 use crate::lr::{LearningRate, Schedule};
+use crate::places::{self, Named};
 use clap::builder::{PossibleValuesParser, ValueParser};
 use dcc_kernels::Isa;
 use dcc_program::Glob;
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 #[derive(Clone, Debug, Default, PartialEq, clap::Args, Serialize, Deserialize)]
@@ -173,6 +174,26 @@ impl Flags {
             return Err(Error::data_option(format!("{flag} 0: it is 1 or more")).help(format!("without {flag}, {without}")));
         }
         Ok(())
+    }
+
+    /// Errors: a file to write that is `others` or one that the flags have read, by whatever names.
+    pub fn keep_apart(&self, others: &[Named<'_>]) -> Result<()> {
+        let files = [("--metrics-file", &self.metrics_file), ("--trace", &self.trace)];
+        let written: Vec<Named<'_>> = files.iter().filter_map(|(flag, path)| Some((*flag, path.as_deref()?))).collect();
+        let lists = [("--data", &self.data), ("--eval-data", &self.eval_data)];
+        let data = lists.iter().flat_map(|(flag, paths)| paths.iter().map(|path| (*flag, path.as_path())));
+        let weights = self.weights.iter().map(|path| ("--weights", path.as_path()));
+        let inputs = self.input.iter().map(|(_, value)| ("--input", value)).chain([("--lr-schedule", &self.lr_schedule)]);
+        let inputs = inputs.filter_map(|(flag, value)| Some((flag, Path::new(value.strip_prefix('@')?))));
+        let resumed = ("--resume", Path::new(&self.resume));
+        let read: Vec<Named<'_>> = data.chain(weights).chain(inputs).chain([resumed]).chain(others.iter().copied()).collect();
+        match places::clash(&written, &read) {
+            Some(((flag, path), other)) => {
+                let what = format!("{flag} and {other} are the same file");
+                Err(Error::data_option(what).at(path.display()).help(format!("write {flag} elsewhere")))
+            }
+            None => Ok(()),
+        }
     }
 
     /// The flag that says what weights begin with although there are some, if one does.

@@ -4,11 +4,12 @@ use super::Flags;
 use crate::error::{Error, Result};
 use crate::exec::{Parameter, World};
 use bytes::Bytes;
-use dcc_program::artifact::Artifact;
+use dcc_program::artifact::{Artifact, Data};
 use dcc_program::manifest::Manifest;
 use dcc_program::program::Program;
 use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::Write;
@@ -65,6 +66,22 @@ impl Job {
         let manifest = Manifest::from_options(&artifact.options).map_err(malformed)?;
         let hash = u64::from_le_bytes(*artifact.hash().as_bytes().first_chunk().expect("a hash has 32 bytes"));
         Ok(Job { artifact, folder, flags, manifest, hash })
+    }
+
+    /// Errors: a file that the run would write is one that it reads.
+    pub(super) fn keep_apart(&self, source: &Source<'_>) -> Result<()> {
+        let mut files = BTreeSet::new();
+        for tensor in &self.artifact.tensors {
+            if let Data::File { path, .. } = &tensor.data {
+                files.insert(self.folder.join(path));
+            }
+        }
+        let tensors = files.iter().map(|path| ("a file of the artifact's tensors", path.as_path()));
+        let own = match *source {
+            Source::File(path) => Some(("the artifact", path)),
+            Source::Built { .. } => None,
+        };
+        self.flags.keep_apart(&tensors.chain(own).collect::<Vec<_>>())
     }
 
     pub fn world(&self) -> Result<World> {

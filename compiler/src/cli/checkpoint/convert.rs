@@ -26,6 +26,9 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Outcome<i32> {
     let (path, mut checkpoint) = super::open(&args.checkpoint)?;
+    let like = args.like.as_deref().map(|path| ("--like", path));
+    let read: Vec<_> = like.into_iter().chain([("the checkpoint", &*path)]).collect();
+    output::apart(&[("--safetensors", args.safetensors.as_deref())], &read)?;
     // Before anything is written.
     checkpoint.verify()?;
     if let Some(dir) = &args.save_dir {

@@ -44,10 +44,9 @@ impl Encoded {
 
     /// Takes back what was written. What was there before is gone either way.
     fn remove(&self) {
-        let gone = |path: PathBuf| drop(std::fs::remove_file(path));
         match self {
-            Encoded::File { path, .. } => gone(path.clone()),
-            Encoded::Folder { path, files } => files.iter().for_each(|(name, _)| gone(path.join(name))),
+            Encoded::File { path, .. } => output::remove(path),
+            Encoded::Folder { path, files } => files.iter().for_each(|(name, _)| output::remove(&path.join(name))),
         }
     }
 
