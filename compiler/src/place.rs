@@ -223,23 +223,10 @@ impl<'a> Placer<'a> {
         if home == stage { Ok(built) } else { self.transfer(built, stage, node.phase) }
     }
 
-    /// Whether a source is made of a weight, by what is made where it is read.
+    /// Whether a source is made of a weight.
     fn reads_weight(&self, id: NodeId) -> bool {
-        let mut open = vec![id];
-        let mut seen = FxHashSet::default();
-        while let Some(id) = open.pop() {
-            for &operand in &self.graph[id].operands {
-                let at = operand.0 as usize;
-                if matches!(self.graph[operand].op, Op::Param(_)) {
-                    return true;
-                }
-                let is_made_here = self.is_source(operand) || self.stage[at].is_none();
-                if is_made_here && !self.of_data[at] && seen.insert(operand) {
-                    open.push(operand);
-                }
-            }
-        }
-        false
+        let operands = &self.graph[id].operands;
+        operands.iter().any(|&o| matches!(self.graph[o].op, Op::Param(_)) || self.is_source(o) && self.reads_weight(o))
     }
 
     /// The value on another stage: whole over space, still pending over microbatches. Of one microbatch, what the forward pass
