@@ -11,6 +11,7 @@ use safetensors::SafeTensors;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Cursor, Read};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// A row-major, little-endian array.
@@ -37,6 +38,8 @@ pub struct Files {
 /// llm.c: magic, version, count, then zeros up to 1024 bytes. GPT-2 tokens are u16, Llama 3 tokens u32.
 const LLM_C: [(u32, u32, DType); 2] = [(20240520, 1, DType::U16), (20240801, 7, DType::U32)];
 const LLM_C_HEADER: usize = 1024;
+/// No header of a compressed .npy is longer.
+const MOST_HEADER: usize = 1 << 20;
 
 impl Files {
     /// `map`: `(key, input)` of `--map KEY=INPUT`. Errors: no kind of file that dcc reads, a damaged one, a key twice in one file,
@@ -129,13 +132,25 @@ fn array(name: String, dtype: DType, shape: Vec<u64>, bytes: Bytes, path: &Path)
 
 /// NumPy's format 1 to 3: magic, version, header length, a Python dict, the elements.
 fn npy(name: String, bytes: Bytes, path: &Path) -> Result<Array> {
-    let damaged = |what: &str| Error::damaged_data(format!("`{name}`: {what}")).at(path.display());
+    let (start, dtype, shape) = header(&name, &bytes, path)?;
+    array(name, dtype, shape, bytes.slice(start..), path)
+}
+
+/// Where the Python dict of a .npy file is.
+fn dict(bytes: &[u8]) -> Option<Range<usize>> {
     let (start, length) = match &bytes[..bytes.len().min(12)] {
         [0x93, b'N', b'U', b'M', b'P', b'Y', 1, _, a, b, ..] => (10, usize::from(u16::from_le_bytes([*a, *b]))),
         [0x93, b'N', b'U', b'M', b'P', b'Y', 2 | 3, _, a, b, c, d] => (12, u32::from_le_bytes([*a, *b, *c, *d]) as usize),
-        _ => return Err(damaged("no .npy header")),
+        _ => return None,
     };
-    let header = bytes.get(start..start + length).ok_or_else(|| damaged("the header ends early"))?;
+    Some(start..start + length)
+}
+
+/// Where the elements of a .npy file begin, and what they are.
+fn header(name: &str, bytes: &[u8], path: &Path) -> Result<(usize, DType, Vec<u64>)> {
+    let damaged = |what: &str| Error::damaged_data(format!("`{name}`: {what}")).at(path.display());
+    let dict = dict(bytes).ok_or_else(|| damaged("no .npy header"))?;
+    let header = bytes.get(dict.clone()).ok_or_else(|| damaged("the header ends early"))?;
     let header = std::str::from_utf8(header).map_err(|_| damaged("the header is no text"))?;
     let field = |key: &str| {
         let (_, rest) = header.split_once(key)?;
@@ -155,7 +170,7 @@ fn npy(name: String, bytes: Bytes, path: &Path) -> Result<Array> {
             .at(path.display())
             .help("save it with np.ascontiguousarray"));
     }
-    array(name, dtype, shape, bytes.slice(start + length..), path)
+    Ok((dict.end, dtype, shape))
 }
 
 fn numpy_dtype(descr: &str) -> Option<DType> {
@@ -190,14 +205,28 @@ fn npz(bytes: Bytes, path: &Path) -> Result<Vec<Array>> {
             let end = start.checked_add(size).filter(|&end| end <= bytes.len()).ok_or_else(|| damaged(&"it ends early"))?;
             bytes.slice(start..end)
         } else {
-            // What is read, not what the header promises, decides the memory.
-            let mut content = Vec::new();
-            member.read_to_end(&mut content).map_err(|error| damaged(&error))?;
-            content.into()
+            unpacked(&name, &mut member, path)?.into()
         };
         arrays.push(npy(name, content, path)?);
     }
     Ok(arrays)
+}
+
+/// A compressed .npy file, to one byte more than its header says: little can unpack to very much. What is read, not what the header
+/// promises, decides the memory.
+fn unpacked(name: &str, member: &mut dyn Read, path: &Path) -> Result<Vec<u8>> {
+    let mut content = Vec::new();
+    let mut read_to = |content: &mut Vec<u8>, end: u64| {
+        let read = (&mut *member).take(end.saturating_sub(content.len() as u64)).read_to_end(content);
+        read.map_err(|error| Error::damaged_data(format!("not a readable .npz: {error}")).at(path.display()))
+    };
+    read_to(&mut content, 12)?;
+    let end = dict(&content).map_or(0, |dict| dict.end.min(MOST_HEADER));
+    read_to(&mut content, end as u64)?;
+    let (start, dtype, shape) = header(name, &content, path)?;
+    let due = shape.iter().fold(dtype.bytes(), |product, &dim| product.saturating_mul(dim));
+    read_to(&mut content, due.saturating_add(start as u64 + 1))?;
+    Ok(content)
 }
 
 fn safetensors(bytes: Bytes, path: &Path) -> Result<Vec<Array>> {

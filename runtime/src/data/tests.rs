@@ -94,6 +94,20 @@ fn samples_of_every_kind_of_file_are_the_same() {
     }
 }
 
+/// Of what unpacks to far more than its header says, one byte more is read.
+#[test]
+fn compressed_arrays_are_read_as_far_as_their_header_says() {
+    let folder = Folder::new("bomb");
+    let path = folder.file("bomb.npz", b"");
+    let mut zip = npyz::zip::ZipWriter::new(std::fs::File::create(&path).unwrap());
+    let deflated = npyz::zip::CompressionMethod::Deflated;
+    zip.start_file("x.npy", npyz::zip::write::FileOptions::default().compression_method(deflated)).unwrap();
+    zip.write_all(&npy("<i8", "(5, 2)", &vec![0; 64 << 20])).unwrap();
+    zip.finish().unwrap();
+    let error = Files::open(std::slice::from_ref(&path), &[]).unwrap_err();
+    assert!(error.to_string().contains("has 81 bytes, not 80"), "{error}");
+}
+
 #[test]
 fn token_files_give_inputs_and_labels_shifted_by_one() {
     let folder = Folder::new("tokens");
