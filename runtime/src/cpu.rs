@@ -51,7 +51,9 @@ struct Running<'a> {
 impl Cpu {
     /// `threads`: compute threads of this rank, the caller included.
     pub fn new(memory: Memory, threads: usize) -> Result<Cpu> {
-        let pool = Pool::new(threads);
+        let pool = Pool::start(threads).map_err(|error| {
+            Error::system(&format!("start {threads} compute threads"), error).help("use fewer: --threads N")
+        })?;
         let jit = if cfg!(debug_assertions) { Jit::new() } else { Jit::trusting() };
         let jit = jit.map_err(|error| Error::device(format!("no code can be generated for this machine: {error}")))?;
         let jit = jit.for_threads(pool.threads());

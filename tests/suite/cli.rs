@@ -359,6 +359,8 @@ fn wrong_flags() {
     check("--steps 1 --shard-group 2 --zero 1", "DCC0001", &["--dp 1", "add --dp, a multiple of 2"]);
     check("--steps 1 --shard-group 2 --zero 1 --dp 3", "DCC0001", &["--shard-group can be 1, 3"]);
     check("--steps 1 --threads 0", "DCC0054", &["--threads 0"]);
+    check("--steps 1 --threads 100000", "DCC0054", &["--threads 100000: this machine's processors serve"]);
+    check("--steps 1 --threads 18446744073709551615", "DCC0054", &["processors serve", "without --threads"]);
     check("--steps 1 --max-isa avx3", "DCC0001", &["'avx3'", "'avx2'"]);
     check("--steps 1 --timeout -3", "DCC0054", &["--timeout -3: not a number of seconds"]);
     check("--steps 1 --lr-schedule sine", "DCC0054", &["sine"]);

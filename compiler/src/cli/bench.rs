@@ -8,6 +8,7 @@ mod step;
 use super::failure::Outcome;
 use crate::error::Error;
 use clap::ArgMatches;
+use dcc_kernels::Pool;
 use std::ffi::OsString;
 
 #[derive(clap::Args)]
@@ -39,9 +40,13 @@ pub fn run(args: &Args, matches: &ArgMatches, words: &[String]) -> Outcome<i32> 
 }
 
 /// Compute threads: all cores where none are given.
-fn threads(given: Option<usize>) -> Outcome<usize> {
+pub(super) fn threads(given: Option<usize>) -> Outcome<usize> {
     match given {
         Some(0) => Err(Error::usage("--threads 0: it takes at least one to compute").into()),
+        Some(threads) if threads > Pool::most() => {
+            let what = format!("--threads {threads}: this machine's processors serve {} at most", Pool::most());
+            Err(Error::usage(what).help("without --threads, each processor has one").into())
+        }
         Some(threads) => Ok(threads),
         None => Ok(std::thread::available_parallelism().map_or(1, |cores| cores.get())),
     }

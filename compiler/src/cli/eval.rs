@@ -43,7 +43,7 @@ pub struct Args {
     /// What computes: compiled kernels, or the slow reference
     #[arg(long, default_value = "compiled", value_parser = ["compiled", "interp"])]
     backend: String,
-    /// Compute threads (default: all cores)
+    /// Compute threads, at most 64 a core (default: all cores)
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
     #[command(flatten)]
@@ -130,14 +130,6 @@ impl Args {
         let others = others.iter().filter_map(|(flag, path)| Some((*flag, path.as_deref()?)));
         output::apart(&written, &subject.into_iter().chain(others).collect::<Vec<_>>())
     }
-
-    fn threads(&self) -> Outcome<usize> {
-        match self.threads {
-            Some(0) => Err(crate::error::Error::usage("--threads 0: it takes at least one to compute").into()),
-            Some(threads) => Ok(threads),
-            None => Ok(std::thread::available_parallelism().map_or(1, |cores| cores.get())),
-        }
-    }
 }
 
 /// Values by name, and what computing them took.
@@ -147,7 +139,7 @@ pub(super) struct Results {
 }
 
 pub fn run(args: &Args) -> Outcome<i32> {
-    let threads = args.threads()?;
+    let threads = super::bench::threads(args.threads)?;
     args.instructions.limit()?;
     args.check_places()?;
     let given = Given::read(&args.inputs).map_err(|failure| subject::fault_of_model(args).unwrap_or(failure))?;

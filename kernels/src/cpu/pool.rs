@@ -100,10 +100,23 @@ impl Range {
 impl Pool {
     /// A pool of `threads` threads, the caller included; 1 starts none.
     pub fn new(threads: usize) -> Pool {
-        let shared = Arc::new(Shared::new(threads.max(1)));
-        let workers = (1..threads.max(1)).map(|index| spawn(index, Arc::clone(&shared))).collect();
-        let team = Team { shared, caller: Worker { scratch: Buffer::new(WORKER_BYTES) }, threads: workers };
-        Pool { team: Mutex::new(team), threads: threads.max(1) }
+        Pool::start(threads).expect("the system starts compute threads")
+    }
+
+    /// As `new`. Errors: the system starts no more threads; those that it did start end.
+    pub fn start(threads: usize) -> std::io::Result<Pool> {
+        let threads = threads.max(1);
+        let shared = Arc::new(Shared::new(threads));
+        let mut team = Team { shared, caller: Worker { scratch: Buffer::new(WORKER_BYTES) }, threads: Vec::new() };
+        for index in 1..threads {
+            team.threads.push(spawn(index, Arc::clone(&team.shared))?);
+        }
+        Ok(Pool { team: Mutex::new(team), threads })
+    }
+
+    /// More threads than this are a mistake: each has a stack, and packing space.
+    pub fn most() -> usize {
+        64 * std::thread::available_parallelism().map_or(1, |cores| cores.get())
     }
 
     /// Threads, the caller included.
@@ -265,7 +278,7 @@ impl Shared {
     }
 }
 
-fn spawn(index: usize, shared: Arc<Shared>) -> JoinHandle<()> {
+fn spawn(index: usize, shared: Arc<Shared>) -> std::io::Result<JoinHandle<()>> {
     let work = move || {
         let mut worker = Worker { scratch: Buffer::new(WORKER_BYTES) };
         let mut last = 0;
@@ -280,7 +293,7 @@ fn spawn(index: usize, shared: Arc<Shared>) -> JoinHandle<()> {
             }
         }
     };
-    std::thread::Builder::new().name(format!("compute-{index}")).spawn(work).expect("the system starts a compute thread")
+    std::thread::Builder::new().name(format!("compute-{index}")).spawn(work)
 }
 
 /// Bytes with 64-byte alignment, zeros at first: lanes behind the last element are read, whatever they are.

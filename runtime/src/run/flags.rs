@@ -7,7 +7,7 @@ use crate::init::Rule;
 use crate::lr::{LearningRate, Schedule};
 use crate::places::{self, Named};
 use clap::builder::{PossibleValuesParser, ValueParser};
-use dcc_kernels::Isa;
+use dcc_kernels::{Isa, Pool};
 use dcc_program::Glob;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -105,7 +105,7 @@ pub struct Flags {
     /// How ranks on GPUs exchange: auto, direct where GPUs reach each other and through the hosts else; nccl; host
     #[arg(long, value_name = "HOW", value_parser = ["auto", "nccl", "host"], default_value = "auto", help_heading = "Execution")]
     pub gpu_comm: String,
-    /// Compute threads of each rank (default: cores / ranks)
+    /// Compute threads of each rank, at most 64 a core (default: cores / ranks)
     #[arg(long, value_name = "N", help_heading = "Execution")]
     pub threads: Option<usize>,
     #[command(flatten)]
@@ -255,6 +255,10 @@ impl Flags {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         match self.threads {
             Some(0) => Err(Error::data_option("--threads 0: a rank computes on at least one")),
+            Some(threads) if threads > Pool::most() => {
+                let what = format!("--threads {threads}: this machine's processors serve {} at most", Pool::most());
+                Err(Error::data_option(what).help("without --threads, the ranks share the processors"))
+            }
             Some(threads) => Ok(threads),
             None => Ok((cores / ranks.max(1) as usize).max(1)),
         }

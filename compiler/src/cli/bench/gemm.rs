@@ -49,7 +49,7 @@ pub struct Args {
     /// Element types of the operands and the result
     #[arg(long, num_args = 1.., default_values = ["f32", "bf16"], value_parser = ["f32", "f64", "bf16", "f16"])]
     dtype: Vec<String>,
-    /// Compute threads (default: all cores)
+    /// Compute threads, at most 64 a core (default: all cores)
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
     #[command(flatten)]
