@@ -84,11 +84,18 @@ impl Cpu {
     }
 
     /// Grows the workspace to `bytes`, while calls are prepared: what those need that have none in planned memory.
-    pub fn reserve(&mut self, bytes: usize) {
+    /// Errors: more than this machine has.
+    pub fn reserve(&mut self, bytes: usize) -> Result<()> {
         let words = bytes.div_ceil(size_of::<u64>());
-        if words > self.workspace.len() {
-            self.workspace.resize(words, 0);
+        let more = words.saturating_sub(self.workspace.len());
+        let fits = more == 0 || machine_bytes().is_none_or(|all| bytes as u64 <= all);
+        if !fits || self.workspace.try_reserve_exact(more).is_err() {
+            let what =
+                format!("it computes in a workspace of {bytes} bytes beside the planned memory, which this machine has not");
+            return Err(Error::device(what).help("make its sizes smaller: paddings and dilations count"));
         }
+        self.workspace.resize(words.max(self.workspace.len()), 0);
+        Ok(())
     }
 
     /// Runs a prepared call in one execution of its section.
@@ -96,4 +103,11 @@ impl Cpu {
         let Cpu { memory, pool, arguments, workspace, .. } = self;
         call.run(Running { memory, pool, arguments, workspace, bases, microbatch });
     }
+}
+
+/// Memory of this machine, where that is known.
+fn machine_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }

@@ -115,12 +115,12 @@ impl Device {
         })
     }
 
-    /// Has as much memory beside the arena as this for the workspace of any one call.
-    pub fn reserve(&mut self, bytes: usize) {
+    /// Has as much memory beside the arena as this for the workspace of any one call. Errors: there is not as much.
+    pub fn reserve(&mut self, bytes: usize) -> Result<()> {
         match self {
             Device::Cpu(cpu) => cpu.reserve(bytes),
             // Its kernels keep what they need where threads have it.
-            Device::Cuda(_) => {}
+            Device::Cuda(_) => Ok(()),
             Device::Both(both) => both.cpu.reserve(bytes),
         }
     }

@@ -2,7 +2,7 @@
 //! nothing half-written, no process left.
 
 use crate::command::{Folder, Output, dcc, dcc_command, finish, spawn};
-use crate::onnx_model::{external, model, node, opset, size, symbol, tensor, value, with_tensor};
+use crate::onnx_model::{external, model, node, opset, size, symbol, tensor, value, with_ints, with_tensor};
 use dcc::import::proto::ModelProto;
 use dcc::import::proto::tensor_proto::DataType;
 use dcc::import::proto::type_proto::Value as Type;
@@ -569,4 +569,19 @@ fn pages_say_what_to_type() {
     assert!(dcc(["explain", "312"]).ok().stdout.contains("Attention is split by whole heads"));
     let tokens = dcc(["run", GPT, "--data", TOKENS, "--global-batch-size", "4", "--steps", "2", "--init", "1"]).ok();
     assert!(tokens.stdout.is_empty() && tokens.stderr.contains("step 2/2  loss 5."), "{}", tokens.stderr);
+}
+
+/// What an operation needs beside the planned memory is more than any machine has.
+#[test]
+fn workspaces_beyond_the_machine() {
+    let folder = Folder::new();
+    let far = 1 << 20;
+    let conv = with_ints(node("Conv", &["x", "w"], &["y"]), "dilations", &[far, far]);
+    let conv = with_ints(conv, "pads", &[far; 4]);
+    let mut wide = with_tensor(model(&[conv]), tensor("w", &[3, 2, 3, 3], &[0; 216]));
+    wide.graph.as_mut().expect("a graph").input = vec![value("x", &[4, 2, 5, 5].map(size))];
+    put_model(&folder, "wide.onnx", &wide);
+    put(&folder, "data/x.npy", npy("<f4", "4, 2, 5, 5", &[0; 800]));
+    let run = "run @/wide.onnx --data @/data --loss output --steps 1 --threads 1";
+    refused(&folder, run, 8, "DCC0803", &["a workspace of", "convolution(", "dilations count"]);
 }

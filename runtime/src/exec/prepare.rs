@@ -38,8 +38,7 @@ impl Executor {
                 Preparing { device, world, program, site: &site, rank, tokens: &mut tokens, tally: Tally::default() };
             let mut body = Vec::with_capacity(section.body.len());
             for (number, instr) in section.body.iter().enumerate() {
-                let place = || format!("stage {}, {}: {}", program.stage, section.id().name(), print_instr(program, instr));
-                let action = preparing.action(instr).map_err(|error| error.at(place()))?;
+                let action = preparing.action(instr).map_err(|error| error.at(place(program, index, number)))?;
                 let text = || format!("{}: {}", section.id().name(), print_instr(program, instr));
                 let Some(action) = action else { continue };
                 let work = Box::new(work(&site, instr, &action)?);
@@ -50,7 +49,8 @@ impl Executor {
             sections.push(body);
         }
         let mut turns = turns(program, &site, &blocks)?;
-        give_room(device, room::find(&site, &blocks, &turns, &needs)?, &needs, &mut sections);
+        let rooms = room::find(&site, &blocks, &turns, &needs)?;
+        give_room(device, program, rooms, &needs, &mut sections)?;
         let calls = |body: &Vec<Instruction>| device.rows(&body.iter().map(Instruction::call).collect::<Vec<_>>());
         let rows = sections.iter().map(calls).collect::<Result<Vec<_>>>()?;
         device.finish()?;
@@ -97,13 +97,26 @@ fn starts(sections: &[Vec<Instruction>], turns: &mut [Turn]) -> Vec<Starts> {
 }
 
 /// Workspaces in planned memory where there is room, else beside it.
-fn give_room(device: &mut Device, rooms: Vec<Option<Span>>, needs: &[Need], sections: &mut [Vec<Instruction>]) {
+fn give_room(
+    device: &mut Device,
+    program: &Program,
+    rooms: Vec<Option<Span>>,
+    needs: &[Need],
+    sections: &mut [Vec<Instruction>],
+) -> Result<()> {
     for (need, room) in needs.iter().zip(rooms) {
         match (room, &mut sections[need.section][need.place].action) {
             (Some(room), Action::Compute(call)) => call.work_in(room),
-            _ => device.reserve(need.bytes),
+            _ => device.reserve(need.bytes).map_err(|error| error.at(place(program, need.section, need.instr)))?,
         }
     }
+    Ok(())
+}
+
+/// An instruction of a program, for messages.
+fn place(program: &Program, section: usize, number: usize) -> String {
+    let section = &program.sections[section];
+    format!("stage {}, {}: {}", program.stage, section.id().name(), print_instr(program, &section.body[number]))
 }
 
 /// The texts of all kernels of `rank`'s program for GPUs. Errors: as `Executor::new`.
