@@ -4,6 +4,7 @@
 
 use super::now_ns;
 use crate::error::{Error, Result};
+use crate::places;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write};
@@ -125,8 +126,14 @@ impl Trace {
 /// Errors: a trace cannot be written there. Leaves nothing behind.
 pub fn check_writable(path: &Path) -> Result<()> {
     let probe = part(path, u32::MAX);
-    let made = File::create(&probe).and_then(|_| std::fs::remove_file(&probe));
-    made.map_err(|error| Error::io("write a trace", path, error))
+    let made = match std::fs::metadata(path) {
+        // Opening a pipe would wait for its reader.
+        Ok(found) if !found.is_file() && !found.is_dir() => Ok(()),
+        Ok(_) => File::options().write(true).open(path).map(drop),
+        Err(_) => places::target(path).and_then(|target| File::create_new(&target).and_then(|_| std::fs::remove_file(target))),
+    };
+    let beside = || File::create(&probe).and_then(|_| std::fs::remove_file(&probe));
+    made.and_then(|()| beside()).map_err(|error| Error::io("write a trace", path, error))
 }
 
 /// Joins the parts of all ranks into `path` and removes them. A part cut off in mid-line loses that line.
@@ -152,6 +159,22 @@ pub fn join(path: &Path, world: u32) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn what_cannot_be_written_is_found_first() {
+        let folder = std::env::temp_dir().join(format!("dcc-traced-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        for (name, to) in [("new", "made"), ("far", "none/made")] {
+            std::os::unix::fs::symlink(to, folder.join(name)).unwrap();
+        }
+        std::fs::write(folder.join("old"), "old").unwrap();
+        let check = |name: &str| check_writable(&folder.join(name)).is_ok();
+        assert_eq!(["", "new", "far", "old", "fresh"].map(check), [false, true, false, true, true]);
+        assert_eq!(std::fs::read_to_string(folder.join("old")).unwrap(), "old");
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 3);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 
     #[test]
     fn parts_join_to_one_valid_file() {
