@@ -5,6 +5,7 @@
 //! renamed: a folder of that name is whole. Every byte is verified before it is used.
 
 mod convert;
+mod lock;
 mod manifest;
 mod read;
 mod sound;
@@ -23,6 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 pub use convert::{Layout, rewrite, write_safetensors};
+pub use lock::Lock;
 pub use read::Checkpoint;
 pub use survey::{Condition, Found, survey};
 pub use write::{Piece, Tensor};

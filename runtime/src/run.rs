@@ -27,7 +27,7 @@ pub use flags::{Flags, Instructions};
 pub use job::{Job, Source};
 pub use weights::{initial_weights, whole_weights};
 
-use crate::checkpoint::{self, Resume};
+use crate::checkpoint::{self, Lock, Resume};
 use crate::comm::{Comm, Patience, Peer, Stop};
 use crate::cpu::{Cpu, Memory};
 use crate::cuda::{Cuda, Gpu, Shipped, Together, UniqueIds};
@@ -96,23 +96,22 @@ impl Summary {
 pub fn launch(source: Source<'_>, flags: &Flags, stop: &StopSignals) -> Result<Summary> {
     let job = Job::new(&source, flags)?;
     job.keep_apart(&source)?;
+    // Before the newest checkpoint is looked for: a run that ends could leave a newer one.
+    let lock = flags.save_dir.as_deref().map(Lock::existing).transpose()?.flatten();
     let settings = Settings::new(&job)?;
     let world = job.world()?;
     flags.threads(world.ranks())?;
     flags.instructions.limit()?;
     let timeout = flags.timeout()?;
-    let mut desk = Desk::new(flags, &settings, &world)?;
-    drop(settings);
-    if let Some(options) = flags.checkpoints() {
-        options.check_writable()?;
-        if let (Resume::None, Some((step, _))) = (flags.resume(), checkpoint::steps(&options.dir)?.pop()) {
-            let what = format!("--save-dir has checkpoints of an earlier run, the newest of step {step}");
-            let help = "--resume auto continues that run; a new run takes another folder";
-            return Err(Error::data_option(what).at(options.dir.display()).help(help));
-        }
-    }
     if let Some(path) = &flags.trace {
         trace::check_writable(path)?;
+    }
+    let lock = save_folder(flags, lock)?;
+    let mut desk = Desk::new(flags, &settings, &world)?;
+    drop(settings);
+    if let (Some(dir), Some(false)) = (&flags.save_dir, lock.as_ref().map(|lock| lock.holds)) {
+        let dir = dir.display();
+        desk.display.note(&format!("warning: {dir} cannot be locked: nothing keeps another run from saving checkpoints there"));
     }
     let (outcome, failed) = match flags.is_on_gpus() || world.ranks() == 1 {
         true => (here(&job, &mut desk, stop), None),
@@ -130,6 +129,7 @@ pub fn launch(source: Source<'_>, flags: &Flags, stop: &StopSignals) -> Result<S
             (outcome, failed)
         }
     };
+    drop(lock);
     if let Some(path) = &flags.trace {
         trace::join(path, world.ranks())?;
     }
@@ -138,6 +138,23 @@ pub fn launch(source: Source<'_>, flags: &Flags, stop: &StopSignals) -> Result<S
         (_, Some(error)) => Err(error),
         (outcome, None) => Ok(desk.summary(outcome)),
     }
+}
+
+/// Makes the folder of checkpoints, and locks it where `lock` does not yet. Errors: nothing can be written there, another run does, or it has
+/// checkpoints that this run would not continue from.
+fn save_folder(flags: &Flags, lock: Option<Lock>) -> Result<Option<Lock>> {
+    let Some(options) = flags.checkpoints() else { return Ok(None) };
+    options.check_writable()?;
+    let lock = match lock {
+        Some(lock) => lock,
+        None => Lock::take(&options.dir)?,
+    };
+    if let (Resume::None, Some((step, _))) = (flags.resume(), checkpoint::steps(&options.dir)?.pop()) {
+        let what = format!("--save-dir has checkpoints of an earlier run, the newest of step {step}");
+        let help = "--resume auto continues that run; a new run takes another folder";
+        return Err(Error::data_option(what).at(options.dir.display()).help(help));
+    }
+    Ok(Some(lock))
 }
 
 /// The error of a run, with how to go on if it does not say so itself.

@@ -47,6 +47,7 @@ mod optimizers;
 mod overlap;
 mod parameters;
 mod pipeline;
+#[cfg(target_os = "linux")]
 mod places;
 mod plans;
 mod properties;

@@ -66,3 +66,38 @@ fn links_are_followed_and_pipes_stay() {
     finish(writer).ok();
     assert!(piped == std::fs::read(at("link.dcc")).expect("a file") && !at("pipe").is_file());
 }
+
+/// The control is that the first is alive: when it has ended, the folder is free.
+#[test]
+fn a_folder_of_checkpoints_has_one_run_at_a_time() {
+    let folder = linear_case();
+    let long =
+        format!("{RUN} --dp 2 --threads 1 --steps 100000000 --log-every 1 --save-dir @/saved --metrics-file @/first.jsonl");
+    let mut first = spawn(dcc_command().args(words(&folder, &long)));
+    let begun = || std::fs::metadata(folder.path().join("first.jsonl")).is_ok_and(|file| file.len() > 0);
+    while !begun() {
+        assert!(first.try_wait().expect("a child").is_none(), "the first run goes on");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let second =
+        dcc(words(&folder, &format!("{RUN} --steps 1 --save-dir @/saved --resume auto --metrics-file @/second.jsonl")));
+    let process = first.id();
+    first.kill().expect("a child");
+    finish(first);
+    assert_eq!(second.code, Some(2), "{}", second.stderr);
+    for part in ["error[DCC0054]: another run saves checkpoints there", &format!("process {process}"), "saved", "help wait"] {
+        assert!(second.stderr.contains(part), "{part} in {}", second.stderr);
+    }
+    assert!(!folder.path().join("second.jsonl").exists());
+    run(&folder, &format!("{RUN} --steps 1 --save-dir @/saved"));
+}
+
+#[test]
+fn a_trace_that_cannot_be_written_is_refused_first() {
+    let folder = linear_case();
+    symlink("none/trace", folder.path().join("dangling")).expect("a link");
+    for out in ["data", "dangling"] {
+        let output = refused(&folder, &format!("{RUN} --steps 1 --trace @/{out}"), 8, "DCC0801", &["cannot write a trace"]);
+        assert!(!output.stderr.contains("step 1"), "{}", output.stderr);
+    }
+}

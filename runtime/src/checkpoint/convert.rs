@@ -2,7 +2,7 @@
 
 use super::read::Checkpoint;
 use super::write::{self, header, tensor_name};
-use super::{Key, ReadLocal, RunState, Shard, is_writer};
+use super::{Key, Lock, ReadLocal, RunState, Shard, is_writer};
 use crate::error::{Error, Result};
 use crate::slice::Slice;
 use dcc_program::DType;
@@ -104,7 +104,9 @@ pub fn rewrite(checkpoint: &mut Checkpoint, layout: &Layout, state: &RunState, d
             .help("name another folder"));
     }
     let partial = dir.join(format!(".converted-{:08}-{}.partial", state.step, std::process::id()));
-    std::fs::create_dir_all(dir).and_then(|()| std::fs::create_dir(&partial)).map_err(write::failed(dir))?;
+    std::fs::create_dir_all(dir).map_err(write::failed(dir))?;
+    let _lock = Lock::take(dir)?;
+    std::fs::create_dir(&partial).map_err(write::failed(dir))?;
     let written = ranks(checkpoint, layout, &partial)
         .and_then(|()| write::finish(&partial, &path, layout.ranks.len() as u32, state, None));
     if written.is_err() {
