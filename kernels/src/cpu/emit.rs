@@ -10,14 +10,16 @@ mod direct;
 mod kept;
 mod memory;
 mod registers;
+mod totals;
 mod value;
 mod window;
 
 use behind::{Behind, Tiles};
 pub(super) use registers::all_in_registers;
+use totals::Total;
 
 use crate::cpu::isa::Isa;
-use crate::library::vector::{Primitive, Shape, Ty, arithmetic, memory as tiles, reduce};
+use crate::library::vector::{Primitive, Shape, Ty, arithmetic, memory as tiles};
 use crate::tile::{Dims, Nest, Plan, Tiling, Typing, bit, over_of, pass_of, value_of};
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{AbiParam, Function, InstBuilder, MemFlagsData, SigRef, Signature, Value, types};
@@ -25,11 +27,7 @@ use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
 use cranelift_jit::JITModule;
 use cranelift_module::Module;
 use dcc_program::kernel::{BinaryOp, DimId, Expr, ExprId, Stmt, StoreMode, VarId};
-use dcc_program::types::Reduce;
 use std::collections::BTreeMap;
-
-/// Steps of a sum over rows that are added up before they join the total, for accuracy.
-const PARTIAL: usize = 64;
 
 /// Where a computed value is.
 #[derive(Clone, Copy, Debug)]
@@ -57,15 +55,6 @@ struct Tile {
     dims: Dims,
     count: Value,
     capacity: usize,
-}
-
-/// A reduction under way.
-#[derive(Clone, Copy)]
-struct Total {
-    var: VarId,
-    op: Reduce,
-    value: ExprId,
-    total: Val,
 }
 
 /// Values that one loop iteration has computed. A value that depends on the tile's dims is remembered under these.
@@ -339,30 +328,26 @@ impl Emitter<'_, '_> {
     /// Reductions and stores, in one pass.
     fn together(&mut self, pass: &[usize], roots: &[ExprId], loops: &[DimId], tiling: Option<Tiling>) {
         let body = &self.nest.kernel.body;
-        let mut totals = Vec::new();
-        for stmt in pass.iter().map(|&j| &body[j]) {
-            let Stmt::Reduce { var, op, value, .. } = stmt else { continue };
-            let column = self.plan.column.is_some() && self.depends_on_tile(*value);
-            let total = self.slot(self.typing.ty(*value), if column { Shape::Tile } else { Shape::Single });
-            self.set_neutral(total, *op);
-            totals.push(Total { var: *var, op: *op, value: *value, total });
-        }
+        let adds = self.adds(loops, tiling);
+        let totals: Vec<Total> = pass.iter().filter_map(|&j| self.total(&body[j], adds)).collect();
         let is_left = |stmt: &&Stmt| matches!(stmt, Stmt::Store { .. }) && !self.is_placed(stmt);
         let stores: Vec<&Stmt> = pass.iter().map(|&j| &body[j]).filter(is_left).collect();
         match loops.split_last().filter(|_| stores.is_empty() && tiling.is_none()) {
             Some((last, rest)) => self.around(rest, None, roots, &mut |e| e.reduce_along(*last, roots, &totals)),
             None => self.around(loops, tiling, roots, &mut |e| {
-                if e.in_registers(&totals, &stores) {
-                    return;
+                e.begin_parts(&totals);
+                if !e.in_registers(&totals, &stores) {
+                    if loops.is_empty() && tiling.is_none() {
+                        e.prepare_all(roots);
+                    }
+                    totals.iter().for_each(|t| e.fold(t.op, t.value, t.total));
+                    e.stores(&stores);
                 }
-                if loops.is_empty() && tiling.is_none() {
-                    e.prepare_all(roots);
-                }
-                totals.iter().for_each(|t| e.fold(t.op, t.value, t.total));
-                e.stores(&stores);
+                e.join_parts(&totals);
             }),
         }
-        for Total { var, op, mut total, .. } in totals {
+        for total in totals {
+            let Total { var, op, mut total, .. } = self.whole_total(total);
             if let Some(tiles) = self.whole_tiles() {
                 total = self.fold_rows(op, total, &tiles);
             }
@@ -372,39 +357,6 @@ impl Emitter<'_, '_> {
 
     fn define(&mut self, var: VarId, value: Val) {
         self.scopes.last_mut().expect("a scope is open").vars.insert(var, value);
-    }
-
-    /// Each total with what `dim` adds to it; sums of tiles, where it is long, in stretches of `PARTIAL`.
-    fn reduce_along(&mut self, dim: DimId, roots: &[ExprId], totals: &[Total]) {
-        let length = self.nest.extents[usize::from(dim.0)];
-        let (zero, extent) = (self.integer(0), self.integer(length as i64));
-        if length <= PARTIAL || !totals.iter().any(|total| total.op == Reduce::Sum && total.total.shape == Shape::Tile) {
-            let into: Vec<Val> = totals.iter().map(|total| total.total).collect();
-            return self.reduce_stretch(dim, [zero, extent], roots, totals, &into);
-        }
-        self.repeat(zero, extent, PARTIAL as i64, &mut |e, first| {
-            let part = |t: &Total| if t.op == Reduce::Sum { e.slot(t.total.ty, t.total.shape) } else { t.total };
-            let parts: Vec<Val> = totals.iter().map(part).collect();
-            let sums = || totals.iter().zip(&parts).filter(|(t, _)| t.op == Reduce::Sum);
-            sums().for_each(|(t, part)| e.set_neutral(*part, t.op));
-            let length = e.integer(PARTIAL as i64);
-            let end = e.builder.ins().iadd(first, length);
-            let end = e.builder.ins().smin(end, extent);
-            e.reduce_stretch(dim, [first, end], roots, totals, &parts);
-            sums().for_each(|(t, part)| e.combine(BinaryOp::Add, t.total, t.total, *part));
-        });
-    }
-
-    /// To `into`, one for each total, what the points of `dim` from `first` to `end` add.
-    fn reduce_stretch(&mut self, dim: DimId, [first, end]: [Value; 2], roots: &[ExprId], totals: &[Total], into: &[Val]) {
-        if !self.sum_columns(dim, [first, end], totals, into) {
-            self.repeat(first, end, 1, &mut |e, at| {
-                e.index[usize::from(dim.0)] = Some(at);
-                e.prepare_all(roots);
-                totals.iter().zip(into).for_each(|(t, to)| e.fold(t.op, t.value, *to));
-            });
-        }
-        self.index[usize::from(dim.0)] = None;
     }
 
     /// Runs `inner` within loops over `loops` and tiles of `tiling`.
@@ -427,39 +379,6 @@ impl Emitter<'_, '_> {
             });
         } else {
             inner(self);
-        }
-    }
-
-    /// total = op(total, value), over the tile where the total is a single element.
-    fn fold(&mut self, op: Reduce, value: ExprId, total: Val) {
-        if op == Reduce::Sum && (self.fold_products(value, total) || self.fold_one(value, total)) {
-            return;
-        }
-        let value = self.eval(value);
-        match (total.shape, self.tile) {
-            (Shape::Single, Some(tile)) if self.plan.column.is_none() => {
-                let value = self.spread(value);
-                let (to, from, zero) = (self.address(total), self.address(value), self.integer(0));
-                self.call(reduce::reduce(self.isa, op, total.ty), [to, from, zero, zero], tile.count);
-            }
-            _ => {
-                let op = match op {
-                    Reduce::Sum => BinaryOp::Add,
-                    Reduce::Prod => BinaryOp::Mul,
-                    Reduce::Max => BinaryOp::Max,
-                    Reduce::Min => BinaryOp::Min,
-                };
-                self.combine(op, total, total, value);
-            }
-        }
-    }
-
-    fn set_neutral(&mut self, total: Val, op: Reduce) {
-        self.write_constant(total, reduce::neutral(op, total.ty));
-        if total.shape == Shape::Tile {
-            let tile = self.tile.expect("a tile value has a tile dim");
-            let (at, zero) = (self.address(total), self.integer(0));
-            self.call(tiles::fill(self.isa, total.ty.bytes()), [at, at, zero, zero], tile.count);
         }
     }
 

@@ -29,6 +29,29 @@ fn of_what_nothing_stores() {
     check(&b.kernel, &[vec![whole(70), whole(900)]], &[vec![]], 1e-14);
 }
 
+/// Very many addends that are all alike, so that what rounding loses adds up: of everything, of columns, of the rows of several.
+#[test]
+fn of_very_many() {
+    for (outer, over, [rows, columns]) in
+        [(&[][..], &[0, 1][..], [1 << 10, 1 << 11]), (&[1], &[0], [1 << 16, 24]), (&[0], &[1], [2, 1 << 20])]
+    {
+        let mut b = Build::new(&["i", "j"]).outer(outer);
+        let (x, zero, tenth) = (b.input(F, &[0, 1]), b.float(F, 0.0), b.float(F, f64::from(0.1f32)));
+        let nothing = b.mul(x, zero);
+        let value = b.add(nothing, tenth);
+        let extents = [rows, columns];
+        let count: u64 = over.iter().map(|dim| extents[usize::from(*dim)]).product();
+        let (sum, plain, part) =
+            (b.reduce(Reduce::Sum, over, value), b.reduce(Reduce::Sum, over, x), b.float(F, 1.0 / count as f64));
+        for total in [sum, plain] {
+            let mean = b.mul(total, part);
+            b.store(F, &[], outer, mean);
+        }
+        let result: Vec<Extent> = outer.iter().map(|dim| whole(extents[usize::from(*dim)])).collect();
+        check(&b.kernel, &[vec![whole(rows), whole(columns)]], &[result.clone(), result], 1e-7);
+    }
+}
+
 /// What is read once more is as it was.
 #[test]
 fn of_what_others_read() {
