@@ -51,12 +51,10 @@ impl Placer<'_> {
         }
         // Readers of forward values that have no stage, down to the parameters.
         for id in graph.ids().rev().filter(|&id| live[id.0 as usize] && graph[id].phase != Phase::Update) {
-            let mine = match self.stage[id.0 as usize] {
-                Some(stage) => BTreeSet::from([stage]),
-                None => self.reach[id.0 as usize].clone(),
-            };
+            let mut mine = self.reach[id.0 as usize].clone();
+            mine.extend(self.stage[id.0 as usize]);
             for operand in &graph[id].operands {
-                if self.stage[operand.0 as usize].is_none() && graph[*operand].phase == Phase::Forward {
+                if self.is_made_where_read(*operand) {
                     self.reach[operand.0 as usize].extend(&mine);
                 }
             }
@@ -97,6 +95,12 @@ impl Placer<'_> {
             }
             self.reach[id.0 as usize] = mine;
         }
+    }
+
+    /// Whether each stage that reads a forward value makes it: what has no stage, and sources, but for those that read a weight themselves.
+    fn is_made_where_read(&self, id: NodeId) -> bool {
+        let has_stage = self.stage[id.0 as usize].is_some();
+        self.graph[id].phase == Phase::Forward && (!has_stage || self.is_source(id) && !self.reads_weight(id))
     }
 
     /// The first stage that reads one of the weights that `id` is made of.
