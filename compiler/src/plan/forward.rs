@@ -35,6 +35,8 @@ pub(crate) struct Forward<'a> {
     /// Forward nodes that read each node, once per operand.
     pub readers: Vec<SmallVec<[NodeId; 2]>>,
     facts: Vec<Facts>,
+    /// Read by no output, not even through others.
+    for_backward: Vec<bool>,
     rules: Vec<Option<Rule>>,
 }
 
@@ -57,6 +59,7 @@ impl<'a> Forward<'a> {
             order: Vec::new(),
             readers: vec![SmallVec::new(); count],
             facts: vec![outside; count],
+            for_backward: vec![false; count],
             rules: vec![None; count],
         };
         let live = graph.live();
@@ -71,6 +74,7 @@ impl<'a> Forward<'a> {
         for &(_, id) in &graph.outputs {
             forward.facts[id.0 as usize].output = true;
         }
+        forward.find_for_backward();
         forward.find_differentiable();
         forward.sort();
         forward
@@ -143,12 +147,25 @@ impl<'a> Forward<'a> {
         }
     }
 
+    fn find_for_backward(&mut self) {
+        let graph = self.graph;
+        for id in graph.ids().rev() {
+            let readers = &self.readers[id.0 as usize];
+            let read = self.is_output(id) || readers.iter().any(|reader| !self.is_for_backward(*reader));
+            self.for_backward[id.0 as usize] = !read && self.kind(id) != Kind::Outside;
+        }
+    }
+
+    /// Whether the backward pass alone reads this or what is made of it.
+    pub fn is_for_backward(&self, id: NodeId) -> bool {
+        self.for_backward[id.0 as usize]
+    }
+
     fn sort(&mut self) {
         let graph = self.graph;
         let inside = |id: &NodeId| self.kind(*id) != Kind::Outside;
-        let unread = |id: &NodeId| self.readers[id.0 as usize].is_empty() && !self.is_output(*id);
         let mut roots: Vec<NodeId> = graph.outputs.iter().map(|&(_, id)| id).filter(inside).collect();
-        roots.extend(graph.ids().filter(|id| inside(id) && unread(id)));
+        roots.extend(graph.ids().filter(|id| inside(id) && self.readers[id.0 as usize].is_empty() && !self.is_output(*id)));
         let mut seen = vec![false; graph.nodes.len()];
         let mut order = Vec::new();
         for root in roots {
@@ -164,16 +181,32 @@ impl<'a> Forward<'a> {
                 }
                 seen[id.0 as usize] = true;
                 order.push(id);
-                let siblings = graph[id].operands.iter().flat_map(|o| &self.readers[o.0 as usize]);
-                for &reader in siblings.filter(|r| unread(r)) {
-                    let ready = graph[reader].operands.iter().all(|o| seen[o.0 as usize]);
-                    if ready && !std::mem::replace(&mut seen[reader.0 as usize], true) {
-                        order.push(reader);
-                    }
-                }
+                self.push_beside(id, &mut seen, &mut order);
             }
         }
         self.order = order;
+    }
+
+    /// Behind `id`, what the backward pass alone reads of its operands, and what is made of that.
+    fn push_beside(&self, id: NodeId, seen: &mut [bool], order: &mut Vec<NodeId>) {
+        let graph = self.graph;
+        let begin = order.len();
+        let siblings = graph[id].operands.iter().flat_map(|o| &self.readers[o.0 as usize]);
+        self.push_ready(siblings, seen, order);
+        let mut next = begin;
+        while let Some(&id) = order.get(next) {
+            self.push_ready(self.readers[id.0 as usize].iter(), seen, order);
+            next += 1;
+        }
+    }
+
+    fn push_ready<'b>(&self, readers: impl Iterator<Item = &'b NodeId>, seen: &mut [bool], order: &mut Vec<NodeId>) {
+        for &reader in readers.filter(|reader| self.is_for_backward(**reader)) {
+            let ready = self.graph[reader].operands.iter().all(|o| seen[o.0 as usize]);
+            if ready && !std::mem::replace(&mut seen[reader.0 as usize], true) {
+                order.push(reader);
+            }
+        }
     }
 }
 

@@ -114,7 +114,7 @@ struct Line {
     crossing: Vec<u64>,
     /// Seconds of that.
     sending: Vec<f64>,
-    /// Whether the node before i and node i are results of one launch.
+    /// Whether node i has to be where the node before is: both are results of one launch, or the backward pass of that one reads it.
     joined: Vec<bool>,
 }
 
@@ -127,7 +127,7 @@ impl Line {
         for (i, &id) in order.iter().enumerate() {
             let strategy = plan.strategies.get(&id);
             let seconds = strategy.map_or(0.0, |s| cost::op(forward, id, s, &plan.mesh, machine).total());
-            line.joined.push(is_second_result(&forward.graph[id].op));
+            line.joined.push(is_second_result(&forward.graph[id].op) || forward.is_for_backward(id));
             line.seconds.push(line.seconds[i] + seconds);
             line.heavy.push(line.heavy[i] + usize::from(is_heavy(&forward.graph[id].op)));
             if let (Some(last), Some(strategy)) = (last_reader(forward, &position, id), strategy) {
