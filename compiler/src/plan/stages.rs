@@ -1,7 +1,7 @@
 //! Pipeline stages: contiguous cuts of the order of the batched nodes, the slowest stage as fast as possible.
 //!
-//! Zheng et al. 2022 (Alpa), arXiv 2201.12023, section 5, without its search over meshes. A cut is only considered where few
-//! bytes cross it. After: edges never decrease the stage. Inputs have none: each
+//! Zheng et al. 2022 (Alpa), arXiv 2201.12023, section 5, without its search over meshes. Cuts are considered where few
+//! bytes cross them, of all and of each part of the time. After: edges never decrease the stage. Inputs have none: each
 //! stage reads them itself.
 
 use super::annotated::StageWish;
@@ -16,6 +16,9 @@ use std::collections::BTreeMap;
 
 /// Candidates of cuts per stage that are looked at, at least.
 const CANDIDATES: usize = 8;
+
+/// By how much the slowest stage has to be faster for cuts that more bytes cross: those hold more activations, too.
+const WORTH: f64 = 0.9;
 
 /// The stage of each batched node. `wishes`: stages that some have to be on.
 /// Errors: more stages than products and lookups to compute on them; wishes that edges contradict or that leave a stage empty.
@@ -146,12 +149,37 @@ impl Line {
         let count = self.seconds.len() - 1;
         let mut budget = CANDIDATES * stages;
         loop {
-            let cuts = self.cut_at(&self.places(budget), stages, reach);
-            if cuts.is_some() || budget >= 2 * count {
-                return cuts;
+            let places = self.places(budget);
+            let few = self.cut_at(&places, stages, reach);
+            // Few bytes may cross only at one end, behind the last reader of a mask or of what an encoder made.
+            let even = self.cut_at(&self.spread(places, budget), stages, reach);
+            let found = match (few, even) {
+                (Some(few), Some(even)) if even.0 < WORTH * few.0 => Some(even),
+                (few, even) => few.or(even),
+            };
+            if found.is_some() || budget >= 2 * count {
+                return found.map(|(_, cuts)| cuts);
             }
             budget *= 2;
         }
+    }
+
+    /// `places`, and of each of `budget` equal shares of the time the last position with the fewest crossing bytes: what a product is
+    /// added to and rectified by stays with it.
+    fn spread(&self, mut places: Vec<usize>, budget: usize) -> Vec<usize> {
+        let count = self.seconds.len() - 1;
+        let mut best: Vec<Option<usize>> = vec![None; budget + 1];
+        let scale = budget as f64 / self.seconds[count].max(f64::MIN_POSITIVE);
+        for i in (1..count).filter(|&i| !self.joined[i]) {
+            let slot = &mut best[((self.seconds[i] * scale) as usize).min(budget)];
+            if slot.is_none_or(|known| self.crossing[i] <= self.crossing[known]) {
+                *slot = Some(i);
+            }
+        }
+        places.extend(best.into_iter().flatten());
+        places.sort_unstable();
+        places.dedup();
+        places
     }
 
     /// The `budget` positions with the fewest crossing bytes, all that cross equally few included, with the two ends; ascending.
@@ -166,8 +194,9 @@ impl Line {
         places
     }
 
-    /// Best of all cuts at `places`: best[j] is that of the nodes before places[j], as (slowest stage, bytes, last cut).
-    fn cut_at(&self, places: &[usize], stages: usize, reach: &[(usize, usize)]) -> Option<Vec<usize>> {
+    /// Best of all cuts at `places`, with the seconds of their slowest stage: best[j] is that of the nodes before places[j], as
+    /// (slowest stage, bytes, last cut).
+    fn cut_at(&self, places: &[usize], stages: usize, reach: &[(usize, usize)]) -> Option<(f64, Vec<usize>)> {
         let mut best: Vec<Vec<Option<(f64, u64, usize)>>> = vec![vec![None; places.len()]; stages + 1];
         best[0][0] = Some((0.0, 0, 0));
         for j in 1..places.len() {
@@ -191,6 +220,7 @@ impl Line {
             }
         }
         let mut at = places.len() - 1;
+        let slowest = best[stages][at]?.0;
         let mut cuts = Vec::new();
         for stage in (1..=stages).rev() {
             at = best[stage][at]?.2;
@@ -198,7 +228,7 @@ impl Line {
         }
         cuts.pop();
         cuts.reverse();
-        Some(cuts)
+        Some((slowest, cuts))
     }
 
     fn stage_seconds(&self, from: usize, to: usize) -> f64 {

@@ -4,6 +4,8 @@ use super::forward::Kind;
 use super::testing::*;
 use super::*;
 use crate::graph::Graph;
+use dcc_program::DType;
+use dcc_program::kernel::{BinaryOp, UnaryOp};
 use expect_test::{Expect, expect};
 
 fn options(dp: u32, tp: u32, pp: u32, microbatches: u32) -> Parallel {
@@ -115,6 +117,33 @@ fn stages_are_balanced_and_cut_where_little_crosses() {
               note 4 products and lookups depend on the batch, each stage computes at least one
               help use --pp 4 or less"#]],
     );
+}
+
+/// Layers that all read one value per sample, and a tail of small ones: the fewest bytes cross where a stage would have nothing to do.
+#[test]
+fn stages_are_balanced_where_little_crosses_at_one_end_only() {
+    let (batch, tokens, width) = (32, 32, 64);
+    let mut g = Graph::new();
+    let mut h = input(&mut g, "x", DType::F32, &[batch, tokens, width], Some(0));
+    let mask = input(&mut g, "mask", DType::F32, &[batch, tokens, width], Some(0));
+    let mask = g.unary(UnaryOp::Exp, mask).unwrap();
+    for layer in 0..8 {
+        let weight = param(&mut g, &format!("fc{layer}.weight"), &[width, width]);
+        h = g.dot("b t k, k n -> b t n", h, weight).unwrap();
+        h = g.binary(BinaryOp::Add, h, mask).unwrap();
+        h = g.unary(UnaryOp::Tanh, h).unwrap();
+    }
+    h = g.sum(h, &[1]).unwrap();
+    let head = param(&mut g, "head", &[width, width]);
+    h = g.dot("b k, k n -> b n", h, head).unwrap();
+    for _ in 0..24 {
+        h = g.unary(UnaryOp::Tanh, h).unwrap();
+    }
+    let last = param(&mut g, "last", &[width, 4]);
+    h = g.dot("b k, k n -> b n", h, last).unwrap();
+    let loss = g.sum(h, &[0, 1]).unwrap();
+    g.outputs = vec![("loss".into(), loss)];
+    check_stages(&g, 2, expect!["0: fc0.weight, 1: fc4.weight"]);
 }
 
 /// Where chunks are what is too many, pipelines of one chunk a rank remain.
