@@ -30,11 +30,6 @@ pub fn target(path: &Path) -> io::Result<PathBuf> {
     Err(io::Error::other("too many symbolic links"))
 }
 
-/// Whether both are one regular file, be it by hard or symbolic links, or would be.
-pub fn same(a: &Path, b: &Path) -> bool {
-    identity(a).is_some_and(|a| identity(b) == Some(a))
-}
-
 /// None of folders, devices and pipes, and of what cannot be found.
 fn identity(path: &Path) -> Option<Identity> {
     match std::fs::metadata(path) {
@@ -59,20 +54,34 @@ fn existing(path: &Path, _: &std::fs::Metadata) -> Option<Identity> {
     path.canonicalize().ok().map(Identity::Missing)
 }
 
-/// The first output that is a file of `read`, or another output; and what that one is called. Of a folder that is read, each file is.
-pub fn clash<'a>(written: &[Named<'a>], read: &[Named<'a>]) -> Option<(Named<'a>, &'a str)> {
+/// An output that is one regular file, be it by hard or symbolic links, with what is read or with another output.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Clash<'a> {
+    pub what: String,
+    pub at: &'a Path,
+    pub help: String,
+}
+
+impl<'a> Clash<'a> {
+    fn of((flag, at): Named<'a>, other: &str) -> Clash<'a> {
+        Clash { what: format!("{flag} and {other} are the same file"), at, help: format!("write {flag} elsewhere") }
+    }
+}
+
+/// The first output that is a file of `read`, or another output. Of a folder that is read, each file is.
+pub fn clash<'a>(written: &[Named<'a>], read: &[Named<'a>]) -> Option<Clash<'a>> {
     let identified = written.iter().filter_map(|named| Some((*named, identity(named.1)?)));
     let written: Vec<(Named<'a>, Identity)> = identified.collect();
     for (at, (named, own)) in written.iter().enumerate() {
         if let Some((other, _)) = written[..at].iter().find(|(_, other)| other == own) {
-            return Some((*named, other.0));
+            return Some(Clash::of(*named, other.0));
         }
     }
     for &(name, path) in read.iter().filter(|_| !written.is_empty()) {
         let entries = std::fs::read_dir(path).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
         for own in entries.chain([path.to_owned()]).filter_map(|path| identity(&path)) {
             if let Some((named, _)) = written.iter().find(|(_, other)| *other == own) {
-                return Some((*named, name));
+                return Some(Clash::of(*named, name));
             }
         }
     }
@@ -98,15 +107,13 @@ mod tests {
         assert_eq!(target(&at("dangling")).unwrap(), at("sub/new"));
         assert_eq!(target(&at("b")).unwrap(), at("b"));
         assert!(target(&at("round")).is_err());
+        let same = |a: &Path, b: &Path| identity(a).is_some_and(|a| identity(b) == Some(a));
         assert!(same(&at("a"), &at("soft")) && same(&at("dangling"), &at("sub/../sub/new")));
         assert!(!same(&at("a"), &at("b")) && !same(&at("sub"), &at("sub")) && !same(&at("none"), &at("sub/none")));
         let (soft, sub, other, none) = (at("soft"), at("sub"), at("b"), at("none"));
-        let clash = |written: &[Named<'_>], read: &[Named<'_>]| {
-            let found = clash(written, read);
-            found.map(|((flag, _), other)| format!("{flag} {other}"))
-        };
-        assert_eq!(clash(&[("--out", &soft)], &[("--data", &folder)]).as_deref(), Some("--out --data"));
-        assert_eq!(clash(&[("--out", &none), ("--log", &none)], &[]).as_deref(), Some("--log --out"));
+        let clash = |written: &[Named<'_>], read: &[Named<'_>]| clash(written, read).map(|clash| clash.what);
+        assert_eq!(clash(&[("--out", &soft)], &[("--data", &folder)]).as_deref(), Some("--out and --data are the same file"));
+        assert_eq!(clash(&[("--out", &none), ("--log", &none)], &[]).as_deref(), Some("--log and --out are the same file"));
         assert_eq!(clash(&[("--out", &soft), ("--log", &other)], &[("--data", &sub), ("--x", &none)]), None);
         std::fs::remove_dir_all(folder).unwrap();
     }

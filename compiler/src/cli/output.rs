@@ -2,7 +2,7 @@
 
 use super::failure::{self, Outcome};
 use crate::error::Error;
-use dcc_runtime::places::{self, Named};
+use dcc_runtime::places::{self, Clash, Named};
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -110,10 +110,7 @@ fn whole(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>
 pub fn apart(written: &[(&str, Option<&Path>)], read: &[Named<'_>]) -> Outcome<()> {
     let written: Vec<Named<'_>> = written.iter().filter_map(|(flag, path)| Some((*flag, (*path)?))).collect();
     match places::clash(&written, read) {
-        Some(((flag, path), other)) => {
-            let what = format!("{flag} and {other} are the same file");
-            Err(Error::usage(what).at(path.display()).help(format!("write {flag} elsewhere")).into())
-        }
+        Some(Clash { what, at, help }) => Err(Error::usage(what).at(at.display()).help(help).into()),
         None => Ok(()),
     }
 }

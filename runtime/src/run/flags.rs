@@ -5,7 +5,7 @@ use crate::data::{self, Fill, Layout, Order};
 use crate::error::{Error, Result};
 use crate::init::Rule;
 use crate::lr::{LearningRate, Schedule};
-use crate::places::{self, Named};
+use crate::places::{self, Clash, Named};
 use clap::builder::{PossibleValuesParser, ValueParser};
 use dcc_kernels::{Isa, Pool};
 use dcc_program::Glob;
@@ -188,10 +188,7 @@ impl Flags {
         let resumed = ("--resume", Path::new(&self.resume));
         let read: Vec<Named<'_>> = data.chain(weights).chain(inputs).chain([resumed]).chain(others.iter().copied()).collect();
         match places::clash(&written, &read) {
-            Some(((flag, path), other)) => {
-                let what = format!("{flag} and {other} are the same file");
-                Err(Error::data_option(what).at(path.display()).help(format!("write {flag} elsewhere")))
-            }
+            Some(Clash { what, at, help }) => Err(Error::data_option(what).at(at.display()).help(help)),
             None => Ok(()),
         }
     }
