@@ -2,7 +2,8 @@
 
 use super::Plan;
 use crate::graph::{Graph, Node, NodeId, Phase};
-use crate::ops::Op;
+use crate::ops::{Op, Param};
+use dcc_program::program::Piece;
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +28,7 @@ pub fn follow(graph: &Graph, plan: &Plan, of: &Graph) -> Plan {
         let node = &graph[id];
         of_weights.push(matches!(node.op, Op::Param(_)) || node.operands.iter().any(|o| of_weights[o.0 as usize]));
         held.push(match &node.op {
-            Op::Param(param) => holders.get(param.name.as_str()).cloned(),
+            Op::Param(param) => holders.get(&name(param)).cloned(),
             _ => common(node.operands.iter().filter_map(|o| held[o.0 as usize].as_ref())),
         });
         let operands: Option<_> = node.operands.iter().map(|o| same[o.0 as usize]).collect();
@@ -62,11 +63,18 @@ fn common<'s>(mut sets: impl Iterator<Item = &'s BTreeSet<u32>>) -> Option<BTree
     Some(sets.fold(first, |all, set| all.intersection(set).copied().collect()))
 }
 
+/// A parameter, or a piece of one, which may be on a stage of its own.
+type Name<'g> = (&'g str, Option<&'g Piece>);
+
+fn name(param: &Param) -> Name<'_> {
+    (&param.name, param.piece.as_ref())
+}
+
 /// The stages of the ranks that read each parameter.
-fn param_holders<'g>(plan: &Plan, graph: &'g Graph) -> FxHashMap<&'g str, BTreeSet<u32>> {
+fn param_holders<'g>(plan: &Plan, graph: &'g Graph) -> FxHashMap<Name<'g>, BTreeSet<u32>> {
     let layout = plan.layout();
     let mut readers: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); graph.nodes.len()];
-    let mut holders: FxHashMap<&str, BTreeSet<u32>> = FxHashMap::default();
+    let mut holders: FxHashMap<Name<'_>, BTreeSet<u32>> = FxHashMap::default();
     for id in graph.ids().rev().filter(|&id| graph[id].phase == Phase::Forward) {
         let mine = match plan.stages.get(&id) {
             Some(&stage) => BTreeSet::from([stage]),
@@ -78,7 +86,7 @@ fn param_holders<'g>(plan: &Plan, graph: &'g Graph) -> FxHashMap<&'g str, BTreeS
         if let Op::Param(param) = &graph[id].op {
             let ranks: BTreeSet<u32> = mine.iter().map(|&stage| layout.place(stage).0).collect();
             let held = (0..plan.parts()).filter(|&stage| ranks.contains(&layout.place(stage).0));
-            holders.entry(param.name.as_str()).or_default().extend(held);
+            holders.entry(name(param)).or_default().extend(held);
         }
     }
     holders

@@ -1,7 +1,7 @@
 //! What the planner knows of the forward graph before it decides: an order, what each node depends on, its rule, who reads it.
 
-use crate::graph::{GradOf, Graph, NodeId, Phase};
-use crate::ops::{Op, Rule};
+use crate::graph::{GradOf, Graph, Node, NodeId, Phase};
+use crate::ops::{Attention, MaxPool, Op, Rule};
 use dcc_program::TensorType;
 use dcc_program::program::ParamKind;
 use smallvec::SmallVec;
@@ -174,6 +174,10 @@ impl<'a> Forward<'a> {
                 if seen[id.0 as usize] {
                     continue;
                 }
+                if let Some(first) = self.first_result(id).filter(|first| !seen[first.0 as usize]) {
+                    stack.extend([(id, next), (first, 0)]);
+                    continue;
+                }
                 if let Some(&operand) = graph[id].operands.get(next) {
                     stack.push((id, next + 1));
                     stack.push((operand, 0));
@@ -187,26 +191,40 @@ impl<'a> Forward<'a> {
         self.order = order;
     }
 
-    /// Behind `id`, what the backward pass alone reads of its operands, and what is made of that.
+    /// Behind `id`, other results of its launch, what the backward pass alone reads of its operands, and what is made of that.
     fn push_beside(&self, id: NodeId, seen: &mut [bool], order: &mut Vec<NodeId>) {
         let graph = self.graph;
-        let begin = order.len();
+        let mut next = order.len();
         let siblings = graph[id].operands.iter().flat_map(|o| &self.readers[o.0 as usize]);
-        self.push_ready(siblings, seen, order);
-        let mut next = begin;
+        let beside = |r: NodeId| self.is_for_backward(r) || self.first_result(r) == Some(id);
+        self.push_ready(siblings.copied().filter(|&r| beside(r)), seen, order);
         while let Some(&id) = order.get(next) {
-            self.push_ready(self.readers[id.0 as usize].iter(), seen, order);
+            let readers = self.readers[id.0 as usize].iter().copied();
+            self.push_ready(readers.filter(|&r| self.is_for_backward(r)), seen, order);
             next += 1;
         }
     }
 
-    fn push_ready<'b>(&self, readers: impl Iterator<Item = &'b NodeId>, seen: &mut [bool], order: &mut Vec<NodeId>) {
-        for &reader in readers.filter(|reader| self.is_for_backward(**reader)) {
+    fn push_ready(&self, readers: impl Iterator<Item = NodeId>, seen: &mut [bool], order: &mut Vec<NodeId>) {
+        for reader in readers {
             let ready = self.graph[reader].operands.iter().all(|o| seen[o.0 as usize]);
             if ready && !std::mem::replace(&mut seen[reader.0 as usize], true) {
                 order.push(reader);
             }
         }
+    }
+
+    /// The result that one launch gives before this one.
+    pub fn first_result(&self, id: NodeId) -> Option<NodeId> {
+        let node = &self.graph[id];
+        let first: Op = match &node.op {
+            Op::Attention(attention) if attention.out > 0 => Attention { out: 0, ..attention.clone() }.into(),
+            Op::MaxPool(pool) if pool.out > 0 => MaxPool { out: 0, ..pool.clone() }.into(),
+            _ => return None,
+        };
+        let readers = &self.readers[node.operands.first()?.0 as usize];
+        let is_first = |other: &Node| other.operands == node.operands && other.op == first;
+        readers.iter().copied().find(|&reader| is_first(&self.graph[reader]))
     }
 }
 

@@ -130,7 +130,7 @@ impl Line {
         for (i, &id) in order.iter().enumerate() {
             let strategy = plan.strategies.get(&id);
             let seconds = strategy.map_or(0.0, |s| cost::op(forward, id, s, &plan.mesh, machine).total());
-            line.joined.push(is_second_result(&forward.graph[id].op) || forward.is_for_backward(id));
+            line.joined.push(forward.first_result(id).is_some() || forward.is_for_backward(id));
             line.seconds.push(line.seconds[i] + seconds);
             line.heavy.push(line.heavy[i] + usize::from(is_heavy(&forward.graph[id].op)));
             if let (Some(last), Some(strategy)) = (last_reader(forward, &position, id), strategy) {
@@ -250,11 +250,6 @@ fn last_reader(forward: &Forward, position: &BTreeMap<NodeId, usize>, id: NodeId
         }
     }
     last
-}
-
-/// Whether the op gives one more result of the op before it.
-fn is_second_result(op: &Op) -> bool {
-    matches!(op, Op::Attention(attention) if attention.out > 0) || matches!(op, Op::MaxPool(pool) if pool.out > 0)
 }
 
 fn is_heavy(op: &Op) -> bool {

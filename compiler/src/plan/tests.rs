@@ -3,9 +3,11 @@
 use super::forward::Kind;
 use super::testing::*;
 use super::*;
-use crate::graph::Graph;
-use dcc_program::DType;
+use crate::graph::{Graph, NodeId};
+use crate::ops::{Attention, Param};
 use dcc_program::kernel::{BinaryOp, UnaryOp};
+use dcc_program::program::{Attention as Attributes, MaskKind, ParamKind, Piece};
+use dcc_program::{DType, FactorSpec, Shape};
 use expect_test::{Expect, expect};
 
 fn options(dp: u32, tp: u32, pp: u32, microbatches: u32) -> Parallel {
@@ -144,6 +146,55 @@ fn stages_are_balanced_where_little_crosses_at_one_end_only() {
     let loss = g.sum(h, &[0, 1]).unwrap();
     g.outputs = vec![("loss".into(), loss)];
     check_stages(&g, 2, expect!["0: fc0.weight, 1: fc4.weight"]);
+}
+
+/// The pieces of a weight lie on stages of their own; evaluation, which begins otherwise, reads each where it is.
+#[test]
+fn evaluation_reads_pieces_where_they_are() {
+    let model = |begin: UnaryOp| {
+        let mut g = Graph::new();
+        let x = input(&mut g, "x", DType::F32, &[64, 64], Some(0));
+        let mut h = g.unary(begin, x).unwrap();
+        let mut dots = Vec::new();
+        for start in [0, 64] {
+            let (name, piece) = ("w".to_owned(), Some(Piece { dim: 0, start, end: start + 64 }));
+            let (kind, shape) = (ParamKind::Weight, Shape::from_slice(&[64, 64]));
+            let w = g.add(Param { name, kind, piece, dtype: DType::F32, shape }, &[]).unwrap();
+            h = g.dot("m k, k n -> m n", h, w).unwrap();
+            dots.push(h);
+            h = g.unary(UnaryOp::Tanh, h).unwrap();
+        }
+        let loss = g.sum(h, &[0, 1]).unwrap();
+        g.outputs = vec![("loss".into(), loss)];
+        (g, dots)
+    };
+    let ((training, dots), (evaluation, others)) = (model(UnaryOp::Exp), model(UnaryOp::Neg));
+    let plan = choose(&training, &options(1, 1, 2, 1)).unwrap();
+    let stages = |plan: &Plan, dots: &[NodeId]| dots.iter().map(|dot| plan.stages[dot]).collect::<Vec<u32>>();
+    assert_eq!(stages(&plan, &dots), [0, 1]);
+    assert_eq!(stages(&follow(&evaluation, &plan, &training), &others), [0, 1]);
+}
+
+/// One launch gives both results of an attention, though a later stage reads the second.
+#[test]
+fn results_of_one_launch_are_on_one_stage() {
+    let mut g = Graph::new();
+    let x = input(&mut g, "x", DType::F32, &[8, 16, 2, 32], Some(0));
+    let spec = FactorSpec::parse("b t h e, b s h e, b s h f -> b t h f").unwrap();
+    let attributes = Attributes { spec, causal: false, mask: MaskKind::None, scale: 1f64.to_bits() };
+    let both = [0, 1].map(|out| g.add(Attention { attributes: attributes.clone(), out }, &[x, x, x]).unwrap());
+    let mut h = both[0];
+    for layer in 0..6 {
+        let weight = param(&mut g, &format!("fc{layer}.weight"), &[32, 32]);
+        h = g.dot("b t h k, k n -> b t h n", h, weight).unwrap();
+        h = g.unary(UnaryOp::Tanh, h).unwrap();
+    }
+    h = g.sum(h, &[3]).unwrap();
+    h = g.binary(BinaryOp::Add, h, both[1]).unwrap();
+    let loss = g.sum(h, &[0, 1, 2]).unwrap();
+    g.outputs = vec![("loss".into(), loss)];
+    let plan = choose(&g, &options(1, 1, 2, 1)).unwrap();
+    assert_eq!(both.map(|id| plan.stages[&id]), [0, 0]);
 }
 
 /// Where chunks are what is too many, pipelines of one chunk a rank remain.
