@@ -34,6 +34,8 @@ enum Coordinates {
     /// Element 0 where there is only one.
     PytorchHalfPixel,
     HalfPixelSymmetric,
+    /// The middle of the element, half a pixel behind `HalfPixel`.
+    Middle,
     /// Of a region, which may reach outside.
     Crop,
 }
@@ -69,6 +71,7 @@ impl Line {
             Coordinates::Crop => (self.region[0] + x * (self.region[1] - self.region[0]) / (to - 1.0)) * (from - 1.0),
             Coordinates::PytorchHalfPixel if self.to == 1 => 0.0,
             Coordinates::HalfPixel | Coordinates::PytorchHalfPixel => half_pixel,
+            Coordinates::Middle => (x + 0.5) / self.scale,
             Coordinates::HalfPixelSymmetric => from / 2.0 * (1.0 - to / length) + half_pixel,
         }
     }
@@ -159,6 +162,7 @@ fn along_lines(build: &mut Build, call: &Call, lines: &[Line], default: Coordina
         "half_pixel" => Coordinates::HalfPixel,
         "pytorch_half_pixel" => Coordinates::PytorchHalfPixel,
         "half_pixel_symmetric" => Coordinates::HalfPixelSymmetric,
+        "tf_half_pixel_for_nn" => Coordinates::Middle,
         "tf_crop_and_resize" => Coordinates::Crop,
         other => return Err(attribute_value("coordinate_transformation_mode", other)),
     };
