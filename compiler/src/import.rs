@@ -52,7 +52,7 @@ pub use inputs::{InputInfo, check_inputs, symbol};
 pub use model::Model;
 pub use node::index_of;
 pub use normal::{Normal, Parts};
-pub use ops::supported;
+pub use ops::{full_name, is_supported, supported};
 pub(crate) use parameters::warnings::listed;
 pub use parameters::{Parameter, aliases};
 pub use sizes::size_inputs;

@@ -90,13 +90,13 @@ fn unknown_operators() {
           at   node 0 `/det` (Det, opset 20): f32[2, 3]
           help README.md lists the operators that dcc imports"#]],
     );
-    let mut foreign = node("Gelu", &["x"], &["y"]);
+    let mut foreign = node("Inverse", &["x"], &["y"]);
     foreign.domain = Some("com.microsoft".to_owned());
     check(
         &model(&[foreign]),
         expect![[r#"
-        error[DCC0102]: operators of domain `com.microsoft` are not supported
-          at   node 0 `/gelu` (com.microsoft.Gelu, opset 20)
+        error[DCC0102]: `Inverse` of domain `com.microsoft` is not supported
+          at   node 0 `/inverse` (com.microsoft.Inverse, opset 20)
           help export with standard ONNX operators only"#]],
     );
 }

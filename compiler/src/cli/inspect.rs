@@ -195,12 +195,14 @@ fn of_model(model: &Model) -> Outcome<Value> {
     let graph = model.graph();
     let values = |list: &[ValueInfoProto]| list.iter().map(declared).collect::<Vec<_>>();
     let mut ops: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut unsupported: BTreeSet<&str> = BTreeSet::new();
     for node in &graph.node {
         *ops.entry(node.op_type()).or_default() += 1;
+        let is_function = || model.proto.functions.iter().any(|function| function.name() == node.op_type());
+        if !import::is_supported(node.domain(), node.op_type()) && !is_function() {
+            unsupported.insert(node.op_type());
+        }
     }
-    let supported = import::supported();
-    let functions = |op: &str| model.proto.functions.iter().any(|function| function.name() == op);
-    let unsupported: Vec<&str> = ops.keys().filter(|op| !supported.contains(op) && !functions(op)).copied().collect();
     let tensor = |tensor: &TensorProto| {
         let dims: Vec<u64> = tensor.dims.iter().map(|&dim| dim.max(0) as u64).collect();
         let dtype = import::dtype(tensor.data_type()).map_or("?", dcc_program::DType::name);

@@ -7,9 +7,9 @@ use std::collections::{HashMap, HashSet};
 
 use super::control;
 use super::fx::FxCall;
-use super::model::{Model, default_opset, is_default_domain};
+use super::model::{Model, default_opset};
 use super::node::{Attribute, Body, Node, ValueId};
-use super::ops::OPTIMIZERS;
+use super::ops::{OPTIMIZERS, contrib};
 use super::proto::{AttributeProto, FunctionProto, GraphProto, NodeProto, ValueInfoProto};
 use super::schema::{self, Known};
 use super::sort::sort;
@@ -264,7 +264,7 @@ impl<'m> Flattener<'m> {
             let default = || call.defaults.iter().find(|default| default.name() == reference);
             attributes.extend(given.or_else(default).map(|proto| Attribute::new(attribute.name(), proto)));
         }
-        let domain = if is_default_domain(proto.domain()) { "" } else { proto.domain() };
+        let domain = super::ops::domain_of(proto.domain(), proto.op_type());
         Ok(Node {
             index: call.index.unwrap_or(position),
             name: format!("{}{}", call.prefix, proto.name()),
@@ -331,14 +331,19 @@ impl<'m> Flattener<'m> {
 
 /// The operator exists in its opset and takes as many inputs and outputs as the node has.
 fn check_schema(node: &Node, proto: &NodeProto) -> Result<()> {
-    if node.domain == OPTIMIZERS && super::ops::find(node.domain, node.op).is_some() {
-        return Ok(());
-    }
     if !node.domain.is_empty() {
-        return Err(Error::unsupported_op(format!("operators of domain `{}` are not supported", node.domain))
-            .help("export with standard ONNX operators only"));
+        if super::ops::find(node.domain, node.op).is_some() {
+            return Ok(());
+        }
+        let what = match node.domain {
+            OPTIMIZERS | contrib::DOMAIN => format!("`{}` of domain `{}` is not supported", node.op, node.domain),
+            other => format!("operators of domain `{other}` are not supported"),
+        };
+        return Err(Error::unsupported_op(what).help("export with standard ONNX operators only"));
     }
-    let arity = match schema::lookup(node.op, node.opset) {
+    // ONNX Runtime fuses nodes of all opsets into this one.
+    let opset = if node.op == "LayerNormalization" { node.opset.max(17) } else { node.opset };
+    let arity = match schema::lookup(node.op, opset) {
         Known::Yes(arity) => arity,
         Known::Since(since) => {
             return Err(Error::opset(format!("opset {} has no operator {}: it came with opset {since}", node.opset, node.op))

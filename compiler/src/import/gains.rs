@@ -6,6 +6,7 @@ use super::flatten::Flat;
 use super::known::Known;
 use super::model::Model;
 use super::node::{Node, ValueId};
+use super::ops::contrib;
 use super::tensor::Tensor;
 
 const NORMS: &[&str] =
@@ -31,9 +32,10 @@ pub(super) fn gains(model: &Model, flat: &Flat) -> BTreeSet<String> {
     let mut add = |id: ValueId| found.insert(flat.values[producers.source(id, PASSING).0 as usize].clone());
     for node in &flat.nodes {
         let input = |position: usize| node.inputs.get(position).copied().flatten();
-        if NORMS.contains(&node.op) {
+        let gain = if NORMS.contains(&node.op) { Some(1) } else { contrib::gain(node.op) };
+        if let Some(gain) = gain {
             let variance = input(4).filter(|_| node.op == "BatchNormalization");
-            input(1).into_iter().chain(variance).for_each(|id| {
+            input(gain).into_iter().chain(variance).for_each(|id| {
                 add(id);
             });
         } else if let ("Mul", Some(a), Some(b)) = (node.op, input(0), input(1)) {

@@ -8,6 +8,7 @@ pub(super) mod batch_norm;
 mod block;
 mod compare;
 mod constant;
+pub(super) mod contrib;
 mod conv;
 mod einsum;
 mod elementwise;
@@ -38,7 +39,7 @@ use dcc_program::Shape;
 
 use super::build::Build;
 use super::known::Known;
-use super::model::Model;
+use super::model::{Model, is_default_domain};
 use super::node::Node;
 use super::parameters::Classifier;
 use super::value::{Value, axis};
@@ -84,6 +85,7 @@ pub fn find(domain: &str, op: &str) -> Option<Import> {
     let families = match domain {
         "" => FAMILIES,
         optimizer::DOMAIN => &[optimizer::ONNX],
+        contrib::DOMAIN => &[contrib::ONNX],
         _ => return None,
     };
     families.iter().flat_map(|family| family.iter()).find(|(name, _)| *name == op).map(|&(_, import)| import)
@@ -95,6 +97,7 @@ const IN_F32: &[&str] = &[
     "Conv",
     "ConvTranspose",
     "CumSum",
+    "FusedConv",
     "GlobalAveragePool",
     "GlobalLpPool",
     "GlobalMaxPool",
@@ -124,11 +127,36 @@ pub fn build(import: Import, build: &mut Build, call: &Call) -> Result<Vec<Value
     results.into_iter().map(narrow).collect()
 }
 
-/// All operators that dcc imports, sorted.
-pub fn supported() -> Vec<&'static str> {
-    let mut names: Vec<&str> = FAMILIES.iter().flat_map(|family| family.iter()).map(|&(name, _)| name).collect();
-    names.extend(super::control::OPERATORS);
-    names.extend(optimizer::ONNX.iter().map(|&(name, _)| name));
+/// Whether dcc imports an operator that a model names so.
+pub fn is_supported(domain: &str, op: &str) -> bool {
+    let domain = domain_of(domain, op);
+    find(domain, op).is_some() || domain.is_empty() && super::control::OPERATORS.contains(&op)
+}
+
+/// The domain that an operator is of, the default one as ``.
+pub fn domain_of<'a>(domain: &'a str, op: &str) -> &'a str {
+    match is_default_domain(domain) {
+        true if op == contrib::SIMPLIFIED => contrib::DOMAIN,
+        true => "",
+        false => domain,
+    }
+}
+
+/// What an operator is called among all: ONNX Runtime's own with their domain.
+pub fn full_name(domain: &str, op: &str) -> String {
+    match domain_of(domain, op) {
+        contrib::DOMAIN => format!("{}.{op}", contrib::DOMAIN),
+        _ => op.to_owned(),
+    }
+}
+
+/// The full names of all operators that dcc imports, sorted.
+pub fn supported() -> Vec<String> {
+    let families = FAMILIES.iter().chain(&[optimizer::ONNX]).map(|family| ("", *family));
+    let all = families.chain([(contrib::DOMAIN, contrib::ONNX)]);
+    let mut names: Vec<String> =
+        all.flat_map(|(domain, family)| family.iter().map(move |(name, _)| full_name(domain, name))).collect();
+    names.extend(super::control::OPERATORS.iter().map(|&name| name.to_owned()));
     names.sort_unstable();
     names
 }

@@ -688,6 +688,10 @@ def orders():
         case("TopK", ordered, [x, ints([k])], opset=11, constants=[1], axis=axis, largest=largest)
 
 
+def write():
+    print("[\n" + ",\n".join(json.dumps(case) for case in CASES) + "\n]")
+
+
 def main():
     pointwise()
     reductions()
@@ -709,7 +713,8 @@ def main():
     case("GroupNormalization", lambda x, w, b: F.group_norm(x, 2, wide(w), wide(b), 0.25), [rand(2, 4, 3), rand(2), rand(2)],
          opset=18, deprecated=True, num_groups=2, epsilon=0.25)
     orders()
-    print("[\n" + ",\n".join(json.dumps(case) for case in CASES) + "\n]")
+    write()
 
 
-main()
+if __name__ == "__main__":
+    main()

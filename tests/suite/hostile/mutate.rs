@@ -252,7 +252,11 @@ pub fn in_node(node: &mut NodeProto, other: &GraphProto, names: &[String], rando
     match random.below(8) {
         0 | 1 => {
             let operators = dcc::import::supported();
-            node.op_type = Some(operators[random.below(operators.len())].to_owned());
+            let operator = &operators[random.below(operators.len())];
+            match operator.rsplit_once('.') {
+                Some((domain, op)) => (node.domain, node.op_type) = (Some(domain.to_owned()), Some(op.to_owned())),
+                None => node.op_type = Some(operator.clone()),
+            }
             if random.below(6) == 0 {
                 node.domain = Some(["", "ai.onnx", "com.microsoft", "of.no.one"][random.below(4)].to_owned());
             }

@@ -12,7 +12,7 @@ use dcc_program::kernel::BinaryOp;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-const GOLDEN: &str = include_str!("../../golden/nodes/gradients.json");
+const GOLDEN: [&str; 2] = [include_str!("../../golden/nodes/gradients.json"), include_str!("../../golden/nodes/contrib.json")];
 
 fn check(case: &Value) -> Result<(), String> {
     let text = |error: dcc::Error| error.to_string();
@@ -79,7 +79,7 @@ fn weighted(graph: &mut Graph, k: usize, y: NodeId) -> dcc::Result<NodeId> {
 }
 
 fn cases() -> Vec<Value> {
-    serde_json::from_str(GOLDEN).expect("gradients.json is JSON")
+    GOLDEN.iter().flat_map(|golden| serde_json::from_str::<Vec<Value>>(golden).expect("JSON")).collect()
 }
 
 #[test]
@@ -97,7 +97,8 @@ const WITHOUT: &str = "Adagrad Adam And ArgMax ArgMin Bernoulli BitShift Bitwise
 /// Those whose attributes do not change what they compute, or which have none.
 const PLAIN: &str = "Abs Acos Acosh Add Asin Asinh Atan Atanh CastLike Ceil Cos Cosh Div Dropout Erf Exp Floor GlobalAveragePool \
     GlobalMaxPool HardSwish Identity Log MatMul Max Mean Min Mish Mod Mul Neg PRelu Reciprocal Relu Round SequenceConstruct SequenceErase SequenceInsert Sigmoid \
-    Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Tan Tanh Where";
+    Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Tan Tanh Where \
+    com.microsoft.BiasGelu com.microsoft.FastGelu com.microsoft.Gelu";
 /// Those with two: exact or approximate, batch or time first.
 const PAIRS: &str = "Gelu ReverseSequence";
 
@@ -117,7 +118,7 @@ fn tested(cases: &[Value]) -> BTreeMap<String, Tested> {
         let known: Vec<String> = constants.map(|name| format!("{name} {}", case["inputs"][name]["data"])).collect();
         let model = Model::decode(Bytes::from(unhex(case["model"].as_str().expect("hex")))).expect("a model");
         for node in &model.graph().node {
-            let of = tested.entry(node.op_type().to_owned()).or_default();
+            let of = tested.entry(dcc::import::full_name(node.domain(), node.op_type())).or_default();
             of.shapes.insert(shapes.join(" "));
             of.attributes.insert(format!("{:?} {known:?}", node.attribute));
         }
@@ -132,8 +133,8 @@ fn too_few(cases: &[Value]) -> Vec<String> {
     let differentiable = dcc::import::supported().into_iter().filter(|op| !has(WITHOUT, op));
     let mut few = Vec::new();
     for op in differentiable {
-        let (shapes, attributes) = tested.get(op).map_or((0, 0), |of| (of.shapes.len(), of.attributes.len()));
-        let least = if has(PLAIN, op) { 1 } else { 3 - usize::from(has(PAIRS, op)) };
+        let (shapes, attributes) = tested.get(&op).map_or((0, 0), |of| (of.shapes.len(), of.attributes.len()));
+        let least = if has(PLAIN, &op) { 1 } else { 3 - usize::from(has(PAIRS, &op)) };
         if shapes < 3 || attributes < least {
             few.push(format!("{op}: {shapes} shapes, {attributes} sets of attributes"));
         }

@@ -44,11 +44,17 @@ pub(super) struct Heads {
 impl Heads {
     fn read(build: &mut Build, call: &Call) -> Result<Heads> {
         let dtype = call.input(0)?.dtype(build)?;
-        let (q_heads, kv_heads) = (call.node.int("q_num_heads")?, call.node.int("kv_num_heads")?);
+        let (queries, keys) = (call.node.int_or("q_num_heads", 0)?, call.node.int_or("kv_num_heads", 0)?);
+        let given = [0, 1, 2].map(|position| call.input(position).cloned());
+        Heads::of(build, &given.into_iter().collect::<Result<Vec<Value>>>()?, [queries, keys, keys], dtype)
+    }
+
+    /// Of queries, keys and values, with the number of heads of each that has them in one dim with their elements.
+    pub fn of(build: &mut Build, given: &[Value], counts: [i64; 3], dtype: DType) -> Result<Heads> {
         let mut each = Vec::with_capacity(3);
-        for (position, heads) in [(0, q_heads), (1, kv_heads), (2, kv_heads)] {
-            let x = build.cast(call.input(position)?, computed_in(dtype))?;
-            each.push(with_heads(build, &x, heads)?);
+        for (x, heads) in given.iter().zip(counts) {
+            let x = build.cast(x, computed_in(dtype))?;
+            each.push(with_heads(build, &x, Some(heads).filter(|&heads| heads != 0))?);
         }
         let [q, k, v] = <[Value; 3]>::try_from(each).expect("three inputs");
         let [heads, keys, values] = [q.shape(build)?[1], k.shape(build)?[1], v.shape(build)?[1]];
@@ -66,15 +72,37 @@ fn attention(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
         return masked_attention::attention(build, call, heads);
     }
     let _ = call.node.int_or("qk_matmul_output_mode", 0)?;
+    let (dtype, flat) = (heads.dtype, call.input(0)?.rank(build)? == 3);
+    let (scale, causal) = (call.node.float("scale")?, call.node.flag("is_causal", false)?);
+    let mut y = of_heads(build, heads, call.optional(3), causal, scale)?;
+    if flat {
+        y = without_heads(build, &y)?;
+    }
+    Ok(vec![build.cast(&y, dtype)?])
+}
+
+/// `[batch, tokens, heads * size]` of `[batch, heads, tokens, size]`.
+pub(super) fn without_heads(build: &mut Build, x: &Value) -> Result<Value> {
+    let shape = x.shape(build)?;
+    let y = build.transpose(x, &[0, 2, 1, 3])?;
+    build.reshape(&y, &[shape[0], shape[2], shape[1] * shape[3]])
+}
+
+/// The attention op; its result has a dim for heads, and is as wide as these.
+pub(super) fn of_heads(
+    build: &mut Build,
+    heads: Heads,
+    mask: Option<&Value>,
+    causal: bool,
+    scale: Option<f64>,
+) -> Result<Value> {
     let Heads { q, k, v, dtype } = heads;
-    let flat = call.input(0)?.rank(build)? == 3;
     let (q_shape, k_shape, v_shape) = (q.shape(build)?, k.shape(build)?, v.shape(build)?);
     let (heads, key_heads) = (q_shape[1], k_shape[1]);
     let groups = heads / key_heads;
-    let scale = call.node.float("scale")?.unwrap_or(1.0 / (q_shape[3] as f64).sqrt());
-    let causal = call.node.flag("is_causal", false)?;
+    let scale = scale.unwrap_or(1.0 / (q_shape[3] as f64).sqrt());
     let scores = [q_shape[0], heads, q_shape[2], k_shape[2]];
-    let mask = match call.optional(3) {
+    let mask = match mask {
         Some(mask) if mask.dtype(build)?.is_float() => {
             let mask = build.cast(mask, computed_in(dtype))?;
             Mask::read(build, &mask, &scores)?
@@ -98,12 +126,7 @@ fn attention(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let spec = FactorSpec::parse(&format!("{spec} -> b {head_names} t f")).expect("names are identifiers");
     let attributes = Attributes { spec, causal: causal || mask.causal, mask: kind, scale: scale.to_bits() };
     let y = build.graph.add(Attention { attributes, out: 0 }, &operands)?;
-    let mut y = build.reshape(&y.into(), &[q_shape[0], heads, q_shape[2], v_shape[3]])?;
-    if flat {
-        y = build.transpose(&y, &[0, 2, 1, 3])?;
-        y = build.reshape(&y, &[q_shape[0], q_shape[2], heads * v_shape[3]])?;
-    }
-    Ok(vec![build.cast(&y, dtype)?])
+    build.reshape(&y.into(), &[q_shape[0], heads, q_shape[2], v_shape[3]])
 }
 
 /// The mask of an attention without the dims along which it repeats.
@@ -166,7 +189,7 @@ fn is_causal(graph: &Graph, id: NodeId) -> bool {
 
 /// Rotates pairs of the first `rotary_embedding_dim` elements of each head by the angle of their position. Su et al. 2021,
 /// arXiv 2104.09864. Pairs are halves apart, or neighbours if `interleaved`.
-fn rotary_embedding(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+pub(super) fn rotary_embedding(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let x = call.input(0)?;
     let shape = x.shape(build)?;
     let flat = shape.len() == 3;

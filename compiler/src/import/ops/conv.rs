@@ -57,7 +57,7 @@ fn with_bias(build: &mut Build, call: &Call, y: Value) -> Result<Value> {
     build.binary(BinaryOp::Add, &y, &bias)
 }
 
-fn conv(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+pub(super) fn conv(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let (x, w) = (call.input(0)?, call.input(1)?);
     let (image, kernel) = (x.shape(build)?, w.shape(build)?);
     let channels = Channels::new(call, &image, &kernel)?;

@@ -135,7 +135,7 @@ fn extremum(build: &mut Build, call: &Call, op: BinaryOp, beyond: CompareOp) -> 
 }
 
 /// The bound where x is `beyond` it, or on it: x has no gradient there.
-fn cut(build: &mut Build, x: &Value, bound: &Value, beyond: CompareOp) -> Result<Value> {
+pub(super) fn cut(build: &mut Build, x: &Value, bound: &Value, beyond: CompareOp) -> Result<Value> {
     let is_beyond = build.compare(beyond, x, bound)?;
     build.select(&is_beyond, bound, x)
 }

@@ -44,7 +44,15 @@ impl Activation {
         Ok(all.chunks(each).map(<[Activation]>::to_vec).collect())
     }
 
-    fn apply(&self, build: &mut Build, x: &Value) -> Result<Value> {
+    /// With those of its numbers that are given.
+    pub fn of(name: &str, numbers: &[f64]) -> Result<Activation> {
+        let mut numbers = numbers.iter().copied();
+        let (takes_alpha, takes_beta) = parameters(name)?;
+        let mut next = |takes: bool| if takes { numbers.next() } else { None };
+        Ok(Activation { name: name.to_owned(), alpha: next(takes_alpha), beta: next(takes_beta) })
+    }
+
+    pub fn apply(&self, build: &mut Build, x: &Value) -> Result<Value> {
         let (alpha, beta) = (|default: f64| self.alpha.unwrap_or(default), |default: f64| self.beta.unwrap_or(default));
         match self.name.to_ascii_lowercase().as_str() {
             "sigmoid" => build.unary(UnaryOp::Logistic, x),

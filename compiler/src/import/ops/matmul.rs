@@ -11,7 +11,7 @@ use crate::ops::Op;
 pub const ONNX: &[(&str, Import)] = &[("Gemm", gemm), ("MatMul", matmul)];
 
 /// NumPy's matmul: batch dims broadcast, a vector is a row on the left and a column on the right.
-fn matmul(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+pub(super) fn matmul(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let (mut a, mut b) = (call.input(0)?.clone(), call.input(1)?.clone());
     let (left, right) = (a.shape(build)?, b.shape(build)?);
     if left.is_empty() || right.is_empty() {
@@ -64,7 +64,7 @@ fn matmul(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
 }
 
 /// `alpha A' B' + beta C`.
-fn gemm(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+pub(super) fn gemm(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let (a, b) = (call.input(0)?, call.input(1)?);
     if a.rank(build)? != 2 || b.rank(build)? != 2 {
         return Err(Error::shape(format!("Gemm of ranks {} and {}", a.rank(build)?, b.rank(build)?)));

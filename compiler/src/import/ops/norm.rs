@@ -37,14 +37,19 @@ pub(super) fn by_root_mean_square(build: &mut Build, x: &Value, dims: &[usize], 
     Ok((build.binary(BinaryOp::Mul, x, &scale)?, scale))
 }
 
+/// `(x - mean) / √(variance + epsilon)`; gives that, the mean, and the reciprocal root.
+pub(super) fn layer_normal(build: &mut Build, x: &Value, dims: &[usize], epsilon: f64) -> Result<(Value, Value, Value)> {
+    let mean = build.mean(x, dims, true)?;
+    let centred = build.binary(BinaryOp::Sub, x, &mean)?;
+    let (normal, scale) = by_root_mean_square(build, &centred, dims, epsilon)?;
+    Ok((normal, mean, scale))
+}
+
 /// Results Y, Mean, InvStdDev.
 fn layer_normalization(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let dtype = call.input(0)?.dtype(build)?;
     let (dims, x) = statistics(build, call)?;
-    let mean = build.mean(&x, &dims, true)?;
-    let centred = build.binary(BinaryOp::Sub, &x, &mean)?;
-    let epsilon = call.node.float_or("epsilon", 1e-5)?;
-    let (normal, scale) = by_root_mean_square(build, &centred, &dims, epsilon)?;
+    let (normal, mean, scale) = layer_normal(build, &x, &dims, call.node.float_or("epsilon", 1e-5)?)?;
     let normal = build.cast(&normal, dtype)?;
     let mut y = build.binary(BinaryOp::Mul, &normal, call.input(1)?)?;
     if let Some(bias) = call.optional(2) {
@@ -53,7 +58,7 @@ fn layer_normalization(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     Ok(vec![y, mean, scale])
 }
 
-fn rms_normalization(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+pub(super) fn rms_normalization(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let dtype = call.input(0)?.dtype(build)?;
     let (dims, x) = statistics(build, call)?;
     let (normal, _) = by_root_mean_square(build, &x, &dims, call.node.float_or("epsilon", 1e-5)?)?;
