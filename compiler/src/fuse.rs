@@ -66,6 +66,8 @@ pub struct Cluster {
     reads: BTreeSet<Unit>,
     /// Values of other units that its members load, and perhaps some that they do not.
     loads: BTreeSet<NodeId>,
+    /// Nodes that its members compute, themselves and what they read inline.
+    work: usize,
     first: NodeId,
     last: NodeId,
 }
@@ -81,6 +83,7 @@ impl Cluster {
             alone: false,
             reads: BTreeSet::new(),
             loads: BTreeSet::new(),
+            work: 0,
             first: NodeId(u32::MAX),
             last: NodeId(0),
         }
@@ -120,10 +123,16 @@ fn fuse_within(limits: Limits, graph: &Graph, nodes: &[NodeId], wanted: &[NodeId
     let roles = vec![Role::Absent; count];
     let fusion = Fusion { roles, clusters: Vec::new(), materialised: vec![false; count], loads: BTreeSet::new() };
     let wanted = wanted.iter().copied().collect();
-    let generated = vec![false; count];
-    let mut fuser = Fuser { graph, fusion, uses, wanted, accumulators, limits, spans: BTreeMap::new(), generated };
+    let (generated, depths) = (vec![false; count], vec![0; count]);
+    let mut fuser = Fuser { graph, fusion, uses, wanted, accumulators, limits, spans: BTreeMap::new(), generated, depths };
     for &id in nodes {
-        let role = fuser.assign(id);
+        let mut role = fuser.assign(id);
+        if role == Role::Inline {
+            match fuser.depth(id) {
+                depth if depth <= limits.inline => fuser.depths[id.0 as usize] = depth,
+                _ => role = Role::Member(fuser.assign_alone(id)),
+            }
+        }
         fuser.fusion.roles[id.0 as usize] = role;
         let operands = &graph[id].operands;
         let made = !matches!(graph[id].op, Op::Uniform(_) | Op::Gather(_)) && role == Role::Inline;
@@ -146,6 +155,8 @@ struct Fuser<'a> {
     spans: BTreeMap<Section, Vec<NodeId>>,
     /// By node: whether it is made inline of no data, but for leaves of numbers.
     generated: Vec<bool>,
+    /// By node: inline nodes one after the other, this the last; 0 for others.
+    depths: Vec<u32>,
 }
 
 /// Whether an op is a loop over its result's elements.
@@ -248,17 +259,17 @@ mod tests {
     fn steps_that_read_twice_are_seen_once() {
         let graph = |start: &str, step: &str| {
             let mut text = format!("graph\nforward\n%0 f32[4] = input{{batch_dim:0, name:x}}\n{start}\n");
-            for step_of in 0..96 {
+            for step_of in 0..30 {
                 let (from, inner, to) = (2 + 2 * step_of, 3 + 2 * step_of, 4 + 2 * step_of);
                 text += &format!("%{inner} f32[4] = {step} %{from}\n%{to} f32[4] = binary{{op:add}} %{from}, %{inner}\n");
             }
-            Graph::parse(&format!("{text}%195 f32[4] = binary{{op:mul}} %0, %194\noutput y = %195\n")).expect("a graph")
+            Graph::parse(&format!("{text}%63 f32[4] = binary{{op:mul}} %0, %62\noutput y = %63\n")).expect("a graph")
         };
         let number = "%1 f32[] = const{value:\"1.0\"}\n%2 f32[4] = broadcast_in_dim{dims:[]} %1";
         let data = "%1 f32[4] = unary{op:neg} %0\n%2 f32[4] = unary{op:tanh} %1";
         for graph in [graph(number, "unary{op:neg}"), graph(data, "unary{op:tanh}"), graph(data, "unary{op:neg}")] {
             let nodes: Vec<NodeId> = graph.ids().collect();
-            let fusion = fuse(&graph, &nodes, &[NodeId(195)], &BTreeSet::new());
+            let fusion = fuse(&graph, &nodes, &[NodeId(63)], &BTreeSet::new());
             assert_eq!(fusion.clusters.iter().filter(|cluster| !cluster.members.is_empty()).count(), 1);
         }
     }

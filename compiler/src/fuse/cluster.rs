@@ -72,22 +72,23 @@ impl Fuser<'_> {
     /// A pointwise operand that only `readers` read moves into their new cluster, which has these `loads`: it is recomputed in them, and
     /// so is what only it reads.
     fn release(&mut self, operand: NodeId, readers: &mut Vec<NodeId>, loads: &mut BTreeSet<NodeId>) {
-        let Role::Member(cluster) = self.fusion.roles[operand.0 as usize] else { return };
-        let only = self.uses[operand.0 as usize].iter().all(|u| readers.contains(u)) && !self.wanted.contains(&operand);
-        let alone = self.fusion.clusters[cluster.0 as usize].alone;
-        let pointwise = is_pointwise(&self.graph[operand].op) && !alone;
-        if !only || !pointwise || self.graph[operand].section() != self.graph[readers[0]].section() {
-            return;
-        }
-        let more = self.loads(operand);
-        if loads.union(&more).count() > self.limits.loads {
-            return;
-        }
-        loads.extend(more);
-        self.dissolve(operand, cluster);
-        readers.push(operand);
-        for &inner in &self.graph[operand].operands {
-            self.release(inner, readers, loads);
+        let mut open = vec![operand];
+        while let Some(operand) = open.pop() {
+            let Role::Member(cluster) = self.fusion.roles[operand.0 as usize] else { continue };
+            let only = self.uses[operand.0 as usize].iter().all(|u| readers.contains(u)) && !self.wanted.contains(&operand);
+            let alone = self.fusion.clusters[cluster.0 as usize].alone;
+            let pointwise = is_pointwise(&self.graph[operand].op) && !alone;
+            if !only || !pointwise || self.graph[operand].section() != self.graph[readers[0]].section() {
+                continue;
+            }
+            let more = self.loads(operand);
+            if loads.union(&more).count() > self.limits.loads || readers.len() > self.limits.inline as usize {
+                continue;
+            }
+            loads.extend(more);
+            self.dissolve(operand, cluster);
+            readers.push(operand);
+            open.extend(self.graph[operand].operands.iter().rev());
         }
     }
 
@@ -164,6 +165,7 @@ impl Fuser<'_> {
         cluster.reads.extend(gone.reads);
         cluster.reads.remove(&Unit::Cluster(into));
         cluster.reads.remove(&Unit::Cluster(from));
+        cluster.work += gone.work;
         cluster.loads.extend(gone.loads);
         cluster.loads.retain(|o| !cluster.index.contains_key(o));
         if cluster.inner.is_empty() {
@@ -241,6 +243,7 @@ impl Fuser<'_> {
             alone: false,
             reads: BTreeSet::new(),
             loads: BTreeSet::new(),
+            work: 0,
             first: node,
             last: node,
         });
@@ -252,7 +255,7 @@ impl Fuser<'_> {
     }
 
     pub(super) fn join(&mut self, id: ClusterId, node: NodeId, index: Vec<Index>) {
-        let loads = self.loads(node);
+        let (loads, work) = (self.loads(node), self.work(node));
         let mut reads = BTreeSet::new();
         let open: Vec<Index> = Vec::new();
         refs::visit(self.graph, &self.fusion, node, &open, &mut |operand, _| {
@@ -261,6 +264,7 @@ impl Fuser<'_> {
         reads.remove(&Unit::Cluster(id));
         let cluster = &mut self.fusion.clusters[id.0 as usize];
         cluster.reads.extend(reads);
+        cluster.work += work;
         cluster.loads.extend(loads.into_iter().filter(|o| !cluster.index.contains_key(o)));
         cluster.members.push(node);
         cluster.last = node;

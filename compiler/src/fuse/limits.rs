@@ -18,11 +18,16 @@ pub(super) struct Limits {
     pub loads: usize,
     /// Values that it stores.
     pub stores: usize,
+    /// Nodes that it computes, each for a member that needs it. Kernels are written, compiled and looked at by ways that call themselves
+    /// for operands, and that take more than twice as long for twice as many.
+    pub work: usize,
+    /// Inline nodes one after the other.
+    pub inline: u32,
 }
 
 impl Limits {
     /// The gate takes `MAX_ARGUMENTS` of each; a launch on a GPU 512 words in all, of which offsets of shards need some.
-    pub const KERNEL: Limits = Limits { units: 64, loads: 224, stores: 192 };
+    pub const KERNEL: Limits = Limits { units: 64, loads: 224, stores: 192, work: 1024, inline: 64 };
 }
 
 const _: () = assert!(Limits::KERNEL.loads <= MAX_ARGUMENTS && Limits::KERNEL.stores <= MAX_ARGUMENTS);
@@ -38,10 +43,27 @@ impl Fuser<'_> {
         loads
     }
 
+    /// How many nodes are computed for `id` where none of them lies in its cluster: itself and what it reads inline.
+    pub(super) fn work(&self, id: NodeId) -> usize {
+        let mut open = vec![id];
+        let mut seen = FxHashSet::from_iter([id]);
+        while let Some(id) = open.pop() {
+            let inline = |o: &NodeId| self.fusion.roles[o.0 as usize] == Role::Inline;
+            open.extend(self.graph[id].operands.iter().copied().filter(|o| inline(o) && seen.insert(*o)));
+        }
+        seen.len()
+    }
+
+    /// Inline nodes one after the other, at most, of which `id` is the last if it is one.
+    pub(super) fn depth(&self, id: NodeId) -> u32 {
+        let below = self.graph[id].operands.iter().map(|o| self.depths[o.0 as usize]);
+        below.max().unwrap_or(0) + 1
+    }
+
     /// Whether the cluster and `node` fit into one kernel.
     pub(super) fn has_room(&self, id: ClusterId, node: NodeId) -> bool {
         let cluster = &self.fusion.clusters[id.0 as usize];
-        if cluster.alone || cluster.reads.len() > self.limits.units {
+        if cluster.alone || cluster.reads.len() > self.limits.units || cluster.work + self.work(node) > self.limits.work {
             return false;
         }
         let is_new = |o: &NodeId| !cluster.loads.contains(o) && !cluster.index.contains_key(o);
@@ -52,7 +74,8 @@ impl Fuser<'_> {
     /// Whether two clusters fit into one kernel.
     pub(super) fn have_room(&self, into: ClusterId, from: ClusterId) -> bool {
         let [a, b] = [into, from].map(|id| &self.fusion.clusters[id.0 as usize]);
-        outside(a, b).count() <= self.limits.loads && self.stores(&[into, from], None) <= self.limits.stores
+        let fits = a.work + b.work <= self.limits.work && outside(a, b).count() <= self.limits.loads;
+        fits && self.stores(&[into, from], None) <= self.limits.stores
     }
 
     /// Whether the cluster may load `more`.
@@ -139,7 +162,8 @@ mod tests {
     use crate::graph::Graph;
     use std::fmt::Write;
 
-    const NONE: Limits = Limits { units: usize::MAX, loads: usize::MAX, stores: usize::MAX };
+    const NONE: Limits =
+        Limits { units: usize::MAX, loads: usize::MAX, stores: usize::MAX, work: usize::MAX, inline: u32::MAX };
 
     /// Clusters of a forward graph, and the most values that one loads, and stores.
     fn fused(text: &str, limits: Limits) -> [usize; 3] {

@@ -9,6 +9,7 @@ use dcc_program::factors::DimFactors;
 use dcc_program::kernel::{BinaryOp, UnaryOp};
 use dcc_program::{FactorId, FactorSpec, TensorType};
 use egg::Id;
+use rustc_hash::FxHashSet;
 use std::collections::BTreeMap;
 
 /// Passes of improvement over the chosen terms.
@@ -205,16 +206,12 @@ impl Extractor<'_> {
                 }
                 stack.push((class, true));
                 let term = self.chosen[class].as_ref()?.term;
-                let args: Vec<usize> = self.args(class, term).filter(|&a| state[a] != 2).collect();
-                if args.iter().any(|&a| state[a] == 1) {
+                let mut pending: Vec<usize> = self.args(class, term).filter(|&a| state[a] != 2).collect();
+                if pending.iter().any(|&a| state[a] == 1) {
                     return None;
                 }
-                let mut pending: Vec<usize> = Vec::new();
-                for a in args {
-                    if !pending.contains(&a) {
-                        pending.push(a);
-                    }
-                }
+                let mut seen = FxHashSet::default();
+                pending.retain(|&a| seen.insert(a));
                 stack.extend(pending.into_iter().rev().map(|a| (a, false)));
             }
         }
