@@ -5,6 +5,7 @@
 //! sharding, every node a stage and a section, communication is explicit, pending values are read only by linear ops.
 
 mod accumulate;
+mod chain;
 mod gradient;
 mod halves;
 mod once;
@@ -84,6 +85,8 @@ struct Placer<'a> {
     reader: NodeId,
     /// The stage that what is being placed is for.
     here: u32,
+    /// Nodes that are being computed for each other.
+    nested: usize,
     layout: Layout,
 }
 
@@ -110,6 +113,7 @@ impl<'a> Placer<'a> {
             regions: zero::regions(graph, plan),
             reader: NodeId(0),
             here: 0,
+            nested: 0,
             layout: plan.layout(),
         };
         placer.find_sources();
@@ -195,9 +199,7 @@ impl<'a> Placer<'a> {
             _ => {}
         }
         if self.is_source(id) {
-            // A weight is on the stages that read it by the plan, not on all that read what is made of it.
-            let elsewhere = self.stage[id.0 as usize].filter(|&home| home != stage && self.reads_weight(id));
-            return match elsewhere {
+            return match self.made_elsewhere(id, stage) {
                 None => self.source(id, stage, phase, want),
                 Some(home) => {
                     let made = self.source(id, home, node.phase, want)?;
@@ -208,10 +210,7 @@ impl<'a> Placer<'a> {
         if node.phase == Phase::Update && self.is_scalar_sum(id) {
             return self.scalar_sum(id, stage);
         }
-        let home = self.stage[id.0 as usize].unwrap_or(stage);
-        // What is made of gathered weights alone is made again by the backward pass.
-        let again = self.plan.zero == Zero::Parameters && phase == Phase::Backward && !self.of_data[id.0 as usize];
-        let made = if again && self.stage[id.0 as usize].is_none() { phase } else { node.phase };
+        let (home, made) = self.made_at(id, stage, phase);
         let built = match self.built.get(&(id, home, made)) {
             Some(&built) => built,
             None => {
@@ -223,10 +222,33 @@ impl<'a> Placer<'a> {
         if home == stage { Ok(built) } else { self.transfer(built, stage, node.phase) }
     }
 
+    /// The stage, and the phase, that compute `id`, which is no source, for a reader.
+    fn made_at(&self, id: NodeId, stage: u32, phase: Phase) -> (u32, Phase) {
+        let home = self.stage[id.0 as usize];
+        // What is made of gathered weights alone is made again by the backward pass.
+        let again = self.plan.zero == Zero::Parameters && phase == Phase::Backward && !self.of_data[id.0 as usize];
+        (home.unwrap_or(stage), if again && home.is_none() { phase } else { self.graph[id].phase })
+    }
+
+    /// The stage that makes a source for `stage`, if not that itself: a weight is on the stages that read it by the plan, not on all that
+    /// read what is made of it.
+    fn made_elsewhere(&self, id: NodeId, stage: u32) -> Option<u32> {
+        self.stage[id.0 as usize].filter(|&home| home != stage && self.reads_weight(id))
+    }
+
     /// Whether a source is made of a weight.
     fn reads_weight(&self, id: NodeId) -> bool {
-        let operands = &self.graph[id].operands;
-        operands.iter().any(|&o| matches!(self.graph[o].op, Op::Param(_)) || self.is_source(o) && self.reads_weight(o))
+        let (mut open, mut seen) = (vec![id], FxHashSet::default());
+        while let Some(id) = open.pop() {
+            for &operand in &self.graph[id].operands {
+                match self.graph[operand].op {
+                    Op::Param(_) => return true,
+                    _ if self.is_source(operand) && seen.insert(operand) => open.push(operand),
+                    _ => {}
+                }
+            }
+        }
+        false
     }
 
     /// The value on another stage: whole over space, still pending over microbatches. Of one microbatch, what the forward pass
@@ -298,12 +320,19 @@ impl<'a> Placer<'a> {
     fn compute(&mut self, id: NodeId, stage: u32, phase: Phase, strategy: Option<Strategy>) -> Result<NodeId> {
         let before = (self.reader, self.here);
         self.here = stage;
-        if self.stage[id.0 as usize].is_some() || self.graph[id].phase != Phase::Forward {
+        if self.is_reader(id) {
             self.reader = id;
         }
+        self.nested += 1;
         let placed = self.computed(id, stage, phase, strategy);
+        self.nested -= 1;
         (self.reader, self.here) = before;
         placed
+    }
+
+    /// Whether what is placed for `id` is placed for this node, not for one that reads it.
+    fn is_reader(&self, id: NodeId) -> bool {
+        self.stage[id.0 as usize].is_some() || self.graph[id].phase != Phase::Forward
     }
 
     fn computed(&mut self, id: NodeId, stage: u32, phase: Phase, strategy: Option<Strategy>) -> Result<NodeId> {
@@ -312,6 +341,9 @@ impl<'a> Placer<'a> {
         let strategy = match strategy {
             Some(strategy) => strategy,
             None => {
+                let before = (self.reader, self.here);
+                self.place_operands(id, stage, phase)?;
+                (self.reader, self.here) = before;
                 let found: Vec<Option<NodeId>> = operands
                     .iter()
                     .map(|&o| if self.is_source(o) { Ok(None) } else { self.value(o, stage, phase, None).map(Some) })
@@ -483,12 +515,11 @@ impl<'a> Placer<'a> {
     }
 
     /// Zero everywhere.
-    fn is_zero(&self, id: NodeId) -> bool {
-        match &self.graph[id].op {
-            Op::Const(c) => c.value() == 0.0,
-            Op::BroadcastInDim(_) | Op::Cast(_) => self.is_zero(self.graph[id].operands[0]),
-            _ => false,
+    fn is_zero(&self, mut id: NodeId) -> bool {
+        while let Op::BroadcastInDim(_) | Op::Cast(_) = self.graph[id].op {
+            id = self.graph[id].operands[0];
         }
+        matches!(&self.graph[id].op, Op::Const(c) if c.value() == 0.0)
     }
 
     /// Gradients of values that every stage clones (parameters, their casts) keep every pending until the update.

@@ -3,23 +3,27 @@
 use super::Placer;
 use crate::graph::{GradOf, NodeId, Phase};
 use crate::ops::Op;
+use crate::plan::forward::MOST_MADE;
 use rustc_hash::FxHashSet;
 use std::collections::BTreeSet;
 
 impl Placer<'_> {
-    /// Broadcasts, generated tensors, and pointwise ops of only these are made where they are read, as they are wanted.
+    /// Broadcasts, generated tensors, and pointwise ops of only a few of these are made where they are read, as they are wanted.
     pub(super) fn find_sources(&mut self) {
+        let mut made: Vec<u32> = Vec::with_capacity(self.graph.nodes.len());
         for id in self.graph.ids() {
             let node = &self.graph[id];
+            let nodes = node.operands.iter().fold(1_u32, |sum, o| sum.saturating_add(made[o.0 as usize]));
             let of_sources = || node.operands.iter().all(|o| self.sources[o.0 as usize]);
             let source = match &node.op {
                 Op::Const(_) | Op::Training(_) | Op::Iota(_) | Op::Uniform(_) | Op::BroadcastInDim(_) => true,
                 Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select(_) | Op::Cast(_) | Op::StopGradient(_) => {
-                    of_sources()
+                    nodes <= MOST_MADE && of_sources()
                 }
                 _ => false,
             };
             self.sources.push(source);
+            made.push(if source { nodes } else { 0 });
             self.constants.push(source && node.operands.iter().all(|o| self.constants[o.0 as usize]));
             let of_data = node.operands.iter().all(|o| self.of_data[o.0 as usize]) && !matches!(node.op, Op::Param(_));
             self.of_data.push(of_data);

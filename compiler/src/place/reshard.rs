@@ -6,13 +6,13 @@
 
 use super::Placer;
 use crate::error::{Error, Result};
-use crate::graph::{Node, NodeId, Phase};
+use crate::graph::{Node, NodeId, Operands, Phase};
 use crate::ops::{
     AllGather, AllReduce, AllToAll, DropMicrobatch, KeepFirst, Op, ReduceScatter, ResolveMicrobatches, SliceAxis,
 };
 use crate::optimizer::Update;
 use crate::train;
-use dcc_program::{Reduce, Sharding};
+use dcc_program::{Reduce, Sharding, TensorType};
 
 impl Placer<'_> {
     /// `value` with the sharding `want`, for a reader in `phase`.
@@ -99,14 +99,20 @@ impl Placer<'_> {
 
     /// `+mb` resolved in `section`; of a view, the sum is resolved and the view taken of it.
     fn resolve_accumulated(&mut self, value: NodeId, section: Phase) -> NodeId {
-        let node = self.out[value].clone();
-        let (stage, mb) = (node.stage.expect("placed nodes have a stage"), self.mb());
-        let resolved = node.ty.sharding.with_pending(node.ty.sharding.pending.iter().copied().filter(|p| p.0 != mb));
-        if matches!(node.op, Op::Reshape(_)) {
-            let sum = self.resolve_accumulated(node.operands[0], section);
-            return self.make(node.op, &[sum], node.ty.with_sharding(resolved), stage, section);
+        let mb = self.mb();
+        let resolved = |ty: &TensorType| ty.sharding.with_pending(ty.sharding.pending.iter().copied().filter(|p| p.0 != mb));
+        let (mut views, mut sum) = (Vec::new(), value);
+        while matches!(self.out[sum].op, Op::Reshape(_)) {
+            views.push(sum);
+            sum = self.out[sum].operands[0];
         }
-        self.step_in(ResolveMicrobatches {}, value, resolved, section)
+        let mut made = self.step_in(ResolveMicrobatches {}, sum, resolved(self.out.ty(sum)), section);
+        for view in views.into_iter().rev() {
+            let node = self.out[view].clone();
+            let (stage, ty) = (node.stage.expect("placed nodes have a stage"), node.ty.with_sharding(resolved(&node.ty)));
+            made = self.make(node.op, &[made], ty, stage, section);
+        }
+        made
     }
 
     /// The sum that a value is a view of.
@@ -119,14 +125,30 @@ impl Placer<'_> {
 
     /// A copy of `value` and what it depends on in section `count`.
     fn count_clone(&mut self, value: NodeId) -> Result<NodeId> {
-        if let Some(&clone) = self.counted.get(&value) {
-            return Ok(clone);
+        let mut open = vec![(value, false)];
+        while let Some((id, is_open)) = open.pop() {
+            if self.counted.contains_key(&id) {
+                continue;
+            }
+            if is_open {
+                self.make_count_clone(id);
+            } else if self.is_counted_as_it_is(id)? {
+                self.counted.insert(id, id);
+            } else {
+                open.push((id, true));
+                open.extend(self.out[id].operands.iter().rev().map(|&operand| (operand, false)));
+            }
         }
-        let node = self.out[value].clone();
+        Ok(self.counted[&value])
+    }
+
+    /// Whether a value is the same while counting. Errors: it cannot be there by then.
+    fn is_counted_as_it_is(&self, value: NodeId) -> Result<bool> {
+        let node = &self.out[value];
         if let Op::Param(param) = &node.op
             && !self.is_trained(&param.name)
         {
-            return Ok(value);
+            return Ok(true);
         }
         let count = self.plan.microbatches();
         if node.phase == Phase::Ready {
@@ -142,10 +164,13 @@ impl Placer<'_> {
             let help = "use one microbatch (--grad-accum 1), or a loss that is linear in means over samples";
             return Err(Error::plan(what).at(self.graph.origin(self.reader)).help(help));
         }
-        let mut operands = Vec::with_capacity(node.operands.len());
-        for &operand in &node.operands {
-            operands.push(self.count_clone(operand)?);
-        }
+        Ok(false)
+    }
+
+    /// The copy of `value`, whose operands have theirs.
+    fn make_count_clone(&mut self, value: NodeId) {
+        let node = self.out[value].clone();
+        let operands: Operands = node.operands.iter().map(|operand| self.counted[operand]).collect();
         let section = if self.per_microbatch(&node.ty) || operands.iter().any(|&o| self.out[o].phase == Phase::Count) {
             Phase::Count
         } else {
@@ -156,7 +181,6 @@ impl Placer<'_> {
         let stage = node.stage.expect("placed nodes have a stage");
         let clone = self.make(node.op, &operands, node.ty, stage, section);
         self.counted.insert(value, clone);
-        Ok(clone)
     }
 
     /// Whether a step gives the parameter a new value, so that gradients pass through what it is in.

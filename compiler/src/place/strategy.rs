@@ -112,10 +112,12 @@ impl Placer<'_> {
     }
 
     /// The axes of each dim of a logical value as it was placed.
-    pub(super) fn value_dims(&self, value: NodeId) -> Option<Vec<AxisList>> {
+    pub(super) fn value_dims(&self, mut value: NodeId) -> Option<Vec<AxisList>> {
+        while let Op::StopGradient(_) = self.graph[value].op {
+            value = self.graph[value].operands[0];
+        }
         match self.graph[value].op {
             Op::Param(_) => Some(self.param_dims(value)),
-            Op::StopGradient(_) => self.value_dims(self.graph[value].operands[0]),
             _ => Some(dims_of(&self.rule(value).spec.result, self.strategies.get(&value)?)),
         }
     }

@@ -6,12 +6,15 @@ use dcc_program::TensorType;
 use dcc_program::program::ParamKind;
 use smallvec::SmallVec;
 
+/// Nodes that a source is made of, at most, each counted as often as it is read: whoever reads one makes all of these.
+pub(crate) const MOST_MADE: u32 = 256;
+
 /// What a node is to the planner. `place` makes the same distinctions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Dead, or of the backward or update phase.
     Outside,
-    /// Constants, iotas, random numbers, broadcasts, and pointwise ops of only these: made at each reader's wanted type.
+    /// Constants, iotas, random numbers, broadcasts, and pointwise ops of only a few of these: made at each reader's wanted type.
     Source,
     /// The operand under another name: `stop_gradient`.
     Alias,
@@ -43,6 +46,8 @@ pub(crate) struct Forward<'a> {
 #[derive(Clone, Copy, Debug)]
 struct Facts {
     kind: Kind,
+    /// Of sources, the nodes that they are made of.
+    made: u32,
     batched: bool,
     /// Depends on a parameter.
     weighted: bool,
@@ -53,7 +58,8 @@ struct Facts {
 impl<'a> Forward<'a> {
     pub fn of(graph: &'a Graph) -> Forward<'a> {
         let count = graph.nodes.len();
-        let outside = Facts { kind: Kind::Outside, batched: false, weighted: false, differentiable: false, output: false };
+        let outside =
+            Facts { kind: Kind::Outside, made: 0, batched: false, weighted: false, differentiable: false, output: false };
         let mut forward = Forward {
             graph,
             order: Vec::new(),
@@ -109,17 +115,19 @@ impl<'a> Forward<'a> {
         let batched = any(|f| f.batched) || matches!(&node.op, Op::Input(input) if input.batch_dim.is_some());
         let weighted = any(|f| f.weighted) || matches!(node.op, Op::Param(_));
         let local = matches!(node.op, Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select(_) | Op::Cast(_));
+        let made = node.operands.iter().fold(1_u32, |sum, o| sum.saturating_add(self.facts[o.0 as usize].made));
         let kind = match &node.op {
             Op::Input(_) => Kind::Input,
             Op::Param(_) => Kind::Param,
             Op::StopGradient(_) => Kind::Alias,
             Op::Const(_) | Op::Training(_) | Op::Iota(_) | Op::Uniform(_) | Op::BroadcastInDim(_) => Kind::Source,
-            _ if local && !any(|f| f.kind != Kind::Source) => Kind::Source,
+            _ if local && made <= MOST_MADE && !any(|f| f.kind != Kind::Source) => Kind::Source,
             _ if batched => Kind::Batched,
             _ if weighted => Kind::Begin,
             _ => Kind::Constant,
         };
-        Facts { kind, batched, weighted, differentiable: false, output: false }
+        let made = if kind == Kind::Source { made } else { 0 };
+        Facts { kind, made, batched, weighted, differentiable: false, output: false }
     }
 
     /// A training graph says by its gradient sums which values have a gradient; of a forward graph alone, floats that depend on

@@ -109,8 +109,11 @@ impl Experts {
 
     /// `id` and the weights that it is made of.
     fn mark_weights(&mut self, forward: &Forward, id: NodeId) {
-        if matches!(forward.kind(id), Kind::Param | Kind::Begin) && self.routers.insert(id) {
-            forward.graph[id].operands.iter().for_each(|&operand| self.mark_weights(forward, operand));
+        let mut open = vec![id];
+        while let Some(id) = open.pop() {
+            if matches!(forward.kind(id), Kind::Param | Kind::Begin) && self.routers.insert(id) {
+                open.extend(&forward.graph[id].operands);
+            }
         }
     }
 }
