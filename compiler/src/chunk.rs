@@ -29,6 +29,9 @@ pub struct Limits {
     pub chunks: u64,
 }
 
+/// Steps in which a chunk of a value from outside is made at most.
+const STEPS: usize = 64;
+
 impl Limits {
     /// From where on chunks take less memory and no more time.
     pub const USUAL: Limits = Limits { bytes: 16 << 20, rows: 256, chunks: 8 };
@@ -150,7 +153,7 @@ impl Parting<'_> {
             for (&operand, dim) in node.operands.iter().zip(dims) {
                 operands.push(match (self.made.get(&operand), dim) {
                     (Some(made), _) => made[chunk as usize],
-                    (None, Some(dim)) => self.given(&mut parts, operand, dim, chunk),
+                    (None, Some(dim)) => self.given(&mut parts, operand, dim, (chunk, 0)),
                     (None, None) => self.map[operand.0 as usize].expect("what the region reads does not follow it"),
                 });
             }
@@ -165,8 +168,11 @@ impl Parting<'_> {
         }
     }
 
-    /// A chunk of a value from outside: what repeats, counts, or is large and made of such values is made in that size, all else sliced.
-    fn given(&mut self, parts: &mut FxHashMap<(NodeId, usize), NodeId>, id: NodeId, dim: usize, chunk: u64) -> NodeId {
+    /// A chunk of a value from outside: what repeats, counts, or is large and made of such values in few steps is made in that size, all
+    /// else sliced. `chunk`: its number, and from how many steps on it is asked for.
+    fn given(&mut self, parts: &mut FxHashMap<(NodeId, usize), NodeId>, id: NodeId, dim: usize, chunk: (u64, usize)) -> NodeId {
+        let (chunk, steps) = chunk;
+        let next = (chunk, steps + 1);
         if let Some(&known) = parts.get(&(id, dim)) {
             return known;
         }
@@ -180,13 +186,13 @@ impl Parting<'_> {
                 let inner = op.dims.iter().position(|&d| usize::from(d) == dim);
                 let operand = node.operands[0];
                 let operand = match inner {
-                    Some(at) => self.given(parts, operand, at, chunk),
+                    Some(at) => self.given(parts, operand, at, next),
                     None => self.map[operand.0 as usize].expect("an operand of what is outside"),
                 };
                 (resized(&node.op, &ty), Operands::from_slice(&[operand]))
             }
-            op if pointwise && self.region.is_large(self.placed, id) => {
-                let operands = node.operands.iter().map(|&operand| self.given(parts, operand, dim, chunk)).collect();
+            op if pointwise && steps < STEPS && self.region.is_large(self.placed, id) => {
+                let operands = node.operands.iter().map(|&operand| self.given(parts, operand, dim, next)).collect();
                 (op.clone(), operands)
             }
             _ => {

@@ -8,7 +8,7 @@
 mod tests;
 
 use crate::error::Result;
-use crate::graph::{Graph, Node, NodeId};
+use crate::graph::{Graph, Node, NodeId, Operands};
 use crate::ops::{BroadcastInDim, Op, Param, Reshape};
 use dcc_program::Shape;
 use dcc_program::program::{ParamKind, Piece};
@@ -77,13 +77,20 @@ fn sliced(graph: &Graph, node: &Node) -> Option<Cut> {
 
 /// Whether the cut of `id` can be made of cuts of parameters alone, which are added to `leaves`.
 fn reach(graph: &Graph, id: NodeId, cut: Cut, leaves: &mut Vec<(NodeId, Cut)>) -> bool {
-    if let Op::Param(param) = &graph[id].op {
-        leaves.push((id, cut));
-        return param.kind == ParamKind::Weight && param.piece.is_none();
+    let (mut open, mut seen) = (vec![(id, cut)], BTreeSet::from([(id, cut)]));
+    while let Some((id, cut)) = open.pop() {
+        if let Op::Param(param) = &graph[id].op {
+            leaves.push((id, cut));
+            if param.kind != ParamKind::Weight || param.piece.is_some() {
+                return false;
+            }
+            continue;
+        }
+        let Some(cuts) = operand_cuts(graph, &graph[id], cut) else { return false };
+        let operands = graph[id].operands.iter().copied().zip(cuts);
+        open.extend(operands.filter_map(|(operand, cut)| Some((operand, cut?))).filter(|next| seen.insert(*next)));
     }
-    let Some(cuts) = operand_cuts(graph, &graph[id], cut) else { return false };
-    let operands = graph[id].operands.iter().zip(cuts);
-    operands.into_iter().all(|(&operand, cut)| cut.is_none_or(|cut| reach(graph, operand, cut, leaves)))
+    true
 }
 
 /// What the cut of a node's result needs of each operand: a cut, or all of it. `None` where the op stands in the way.
@@ -163,17 +170,43 @@ fn read_whole(graph: &Graph, accepted: &BTreeMap<NodeId, Cut>, leaves: &BTreeMap
 
 /// Marks the operands that the cut of `id` needs whole.
 fn read_uncut(graph: &Graph, id: NodeId, cut: Cut, read: &mut [bool]) {
-    let Some(cuts) = operand_cuts(graph, &graph[id], cut) else { return };
-    for (&operand, cut) in graph[id].operands.iter().zip(cuts) {
-        match cut {
-            Some(cut) => read_uncut(graph, operand, cut, read),
-            None => read[operand.0 as usize] = true,
+    let (mut open, mut seen) = (vec![(id, cut)], BTreeSet::from([(id, cut)]));
+    while let Some((id, cut)) = open.pop() {
+        for (&operand, cut) in graph[id].operands.iter().zip(operand_cuts(graph, &graph[id], cut).unwrap_or_default()) {
+            match cut {
+                Some(cut) if seen.insert((operand, cut)) => open.push((operand, cut)),
+                Some(_) => {}
+                None => read[operand.0 as usize] = true,
+            }
         }
     }
 }
 
-/// Adds the cut of old node `id` to `out`.
+/// Adds the cut of old node `id` to `out`, after those that it is made of.
 fn build(out: &mut Graph, graph: &Graph, moved: &[Option<NodeId>], id: NodeId, cut: Cut) -> Result<NodeId> {
+    let mut made: BTreeMap<(NodeId, Cut), NodeId> = BTreeMap::new();
+    let mut open = vec![(id, cut, false)];
+    while let Some((at, cut, is_open)) = open.pop() {
+        if made.contains_key(&(at, cut)) {
+            continue;
+        }
+        let cuts = operand_cuts(graph, &graph[at], cut).unwrap_or_default();
+        let operands = graph[at].operands.iter().zip(cuts);
+        if is_open {
+            let whole = |operand: &NodeId| moved[operand.0 as usize].expect("operands precede the slice");
+            let operands: Operands =
+                operands.map(|(operand, cut)| cut.map_or_else(|| whole(operand), |cut| made[&(*operand, cut)])).collect();
+            made.insert((at, cut), piece(out, graph, at, cut, &operands)?);
+        } else {
+            open.push((at, cut, true));
+            open.extend(operands.rev().filter_map(|(&operand, cut)| Some((operand, cut?, false))));
+        }
+    }
+    Ok(made[&(id, cut)])
+}
+
+/// Adds the cut of old node `id`, of these operands.
+fn piece(out: &mut Graph, graph: &Graph, id: NodeId, cut: Cut, operands: &[NodeId]) -> Result<NodeId> {
     let node = &graph[id];
     let mut shape: Shape = node.ty.shape.clone();
     shape[cut.dim] = cut.end - cut.start;
@@ -188,15 +221,7 @@ fn build(out: &mut Graph, graph: &Graph, moved: &[Option<NodeId>], id: NodeId, c
         Op::Reshape(_) => Reshape { shape }.into(),
         op => op.clone(),
     };
-    let cuts = operand_cuts(graph, node, cut).unwrap_or_default();
-    let mut operands = Vec::with_capacity(cuts.len());
-    for (&operand, cut) in node.operands.iter().zip(cuts) {
-        operands.push(match cut {
-            Some(cut) => build(out, graph, moved, operand, cut)?,
-            None => moved[operand.0 as usize].expect("operands precede the slice"),
-        });
-    }
-    let new = out.add(op, &operands)?;
+    let new = out.add(op, operands)?;
     out.set_cursor(before);
     Ok(new)
 }

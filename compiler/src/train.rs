@@ -280,9 +280,8 @@ fn without_dropout(graph: &Graph) -> Result<Graph> {
 
 /// The p of `uniform ≥ p`.
 fn drop_rate(graph: &Graph, condition: NodeId) -> Option<f64> {
-    let node = &graph[condition];
+    let node = &graph[sliced(graph, condition)];
     match node.op {
-        Op::Slice(_) => drop_rate(graph, node.operands[0]),
         Op::Compare(crate::ops::Compare { op: CompareOp::Ge }) if is_random(graph, node.operands[0]) => {
             splat(graph, node.operands[1])
         }
@@ -291,20 +290,23 @@ fn drop_rate(graph: &Graph, condition: NodeId) -> Option<f64> {
 }
 
 fn is_random(graph: &Graph, id: NodeId) -> bool {
-    match graph[id].op {
-        Op::Uniform(_) => true,
-        Op::Slice(_) => is_random(graph, graph[id].operands[0]),
-        _ => false,
+    matches!(graph[sliced(graph, id)].op, Op::Uniform(_))
+}
+
+/// What slices are taken of.
+fn sliced(graph: &Graph, mut id: NodeId) -> NodeId {
+    while let Op::Slice(_) = graph[id].op {
+        id = graph[id].operands[0];
     }
+    id
 }
 
 /// The number that all elements are.
-fn splat(graph: &Graph, id: NodeId) -> Option<f64> {
-    match &graph[id].op {
-        Op::Const(c) => Some(c.value()),
-        Op::BroadcastInDim(_) => splat(graph, graph[id].operands[0]),
-        _ => None,
+fn splat(graph: &Graph, mut id: NodeId) -> Option<f64> {
+    while let Op::BroadcastInDim(_) = graph[id].op {
+        id = graph[id].operands[0];
     }
+    if let Op::Const(c) = &graph[id].op { Some(c.value()) } else { None }
 }
 
 /// Without the nodes that no output needs.

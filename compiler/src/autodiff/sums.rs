@@ -105,7 +105,7 @@ impl Grad<'_> {
 /// The parts of the sum of `dy` over `dims`, if what is summed is the same for all of them; none is left where all are zero.
 fn parts(graph: &Graph, dy: NodeId, dims: &[usize]) -> Option<Vec<Part>> {
     let mut terms = Vec::new();
-    expand(graph, dy, false, dims, &mut terms)?;
+    expand(graph, dy, dims, &mut terms)?;
     let constant = |id: &NodeId| repeats_along(graph, *id, dims);
     let part = |term: Term| {
         let (outer, inner) = term.factors.into_iter().partition(constant);
@@ -123,38 +123,48 @@ fn parts(graph: &Graph, dy: NodeId, dims: &[usize]) -> Option<Vec<Part>> {
 }
 
 /// The terms that a gradient adds up; none if there are too many.
-fn expand(graph: &Graph, id: NodeId, negative: bool, dims: &[usize], terms: &mut Vec<Term>) -> Option<()> {
-    let within = inside(graph, id);
-    let node = &graph[within];
-    match node.op {
-        Op::GradSum(_) if node.operands.iter().all(|term| are_one(graph, within, *term)) => {
-            node.operands.iter().try_for_each(|&term| expand(graph, term, negative, dims, terms))?
+fn expand(graph: &Graph, id: NodeId, dims: &[usize], terms: &mut Vec<Term>) -> Option<()> {
+    let mut open = vec![(id, false)];
+    while let Some((id, negative)) = open.pop() {
+        let within = inside(graph, id);
+        let node = &graph[within];
+        match node.op {
+            Op::GradSum(_) if node.operands.iter().all(|term| are_one(graph, within, *term)) => {
+                open.extend(node.operands.iter().rev().map(|&term| (term, negative)));
+            }
+            Op::Unary(Unary { op: UnaryOp::Neg }) => open.push((node.operands[0], !negative)),
+            _ => {
+                let mut term = Term { negative, ..Term::default() };
+                multiply(graph, id, dims, &mut term);
+                terms.push(term);
+            }
         }
-        Op::Unary(Unary { op: UnaryOp::Neg }) => expand(graph, node.operands[0], !negative, dims, terms)?,
-        _ => {
-            let mut term = Term { negative, ..Term::default() };
-            multiply(graph, id, dims, &mut term);
-            terms.push(term);
+        if terms.len() > MOST || terms.iter().any(|term| term.factors.len() > MOST) {
+            return None;
         }
     }
-    let few = |term: &Term| term.factors.len() <= MOST;
-    (terms.len() <= MOST && terms.iter().all(few)).then_some(())
+    Some(())
 }
 
 /// Adds the factors of a product, of which those that repeat stand by themselves.
 fn multiply(graph: &Graph, id: NodeId, dims: &[usize], term: &mut Term) {
-    let within = inside(graph, id);
-    let node = &graph[within];
-    match node.op {
-        _ if repeats_along(graph, within, dims) => term.factors.push(within),
-        Op::Binary(Binary { op: BinaryOp::Mul }) if term.factors.len() <= MOST && has_repeated(graph, within, dims, MOST) => {
-            node.operands.iter().for_each(|&factor| multiply(graph, factor, dims, term));
+    let mut open = vec![id];
+    while let Some(id) = open.pop() {
+        let within = inside(graph, id);
+        let node = &graph[within];
+        // Each that is open is a factor at least.
+        let few = term.factors.len() + open.len() <= MOST;
+        match node.op {
+            _ if repeats_along(graph, within, dims) => term.factors.push(within),
+            Op::Binary(Binary { op: BinaryOp::Mul }) if few && has_repeated(graph, within, dims, MOST) => {
+                open.extend(node.operands.iter().rev());
+            }
+            Op::Unary(Unary { op: UnaryOp::Neg }) if has_repeated(graph, within, dims, MOST) => {
+                term.negative = !term.negative;
+                open.push(node.operands[0]);
+            }
+            _ => term.factors.push(summed(graph, id)),
         }
-        Op::Unary(Unary { op: UnaryOp::Neg }) if has_repeated(graph, within, dims, MOST) => {
-            term.negative = !term.negative;
-            multiply(graph, node.operands[0], dims, term);
-        }
-        _ => term.factors.push(summed(graph, id)),
     }
 }
 

@@ -451,10 +451,9 @@ fn indices_of_inputs(graph: &Graph) -> Vec<bool> {
 }
 
 /// Row 0 is in every table.
-fn is_zero(graph: &Graph, id: NodeId) -> bool {
-    match &graph[id].op {
-        Op::Const(number) => number.value() == 0.0,
-        Op::BroadcastInDim(_) | Op::Reshape(_) | Op::Cast(_) => is_zero(graph, graph[id].operands[0]),
-        _ => false,
+fn is_zero(graph: &Graph, mut id: NodeId) -> bool {
+    while let Op::BroadcastInDim(_) | Op::Reshape(_) | Op::Cast(_) = graph[id].op {
+        id = graph[id].operands[0];
     }
+    matches!(&graph[id].op, Op::Const(number) if number.value() == 0.0)
 }

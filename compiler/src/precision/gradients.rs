@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::graph::{GradOf, Graph, NodeId, Operands, Phase};
 use crate::ops::{Convolution, DotGeneral, GradSum, Op};
 use dcc_program::DType;
+use rustc_hash::FxHashMap;
 
 /// For each of `params` and its gradient: the gradient in the parameter's dtype, whose sum over microbatches and ranks is in
 /// `mixed.gradients`. A parameter that f32 operators read too keeps f32 sums.
@@ -88,23 +89,31 @@ impl Pass<'_> {
 
     /// The half floats of `id`, which has the dims of the value `of`, as they were before they were rounded.
     fn wide(&mut self, id: NodeId, of: NodeId) -> Result<NodeId> {
-        let node = self.graph[id].clone();
-        let op: Op = match node.op {
-            _ if self.readers[id.0 as usize] > 1 => return self.cast(id, of),
-            Op::Cast(_) if self.graph.ty(node.operands[0]).dtype == DType::F32 => return Ok(node.operands[0]),
-            Op::DotGeneral(op) => return self.remade(id, DotGeneral { wide: true, ..op }.into(), &node.operands),
-            Op::Convolution(op) => return self.remade(id, Convolution { wide: true, ..op }.into(), &node.operands),
-            op if moves(&op) || matches!(op, Op::GradSum(_)) => op,
-            _ => return self.cast(id, of),
-        };
-        let sum = matches!(op, Op::GradSum(_));
-        let within = |pass: &Self, operand| if sum { pass.value_of(id) } else { pass.value_of(operand) };
-        let mut operands = Operands::new();
-        for &operand in &node.operands {
-            let of = within(self, operand);
-            operands.push(self.wide(operand, of)?);
+        let mut made: FxHashMap<NodeId, NodeId> = FxHashMap::default();
+        let mut open = vec![(id, of, false)];
+        while let Some((id, of, is_open)) = open.pop() {
+            let node = self.graph[id].clone();
+            let new = match node.op {
+                _ if self.readers[id.0 as usize] > 1 => self.cast(id, of)?,
+                Op::Cast(_) if self.graph.ty(node.operands[0]).dtype == DType::F32 => node.operands[0],
+                Op::DotGeneral(op) => self.remade(id, DotGeneral { wide: true, ..op }.into(), &node.operands)?,
+                Op::Convolution(op) => self.remade(id, Convolution { wide: true, ..op }.into(), &node.operands)?,
+                op if !moves(&op) && !matches!(op, Op::GradSum(_)) => self.cast(id, of)?,
+                op if is_open => {
+                    let operands: Operands = node.operands.iter().map(|operand| made[operand]).collect();
+                    self.remade(id, op, &operands)?
+                }
+                op => {
+                    let sum = matches!(op, Op::GradSum(_));
+                    let within = |operand| if sum { self.value_of(id) } else { self.value_of(operand) };
+                    open.push((id, of, true));
+                    open.extend(node.operands.iter().rev().map(|&operand| (operand, within(operand), false)));
+                    continue;
+                }
+            };
+            made.insert(id, new);
         }
-        self.remade(id, op, &operands)
+        Ok(made[&id])
     }
 
     fn cast(&mut self, id: NodeId, of: NodeId) -> Result<NodeId> {

@@ -79,21 +79,29 @@ impl Pass {
 
     /// `id` in half floats. What only moves elements moves fewer bytes after the cast.
     fn narrow(&mut self, out: &mut Graph, id: NodeId) -> Result<NodeId> {
-        if let Some(&found) = self.narrowed.get(&id) {
-            return Ok(found);
-        }
-        let node = out[id].clone();
-        let narrowed = match &node.op {
-            _ if node.ty.dtype == self.half => id,
-            Op::Cast(_) if out.ty(node.operands[0]).dtype == self.half => node.operands[0],
-            op if moves(op) => {
-                let operands = node.operands.iter().map(|&o| self.narrow(out, o)).collect::<Result<Operands>>()?;
-                out.add(op.clone(), &operands)?
+        let mut open = vec![(id, false)];
+        while let Some((id, is_open)) = open.pop() {
+            if self.narrowed.contains_key(&id) {
+                continue;
             }
-            _ => out.add(Cast { dtype: self.half }, &[id])?,
-        };
-        self.narrowed.insert(id, narrowed);
-        Ok(narrowed)
+            let node = out[id].clone();
+            let narrowed = match &node.op {
+                _ if node.ty.dtype == self.half => id,
+                Op::Cast(_) if out.ty(node.operands[0]).dtype == self.half => node.operands[0],
+                op if moves(op) && !is_open => {
+                    open.push((id, true));
+                    open.extend(node.operands.iter().rev().map(|&operand| (operand, false)));
+                    continue;
+                }
+                op if moves(op) => {
+                    let operands: Operands = node.operands.iter().map(|operand| self.narrowed[operand]).collect();
+                    out.add(op.clone(), &operands)?
+                }
+                _ => out.add(Cast { dtype: self.half }, &[id])?,
+            };
+            self.narrowed.insert(id, narrowed);
+        }
+        Ok(self.narrowed[&id])
     }
 }
 

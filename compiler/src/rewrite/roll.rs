@@ -44,10 +44,10 @@ pub(super) fn roll(graph: &Graph) -> Result<Option<Graph>> {
 
 /// What is concatenated along a dim, also in several steps.
 fn flat(graph: &Graph, uses: &[u32], id: NodeId) -> Vec<NodeId> {
-    let mut parts = Vec::new();
-    for &part in &graph[id].operands {
-        match graph[part].op == graph[id].op && uses[part.0 as usize] == 1 {
-            true => parts.extend(flat(graph, uses, part)),
+    let (mut parts, mut open) = (Vec::new(), vec![id]);
+    while let Some(part) = open.pop() {
+        match part == id || graph[part].op == graph[id].op && uses[part.0 as usize] == 1 {
+            true => open.extend(graph[part].operands.iter().rev()),
             false => parts.push(part),
         }
     }

@@ -66,12 +66,11 @@ pub(super) fn settle(graph: &Graph, of: Use) -> Result<(Graph, Vec<Found>)> {
     Ok((settled, found))
 }
 
-fn reads_training(graph: &Graph, id: NodeId) -> bool {
-    match &graph[id].op {
-        Op::Training(_) => true,
-        Op::BroadcastInDim(_) | Op::Reshape(_) => reads_training(graph, graph[id].operands[0]),
-        _ => false,
+fn reads_training(graph: &Graph, mut id: NodeId) -> bool {
+    while let Op::BroadcastInDim(_) | Op::Reshape(_) = graph[id].op {
+        id = graph[id].operands[0];
     }
+    matches!(graph[id].op, Op::Training(_))
 }
 
 fn param(graph: &Graph, name: &str) -> Option<Param> {
