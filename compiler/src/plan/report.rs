@@ -118,6 +118,8 @@ struct Work {
     /// Of the backward seconds, those of gradients of parameters.
     weight_seconds: f64,
     flops: f64,
+    /// What its nodes read, but for nodes of stages: all that these are made of.
+    seen: BTreeSet<NodeId>,
     parameters: BTreeSet<NodeId>,
     /// Of the parameters, in the order they are read.
     names: Vec<String>,
@@ -140,6 +142,9 @@ impl Work {
         }
         let mut open: Vec<NodeId> = node.operands.to_vec();
         while let Some(next) = open.pop() {
+            if !self.seen.insert(next) {
+                continue;
+            }
             match &forward.graph[next].op {
                 Op::Param(param) if self.parameters.insert(next) => self.names.push(param.name.clone()),
                 _ if !plan.stages.contains_key(&next) => open.extend(&forward.graph[next].operands),

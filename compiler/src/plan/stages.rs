@@ -146,6 +146,9 @@ impl Line {
     /// The positions of `stages - 1` cuts: the slowest stage least, then the fewest bytes, then the earliest cuts. `None` where
     /// no cuts of this order leave every node on a stage of its `reach`.
     fn cut(&self, stages: usize, reach: &[(usize, usize)]) -> Option<Vec<usize>> {
+        if stages == 1 {
+            return Some(Vec::new());
+        }
         let count = self.seconds.len() - 1;
         let mut budget = CANDIDATES * stages;
         loop {
