@@ -21,6 +21,7 @@ mod config;
 #[cfg(target_os = "linux")]
 mod cuda;
 mod damage;
+mod deep;
 mod early;
 mod eval;
 #[cfg(target_os = "linux")]
