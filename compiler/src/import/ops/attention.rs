@@ -243,8 +243,7 @@ pub(super) fn rotary_embedding(build: &mut Build, call: &Call) -> Result<Vec<Val
     };
     y = build.concatenate(&[y, kept], 3)?;
     if flat {
-        y = build.transpose(&y, &[0, 2, 1, 3])?;
-        y = build.reshape(&y, &shape)?;
+        y = without_heads(build, &y)?;
     }
     Ok(vec![y])
 }

@@ -5,7 +5,7 @@
 use dcc_program::kernel::{BinaryOp, CompareOp, UnaryOp};
 use dcc_program::{DType, Reduce};
 
-use super::attention::Heads;
+use super::attention::{Heads, without_heads};
 use super::{Call, attribute_value};
 use crate::error::{Error, Result};
 use crate::import::build::Build;
@@ -69,8 +69,7 @@ pub(super) fn attention(build: &mut Build, call: &Call, heads: Heads) -> Result<
     let y = build.dot((&grouped, &left), (&v, &right), &["b", "h", "g", "t", "f"])?;
     let mut y = build.reshape(&y, &[q_shape[0], heads, q_shape[2], v_shape[3]])?;
     if call.input(0)?.rank(build)? == 3 {
-        y = build.transpose(&y, &[0, 2, 1, 3])?;
-        y = build.reshape(&y, &[q_shape[0], q_shape[2], heads * v_shape[3]])?;
+        y = without_heads(build, &y)?;
     }
     let shown = match call.node.int_or("qk_matmul_output_mode", 0)? {
         0 => raw,
