@@ -86,17 +86,17 @@ class Unfit(Exception):
     """The processors were not near each other, or others kept them or their cores busy, each time that a turn was tried."""
 
 
-def lone_turn(o, pair, name, *span):
+def lone_turn(o, cores, name, *span):
     """A turn's figures, and the load before it. It counts where the processors are near each other before it and after, and, of sizes that
     are a matter of instructions, have their cores to themselves; else it is made again, a few times. gloo's counts anyway: it sleeps."""
     ranks, _, most = span
     alone = most <= SMALL and ranks <= len(os.sched_getaffinity(0))
     for _ in range(o.tries):
         load, end = machine.quiet(o.max_load, o.wait), time.monotonic() + o.wait
-        while not (fit := name == "gloo" or pair.is_fit(alone)) and time.monotonic() < end:
+        while not (fit := name == "gloo" or cores.is_fit(alone)) and time.monotonic() < end:
             time.sleep(0.2)
         figures = TURNS[name](o, *span) if fit else {}
-        if fit and load < o.max_load and (name == "gloo" or pair.is_fit(alone)):
+        if fit and load < o.max_load and (name == "gloo" or cores.is_fit(alone)):
             return figures, load
     raise Unfit(f"others kept {load:.2f} processors busy, or the processors were far from each other or shared their cores, {o.tries} times")
 
@@ -132,17 +132,17 @@ def measured(o, commit):
     sitting = [commit, *(getattr(o, name) for name in ("ranks", "max_bytes", "rounds", "small_turns"))]
     done = kept_turns(o, sitting)
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # as in run.py's turns: torch's threads do not spin beside ranks
-    pair = machine.Pair(o.cache, machine.processors(2))
+    cores = machine.Cores(o.cache, machine.processors(2))
     for _ in range(PROBES):
-        pair.seen()
+        cores.seen()
         time.sleep(0.2)
     spans = [span for span in ((4, min(SMALL, o.max_bytes)), (4 * SMALL, o.max_bytes)) if span[0] <= span[1]]
     for round_, ranks, (least, most), name in itertools.islice(turns(o, spans), len(done), None):
-        figures, load = lone_turn(o, pair, name, ranks, least, most)
+        figures, load = lone_turn(o, cores, name, ranks, least, most)
         done.append({"ranks": ranks, "name": name, "load": load, "figures": [[*key, took] for key, took in figures.items()]})
         keep(o, sitting, done)
         print(f"{time.monotonic() - started:5.0f} s  round {round_ + 1}, {ranks} ranks, {least} to {most} bytes, {name}: a cache line takes "
-              f"{pair.least_ns:.0f} ns; others kept {load:.2f} processors busy", flush=True)
+              f"{cores.least_ns:.0f} ns; others kept {load:.2f} processors busy", flush=True)
     found = {}
     for turn in done:
         for kind, size, took in turn["figures"]:

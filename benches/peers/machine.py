@@ -11,7 +11,7 @@ from pathlib import Path
 
 TICK = os.sysconf("SC_CLK_TCK")
 PROBE = 0.5  # seconds over which the load before a turn is taken
-TRIES = 4  # of a turn on several processors
+TRIES = 4  # of a turn
 
 
 def described():
@@ -36,20 +36,24 @@ def own_s():
     return sum(os.times()[:4])
 
 
-class Pair:
-    """What a turn's first two processors are to each other, by pair.c: a host moves its guests between its cores, and two processors on
-    one core are little more than one."""
+class Cores:
+    """What a turn's processors, the first one or two of them, have of their cores, by cores.c: a host moves its guests between its cores;
+    two processors on one core are little more than one, and one beside another guest's is less."""
 
     def __init__(self, folder, processors):
-        self.command, self.most = [folder / "pair", *map(str, processors[:2])], 0.0
-        self.least_ns, self.most_added = math.inf, 0.0
-        source = Path(__file__).with_name("pair.c")
+        self.processors, self.most, self.least_ns, self.most_added = processors[:2], 0.0, math.inf, 0.0
+        self.command = [folder / "cores", *map(str, self.processors)]
+        source = Path(__file__).with_name("cores.c")
         subprocess.run(["cc", "-O2", "-march=native", "-pthread", "-o", self.command[0], source], check=True)
 
-    def seen(self):
-        """How many times as much both do at once as one alone, the nanoseconds that a cache line takes, and the additions in one of the slower."""
+    def numbers(self):
         out = subprocess.run(self.command, check=True, capture_output=True, text=True, timeout=10).stdout
-        times, ns, added = map(float, out.split())
+        return [float(word) for word in out.split()]
+
+    def seen(self):
+        """Of two: how many times as much both do at once as one alone, the nanoseconds that a cache line takes, and the additions in one of
+        the slower."""
+        times, ns, added = self.numbers()
         if times > 1.8:  # on one core a line takes less than ever between two
             self.least_ns = min(self.least_ns, ns)
         self.most_added = max(self.most_added, added)
@@ -57,7 +61,11 @@ class Pair:
 
     def missing(self):
         """Processors that are not there."""
-        return max(0.0, 2 - self.seen()[0])
+        if len(self.processors) > 1:
+            return max(0.0, 2 - self.seen()[0])
+        [rate] = self.numbers()
+        self.most = max(self.most, rate)
+        return 1 - rate / self.most
 
     @contextlib.contextmanager
     def watched(self):
@@ -78,14 +86,15 @@ class Pair:
             for file in (out, errors):
                 file.seek(0)
             if child.returncode not in (0, 3):
-                raise RuntimeError(f"pair watch: {errors.read().strip()}")
+                raise RuntimeError(f"cores watch: {errors.read().strip()}")
             looks += [tuple(map(float, line.split())) for line in out]
 
     def looked(self, looks, start, end):
-        """Of what one alone can do, the most that was ever seen of either."""
+        """Of what one can do alone on its core, the most that was ever seen of any."""
         self.most = max([self.most, *(rate for look in looks for rate in look[1:])])
         within = [look for look in looks if start <= look[0] <= end]
-        return sum(max(0.0, 2 - sum(look[1:]) / self.most) for look in within) / len(within) if within else None
+        missing = [max(0.0, len(self.processors) - sum(look[1:]) / self.most) for look in within]
+        return sum(missing) / len(missing) if missing else None
 
     def is_fit(self, alone):
         """Whether both are there and a cache line takes about as little as it ever took; if `alone`, neither sharing its core with others."""
@@ -103,33 +112,32 @@ class Others:
         return max(0.0, (busy_s() - self.busy - own_s() + self.own) / (time.monotonic() - self.start))
 
 
-def turn(limit, wait_s, pair, make):
+def turn(limit, wait_s, cores, make):
     """What `make()` gives, a turn with the times `timed`, and how many processors others kept busy before it or in it; None and that
-    where these were `limit` or more before it. With a pair, a turn in whose timed steps so many processors were missing is made
-    again, a few times."""
-    for _ in range(TRIES if pair else 1):
-        load = quiet(limit, wait_s, pair)
+    where these were `limit` or more before it. A turn in whose timed steps so many processors were missing is made again, a few times."""
+    for _ in range(TRIES):
+        load = quiet(limit, wait_s, cores)
         if load >= limit:
             return None, load
         others = Others()
-        with pair.watched() if pair else contextlib.nullcontext() as missing:
+        with cores.watched() as missing:
             made = make()
         load = max(load, others.load())
-        if pair and "timed" in made:
+        if "timed" in made:
             seen = missing(*made["timed"])
-            load = max(load, pair.missing() if seen is None else seen)
+            load = max(load, cores.missing() if seen is None else seen)
         if load < limit:
             break
     return made, load
 
 
-def quiet(limit, wait_s, pair=None):
+def quiet(limit, wait_s, cores=None):
     """Waits until others keep fewer than `limit` processors busy; the load then, or that after `wait_s` seconds of waiting."""
     end = time.monotonic() + wait_s
     while True:
         others = Others()
         time.sleep(PROBE)
-        load = max(others.load(), pair.missing() if pair else 0.0)
+        load = max(others.load(), cores.missing() if cores else 0.0)
         if load < limit or time.monotonic() > end:
             return load
 

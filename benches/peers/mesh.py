@@ -59,7 +59,7 @@ class Meshes:
     """The case with its folder and dcc's artifacts."""
 
     def __init__(self, o, scratch):
-        self.o, self.case, self.pair = o, CASES[CASE], machine.Pair(Path(scratch), machine.processors(2))
+        self.o, self.case, self.cores = o, CASES[CASE], machine.Cores(Path(scratch), machine.processors(2))
         self.folder = run.prepared(o, self.case)
         self.told = dict(dcc=o.dcc, case=self.case, folder=self.folder, env=[], flags=[], run_flags=[], start_mib=0, limit_s=600)
         self.artifacts = {name: dcc_turn.artifact(self.told, scratch, name.replace(" ", "-"), DCC[name][1])[0]
@@ -87,7 +87,7 @@ class Meshes:
         at, turns, worst = number % len(self.o.programs), [], 0.0
         limit = math.inf if self.o.quick else self.o.max_load
         for name in self.o.programs[at:] + self.o.programs[:at]:
-            turn, load = machine.turn(limit, self.o.wait, self.pair, lambda: self.turn(name))
+            turn, load = machine.turn(limit, self.o.wait, self.cores, lambda: self.turn(name))
             worst = max(worst, load)
             if turn is None:
                 break

@@ -196,8 +196,9 @@ def setting(result):
         f"- Each figure is the median of turns, processes of their own of at least {result['seconds']:g} timed seconds, each the "
         "median of its steps; ± is half the way from the fastest turn to the slowest.",
         f"- A round is a turn of each program. It counts where others kept less than {result['max_load']:g} processors busy just before "
-        "each turn and during it. Of turns on several threads what two processors at once lack to twice one, looked at 5 times a second "
-        "during the timed steps, counts as kept busy: a host may run both on one core. Such a turn is made again, up to three times.",
+        "each turn and during it. What the first two of a turn's processors (or its one) lack to what they do on cores of their own, looked at "
+        "5 times a second during the timed steps, counts as kept busy: a host may run both on one core, or another guest beside them. Such a "
+        "turn is made again, up to three times.",
     ]
 
 

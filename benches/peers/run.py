@@ -124,8 +124,8 @@ def peer_turn(o, name, case, folder, threads, seconds):
 class Model:
     """A case with its folder and dcc's artifacts."""
 
-    def __init__(self, o, case, scratch, start_mib, pair):
-        self.o, self.pair, self.case, self.folder, self.programs = o, pair, case, prepared(o, case), programs_of(o, case)
+    def __init__(self, o, case, scratch, start_mib, cores):
+        self.o, self.cores, self.case, self.folder, self.programs = o, cores, case, prepared(o, case), programs_of(o, case)
         self.told = dict(dcc=o.dcc, case=case, folder=self.folder, env=o.dcc_env, flags=o.dcc_flag,
                          run_flags=["--max-isa", "avx2"] if o.avx2 else [], start_mib=start_mib, limit_s=600)
         self.artifacts = {name: dcc_turn.artifact(self.told, scratch, f"{case.name}-{name}", DCC[name])[0]
@@ -156,7 +156,7 @@ class Model:
         where these are too many."""
         at, turns, worst = number % len(self.programs), [], 0.0
         for name in self.programs[at:] + self.programs[:at]:
-            turn, load = machine.turn(self.o.max_load, self.o.wait, self.pair if threads > 1 else None, lambda: self.turn(name, threads))
+            turn, load = machine.turn(self.o.max_load, self.o.wait, self.cores[threads], lambda: self.turn(name, threads))
             worst = max(worst, load)
             if turn is None:
                 break
@@ -242,8 +242,8 @@ def main():
     with tempfile.TemporaryDirectory(dir=o.cache) as scratch:
         peak_gflops = peak.measured(Path(scratch), machine.processors(1), o.avx2)
         start_mib = dcc_turn.start_mib(o.dcc)
-        pair = machine.Pair(Path(scratch), machine.processors(2)) if max(o.threads) > 1 else None
-        models = [Model(o, CASES[name], scratch, start_mib, pair) for name in o.models]
+        cores = {threads: machine.Cores(Path(scratch), machine.processors(threads)) for threads in o.threads}
+        models = [Model(o, CASES[name], scratch, start_mib, cores) for name in o.models]
         path = o.cache / f"results{'-avx2' if o.avx2 else ''}{'-quick' if o.quick else ''}.json"
 
         def keep(rounds, started):

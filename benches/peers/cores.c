@@ -1,9 +1,9 @@
-/* What two processors are to each other just now: guests of a host are moved between its cores.
-   Prints how many times as many multiply-adds both do at once as one alone (about 2 on two cores, 1 on one core's two threads), the
+/* What one or two processors are just now: guests of a host are moved between its cores, and share them.
+   Of two, prints how many times as many multiply-adds both do at once as one alone (about 2 on two cores, 1 on one core's two threads), the
    nanoseconds that a cache line takes from one to the other, and the additions per nanosecond of the slower one while both add: fewer where
-   another guest has the other thread of its core. Arguments: the processors. With a third, `watch`, it looks for half a
-   millisecond at a time, before all others (SCHED_FIFO), until its input ends: a line for each look has its time (CLOCK_MONOTONIC, s) and
-   the multiply-adds per second of each. */
+   another guest has the other thread of its core. Of one, prints its multiply-adds per second: fewer there too. Arguments: the processors.
+   With `watch` after them, it looks for half a millisecond at a time, before all others (SCHED_FIFO), until its input ends: a line for each
+   look has its time (CLOCK_MONOTONIC, s) and the multiply-adds per second of each. */
 #define _GNU_SOURCE
 #include <poll.h>
 #include <pthread.h>
@@ -19,7 +19,7 @@ enum { CHAINS = 12, TURNS = 2000, PASSES = 2000, SPANS = 9 };
 static const double SPAN_S = 0.01, LOOK_S = 0.0005, EVERY_S = 0.2, WAKE_S = 0.0002;
 static _Alignas(64) atomic_int ball;
 static _Alignas(64) atomic_int ready;
-static int processor[2];
+static int processor[2], processors;
 
 static double now(void) {
     struct timespec t;
@@ -94,7 +94,7 @@ static void *second(void *unused) {
     return unused;
 }
 
-/* What watches does, thread `me` of two: the k-th look is at `together` + k EVERY_S. */
+/* What watches does, thread `me` of one or two: the k-th look is at `together` + k EVERY_S. */
 static double rate[2];
 static atomic_int looks, over;
 
@@ -109,8 +109,11 @@ static void *look(void *which) {
         rate[me] = now() < at ? multiply(at, LOOK_S) : 0; /* away when it should have come */
         atomic_fetch_add(&looks, 1);
         if (me) continue;
-        while (atomic_load(&looks) < 2 * k + 2 && now() < at + 4 * LOOK_S) {}
-        printf("%.6f %.0f %.0f\n", at, rate[0], atomic_load(&looks) == 2 * k + 2 ? rate[1] : 0), fflush(stdout);
+        int all = processors * (k + 1);
+        while (atomic_load(&looks) < all && now() < at + 4 * LOOK_S) {}
+        printf("%.6f %.0f", at, rate[0]);
+        if (processors > 1) printf(" %.0f", atomic_load(&looks) == all ? rate[1] : 0);
+        printf("\n"), fflush(stdout);
         atomic_store(&over, poll(&(struct pollfd){.fd = STDIN_FILENO, .events = POLLIN}, 1, 0) != 0);
     }
     return which;
@@ -119,20 +122,22 @@ static void *look(void *which) {
 static int watch(void) {
     pthread_t thread;
     together = now() + SPAN_S;
-    if (pthread_create(&thread, NULL, look, &ready)) return perror("pthread_create"), 1;
+    if (processors > 1 && pthread_create(&thread, NULL, look, &ready)) return perror("pthread_create"), 1;
     look(NULL);
-    pthread_join(thread, NULL);
+    if (processors > 1) pthread_join(thread, NULL);
     return 0;
 }
 
 int main(int count, char **words) {
-    int watches = count == 4 && !strcmp(words[3], "watch");
-    if (count != 3 && !watches) return fprintf(stderr, "usage: pair FIRST SECOND [watch]\n"), 2;
-    for (int i = 0; i < 2; i++) processor[i] = atoi(words[i + 1]);
+    int watches = count > 2 && !strcmp(words[count - 1], "watch");
+    processors = count - 1 - watches;
+    if (processors != 1 && processors != 2) return fprintf(stderr, "usage: cores FIRST [SECOND] [watch]\n"), 2;
+    for (int i = 0; i < processors; i++) processor[i] = atoi(words[i + 1]);
     if (watches) return watch();
     pin(processor[0]);
     multiply(now(), SPAN_S); /* wakes the vector units */
     double alone = multiply(now(), SPAN_S);
+    if (processors == 1) return printf("%.0f\n", alone), 0;
     together = now() + SPAN_S;
     pthread_t thread;
     if (pthread_create(&thread, NULL, second, NULL)) return perror("pthread_create"), 1;
