@@ -6,8 +6,8 @@
 //! initializer: a run in f64 starts from the same f32 values, widened.
 
 use crate::slice::{Run, Slice};
+use dcc_kernels::library::random::{Stream, uniforms};
 use dcc_program::DType;
-use dcc_program::philox::philox4x32;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rule {
@@ -51,40 +51,33 @@ impl Initial<'_> {
 
     fn fill_run(&self, run: Run, dtype: DType, out: &mut [u8]) {
         let element = dtype.bytes() as usize;
-        let indices = run.global..run.global + run.len;
         let write = |(value, out): (f64, &mut [u8])| write_float(round(value, self.stored), dtype, out);
         match self.rule {
             Rule::Zeros => out.chunks_exact_mut(element).for_each(|out| write((0.0, out))),
             Rule::Ones => out.chunks_exact_mut(element).for_each(|out| write((1.0, out))),
             Rule::Std(scale) => {
-                let (key, name, factor) = (halves(self.seed), halves(fnv1a64(self.name)), scale * 3f64.sqrt());
-                let mut block = None;
-                let values = indices.map(|i| {
-                    let words = match block {
-                        Some((index, words)) if index == i / 4 => words,
-                        _ => {
-                            let counter = halves(i / 4);
-                            philox4x32([counter[0], counter[1], name[0], name[1]], key)
+                let (name, factor) = (fnv1a64(self.name), scale * 3f64.sqrt());
+                let stream = Stream { seed: self.seed, op: name as u32, step: (name >> 32) as u32 };
+                let value = |unit: f32| factor * (2.0 * f64::from(unit) - 1.0);
+                let mut units = [0f32; STRETCH];
+                for (first, out) in (run.global..).step_by(STRETCH).zip(out.chunks_mut(STRETCH * element)) {
+                    let units = &mut units[..out.len() / element];
+                    uniforms(&stream, first, units);
+                    match (self.stored, dtype, out.as_chunks_mut()) {
+                        // The common case, without a choice for each value.
+                        (DType::F32, DType::F32, (out, _)) => {
+                            out.iter_mut().zip(units).for_each(|(out, unit)| *out = (value(*unit) as f32).to_ne_bytes());
                         }
-                    };
-                    block = Some((i / 4, words));
-                    factor * (2.0 * unit(words[(i % 4) as usize]) - 1.0)
-                });
-                values.zip(out.chunks_exact_mut(element)).for_each(write);
+                        _ => units.iter().map(|unit| value(*unit)).zip(out.chunks_exact_mut(element)).for_each(write),
+                    }
+                }
             }
         }
     }
 }
 
-/// Low and high half.
-fn halves(word: u64) -> [u32; 2] {
-    [word as u32, (word >> 32) as u32]
-}
-
-/// A uniform number in [0, 1), a multiple of 2⁻²⁴.
-fn unit(word: u32) -> f64 {
-    f64::from(word >> 8) / f64::from(1u32 << 24)
-}
+/// Values made at once.
+const STRETCH: usize = 1024;
 
 /// The 64-bit FNV-1a hash of a name's UTF-8 bytes.
 fn fnv1a64(name: &str) -> u64 {

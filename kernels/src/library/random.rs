@@ -1,5 +1,8 @@
 //! Philox4x32-10: counter-based random numbers. Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011).
 
+use super::vector::memory;
+use crate::cpu::isa::Isa;
+
 /// Counters computed side by side.
 const WIDE: usize = 8;
 
@@ -66,6 +69,14 @@ pub fn fill_uniform(stream: &Stream, first: u64, to: &mut [f32]) {
     }
 }
 
+/// The same, by this machine's best instructions.
+pub fn uniforms(stream: &Stream, first: u64, to: &mut [f32]) {
+    let (at, words) = (first as i64, [stream.seed as i64, i64::from(stream.step)]);
+    let (dst, a, b) = (to.as_mut_ptr().cast(), (&raw const at).cast(), words.as_ptr().cast());
+    // SAFETY: the machine has the instruction set; `to` has so many elements, and the operands are those of the primitive.
+    unsafe { memory::uniform_run(Isa::detect())(dst, a, b, std::ptr::without_provenance(stream.op as usize), to.len()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,6 +101,9 @@ mod tests {
             fill_uniform(&stream, first, &mut many);
             let single: Vec<f32> = (0..101).map(|i| uniform(word(&stream, first + i))).collect();
             assert_eq!(many, single, "from {first}");
+            many.fill(2.0);
+            uniforms(&stream, first, &mut many);
+            assert_eq!(many, single, "from {first}, by vectors");
         }
     }
 }
