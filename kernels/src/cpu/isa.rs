@@ -142,6 +142,30 @@ fn is_intel() -> bool {
     false
 }
 
+/// Lines that a set of the first-level data cache holds; 8 where the processor does not tell.
+pub fn first_level_ways() -> usize {
+    static WAYS: OnceLock<usize> = OnceLock::new();
+    *WAYS.get_or_init(|| ways_told().unwrap_or(8))
+}
+
+/// By the leaf that lists caches, which Intel and AMD number differently.
+#[cfg(target_arch = "x86_64")]
+fn ways_told() -> Option<usize> {
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    let leaf = if is_intel() { 4 } else { 0x8000_001D };
+    if __cpuid(leaf & 0x8000_0000).eax < leaf {
+        return None;
+    }
+    // In EAX the type, 0 after the last one and 1 of data, and from bit 5 on the level; ways less one from bit 22 of EBX on.
+    let caches = (0..8).map(|n| __cpuid_count(leaf, n)).take_while(|cache| cache.eax & 31 != 0);
+    caches.into_iter().find(|cache| cache.eax & 0xFF == 0x21).map(|cache| (cache.ebx >> 22) as usize + 1)
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn ways_told() -> Option<usize> {
+    None
+}
+
 #[cfg(target_arch = "aarch64")]
 fn probe() -> Isa {
     Isa::Neon

@@ -154,7 +154,7 @@ impl<E: Element, S: Copy + Send + Sync> DotGeneral<E, S> {
             packing,
             batch: offsets(&batch),
             read_a: match words {
-                1 => read_a::<E, S>(&strides, [&rows, &columns], &pieces, (packing.steps, kernels.rows)),
+                1 => read_a::<E, S>(&strides, [&rows, &columns], &pieces, (packing.steps, &kernels)),
                 _ => read_tiles(&strides, &rows, &pieces, [kernels.lanes, packing.steps, packing.steps * words]),
             },
             pack_b: size_of::<E>() != size_of::<S>()
@@ -381,8 +381,13 @@ fn panels(dims: &[Dim], operand: usize, most: usize, cut: Cut) -> Side {
     side
 }
 
-/// How A is read: where it lies as words of one step, or of so many if its rows have whole words. Blocks have up to so many rows.
-fn read_a<E, S>(strides: &Strides, [rows, columns]: [&Side; 2], pieces: &[Vec<Run>], (steps, height): (usize, usize)) -> Rows {
+/// How A is read: where it lies as words of one step, or of so many if its rows have whole words.
+fn read_a<E, S>(
+    strides: &Strides,
+    [rows, columns]: [&Side; 2],
+    pieces: &[Vec<Run>],
+    (steps, kernels): (usize, &Kernels<E>),
+) -> Rows {
     let whole = |run: &Run| run.size.is_multiple_of(steps);
     let paired = strides.a_step == 1 && strides.a_row % steps as isize == 0 && pieces.iter().flatten().all(whole);
     let words = size_of::<E>() == size_of::<S>() * steps;
@@ -396,7 +401,7 @@ fn read_a<E, S>(strides: &Strides, [rows, columns]: [&Side; 2], pieces: &[Vec<Ru
         return Rows::Packed;
     }
     let one_run = pieces.iter().all(|runs| runs.len() == 1);
-    let copied = several && strides.a_step == 1 && one_run && collide::<S>(strides.a_row, height);
+    let copied = several && strides.a_step == 1 && one_run && collide::<S>(strides.a_row, kernels);
     if copied { Rows::Copied } else { Rows::InPlace }
 }
 
@@ -428,12 +433,16 @@ fn overlap(columns: &Side, pieces: &[Vec<Run>], step: isize) -> bool {
     2 * (end - begin + depth * step) <= count
 }
 
-/// Whether so many rows, this many elements apart, come to lie in few sets of a first-level cache (64 of them), more than half of it.
-fn collide<S>(stride: isize, rows: usize) -> bool {
+/// Whether a block's rows, this many elements apart, come to lie in few sets of a first-level cache (64 of them), and leave too few of their
+/// ways to the columns, which pass by them.
+fn collide<S>(stride: isize, kernels: &Kernels<impl Sized>) -> bool {
     let bytes = stride.unsigned_abs() * size_of::<S>();
     let sets = 64 >> (bytes / LINE).trailing_zeros().min(6);
-    bytes.is_multiple_of(LINE) && rows.div_ceil(sets) > 4
+    bytes.is_multiple_of(LINE) && kernels.rows.div_ceil(sets) + WAYS_OF_COLUMNS > kernels.ways
 }
+
+/// Ways that columns need: while a line of each row is read, they fill one at most of each set, and what is asked for ahead as many again.
+const WAYS_OF_COLUMNS: usize = 4;
 
 /// Whether blocks of three vectors load less for the same products than those of two and more rows: not if a row is so short that many have
 /// but two.

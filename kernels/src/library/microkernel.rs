@@ -11,6 +11,7 @@ use super::pack::{self, Pack, PackSide, Spread};
 use super::simd::{Element, Square, Vector, prefetch};
 use super::sweep::{self, Planes};
 use super::transform::{self, Transforms};
+use crate::cpu::isa;
 use std::mem::MaybeUninit;
 
 /// One block: C[rows, columns] = alpha * A[rows, depth] B[depth, columns] + beta * C. Strides in elements; beta 0 never reads C.
@@ -125,6 +126,8 @@ pub struct Kernels<E> {
     pub words: usize,
     /// Picoseconds of a vector of products in one step, about.
     pub pace: f64,
+    /// Lines that a set of the first-level cache holds.
+    pub ways: usize,
     /// One thread's, before blocks and after them.
     pub enter: Option<unsafe fn()>,
     pub leave: Option<unsafe fn()>,
@@ -526,7 +529,7 @@ macro_rules! kernels {
                 rows: $rows,
                 columns: $vectors * V::LANES,
                 words: 1,
-                pace: VECTOR_PACE,
+                pace: VECTOR_PACE, ways: isa::first_level_ways(),
                 enter: None, leave: None,
                 shared_bits: 0,
                 blocks: [

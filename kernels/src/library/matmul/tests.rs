@@ -2,6 +2,7 @@
 
 use super::super::gemm::Grid;
 use super::*;
+use crate::cpu::isa;
 
 /// Dense row-major strides of `dims` (letters) with the sizes of `sizes`.
 fn strides(dims: &str, sizes: &[(char, usize)]) -> Vec<(char, usize)> {
@@ -175,21 +176,35 @@ fn columns_of_any_number_of_vectors() {
     }
 }
 
-/// Rows that collide in the cache are copied, several groups of them, in pieces and whole; others are not.
+/// Rows that collide in the cache are copied, several groups of them, in pieces and whole, if its sets have few ways; others are not.
 #[test]
 fn rows_that_collide() {
+    let plan = |factors: &[Factor], ways| {
+        let with_ways = |kernels| Kernels { ways, ..kernels };
+        let isa = Isa::detect();
+        let kernels = with_ways(f32::kernels(isa));
+        DotGeneral::<f32>::plan(factors, (kernels, f32::broad_kernels(isa).map(with_ways)), Packing::plain(&kernels))
+    };
     for (m, n, k) in [(150, 100, 2048), (90, 70, 512), (40, 33, 1024)] {
         for spec in ["mk kn mn", "mk nk mn", "mk kn nm"] {
-            check(spec, &[('m', m), ('n', n), ('k', k)]);
+            let factors = factors(spec, &[('m', m), ('n', n), ('k', k)]);
+            let (lhs, rhs) = (values(m * k, 1), values(n * k, 2));
+            let mut expected = vec![0.0; m * n];
+            naive(&factors, &lhs, &rhs, &mut expected);
+            for (ways, threads) in [(4, 1), (8, 2), (12, 1), (16, 3)] {
+                let mut out = vec![f32::NAN; m * n];
+                plan(&factors, ways).run(&Pool::new(threads), 1.0, 0.0, &lhs, &rhs, &mut out);
+                assert_eq!(out, expected, "{spec} {m} {n} {k}, {ways} ways");
+            }
         }
     }
-    let read = |k| DotGeneral::<f32>::new(&factors("mk kn mn", &[('m', 90), ('n', 70), ('k', k)])).gemm.read_a;
-    assert_eq!([read(1024), read(1000), read(768)], [collided(), Rows::InPlace, Rows::InPlace]);
-}
-
-/// How rows a multiple of 4 KiB apart are read: copied, if blocks have rows enough.
-fn collided() -> Rows {
-    if f32::kernels(Isa::detect()).rows > 4 { Rows::Copied } else { Rows::InPlace }
+    let read = |k, ways| plan(&factors("mk kn mn", &[('m', 90), ('n', 70), ('k', k)]), ways).gemm;
+    for ways in [8, 12, 16] {
+        let [far, near] = [read(1024, ways), read(1000, ways)];
+        let expected = if far.kernels.rows + 4 > ways { Rows::Copied } else { Rows::InPlace };
+        assert_eq!([far.read_a, near.read_a], [expected, Rows::InPlace], "{} rows, {ways} ways", far.kernels.rows);
+    }
+    assert!(matches!(isa::first_level_ways(), 2..=32));
 }
 
 #[test]
