@@ -1,9 +1,9 @@
 /* What one or two processors are just now: guests of a host are moved between its cores, and share them.
    Of two, prints how many times as many multiply-adds both do at once as one alone (about 2 on two cores, 1 on one core's two threads), the
    nanoseconds that a cache line takes from one to the other, and the additions per nanosecond of the slower one while both add: fewer where
-   another guest has the other thread of its core. Of one, prints its multiply-adds per second: fewer there too. Arguments: the processors.
-   With `watch` after them, it looks for half a millisecond at a time, before all others (SCHED_FIFO), until its input ends: a line for each
-   look has its time (CLOCK_MONOTONIC, s) and the multiply-adds per second of each. */
+   another guest has the other thread of its core, whatever that does: threads that both want a core's instructions get every other one. Of
+   one, prints its additions alone. Arguments: the processors. With `watch` after them, it looks for half a millisecond at a time, before all
+   others (SCHED_FIFO), until its input ends: a line for each look has its time (CLOCK_MONOTONIC, s) and the additions of each. */
 #define _GNU_SOURCE
 #include <poll.h>
 #include <pthread.h>
@@ -106,13 +106,13 @@ static void *look(void *which) {
         double at = together + k * EVERY_S, wake = at - WAKE_S;
         struct timespec until = {(time_t)wake, (long)(1e9 * (wake - (time_t)wake))};
         clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
-        rate[me] = now() < at ? multiply(at, LOOK_S) : 0; /* away when it should have come */
+        rate[me] = now() < at ? add(at, LOOK_S) : 0; /* away when it should have come */
         atomic_fetch_add(&looks, 1);
         if (me) continue;
         int all = processors * (k + 1);
         while (atomic_load(&looks) < all && now() < at + 4 * LOOK_S) {}
-        printf("%.6f %.0f", at, rate[0]);
-        if (processors > 1) printf(" %.0f", atomic_load(&looks) == all ? rate[1] : 0);
+        printf("%.6f %.3f", at, rate[0]);
+        if (processors > 1) printf(" %.3f", atomic_load(&looks) == all ? rate[1] : 0);
         printf("\n"), fflush(stdout);
         atomic_store(&over, poll(&(struct pollfd){.fd = STDIN_FILENO, .events = POLLIN}, 1, 0) != 0);
     }
@@ -135,9 +135,9 @@ int main(int count, char **words) {
     for (int i = 0; i < processors; i++) processor[i] = atoi(words[i + 1]);
     if (watches) return watch();
     pin(processor[0]);
+    if (processors == 1) return printf("%.3f\n", add(now(), SPAN_S)), 0;
     multiply(now(), SPAN_S); /* wakes the vector units */
     double alone = multiply(now(), SPAN_S);
-    if (processors == 1) return printf("%.0f\n", alone), 0;
     together = now() + SPAN_S;
     pthread_t thread;
     if (pthread_create(&thread, NULL, second, NULL)) return perror("pthread_create"), 1;

@@ -12,6 +12,7 @@ from pathlib import Path
 TICK = os.sysconf("SC_CLK_TCK")
 PROBE = 0.5  # seconds over which the load before a turn is taken
 TRIES = 4  # of a turn
+PROBES, PROBE_S = 30, 0.1  # of each processor, for what it does while it has its core to itself
 
 
 def described():
@@ -41,13 +42,19 @@ class Cores:
     two processors on one core are little more than one, and one beside another guest's is less."""
 
     def __init__(self, folder, processors):
-        self.processors, self.most, self.least_ns, self.most_added = processors[:2], 0.0, math.inf, 0.0
+        self.processors, self.least_ns, self.most_added = processors[:2], math.inf, 0.0
         self.command = [folder / "cores", *map(str, self.processors)]
         source = Path(__file__).with_name("cores.c")
         subprocess.run(["cc", "-O2", "-march=native", "-pthread", "-o", self.command[0], source], check=True)
+        self.most = 0.0
+        for _ in range(PROBES):
+            self.most = max([self.most, *(self.numbers(processor)[0] for processor in self.processors)])
+            time.sleep(PROBE_S)
 
-    def numbers(self):
-        out = subprocess.run(self.command, check=True, capture_output=True, text=True, timeout=10).stdout
+    def numbers(self, *processors):
+        """Of all, or those given."""
+        command = [self.command[0], *map(str, processors)] if processors else self.command
+        out = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout
         return [float(word) for word in out.split()]
 
     def seen(self):
