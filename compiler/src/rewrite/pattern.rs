@@ -96,6 +96,8 @@ impl Pattern {
             Pattern::Constant(name) if data.splat.is_some() => bind(name),
             Pattern::Varying(name) if data.splat.is_none() => bind(name),
             Pattern::Number(n) if data.splat.as_ref().is_some_and(|v| is_number(v, *n)) => vec![bound.clone()],
+            // What is a number has no cheaper form, and may be of ever so many terms of which it is itself an operand: 0 is tanh(0) and 0 · 0.
+            Pattern::Node(..) if data.splat.is_some() => Vec::new(),
             Pattern::Node(..) => egraph[id].nodes.iter().flat_map(|term| self.in_term(egraph, term, bound)).collect(),
             _ => Vec::new(),
         }
@@ -115,7 +117,7 @@ impl Pattern {
 }
 
 /// Whether `value` is `n`, as its dtype holds both.
-fn is_number(value: &Const, n: f64) -> bool {
+pub(super) fn is_number(value: &Const, n: f64) -> bool {
     let held = |x| Tensor::floats(value.dtype, &[], vec![x]).rounded(Precision::Declared).f64s()[0];
     value.value() == n || value.dtype.is_float() && held(value.value()) == held(n)
 }

@@ -67,7 +67,7 @@ fn round(egraph: &mut Graph, rules: &[Rule]) -> bool {
     let mut classes: Vec<Id> = egraph.classes().map(|class| class.id).collect();
     classes.sort_unstable();
     let mut found: Vec<(Id, Expr)> = Vec::new();
-    for &id in &classes {
+    for &id in classes.iter().filter(|id| egraph[**id].data.splat.is_none()) {
         for term in &egraph[id].nodes {
             for rule in rules {
                 found.extend(rule.find(egraph, id, term).into_iter().map(|expr| (id, expr)));
