@@ -4,6 +4,7 @@
 //! Such are PyTorch's `EmbeddingBag`, and `torch.stack([f(x[i]) for i in range(n)])`. An op for each sample is not only slow: in a graph
 //! of them no dim counts samples, so that no mesh could share them out.
 
+use super::pattern::is_number;
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
 use crate::ops::{BroadcastInDim, Concatenate, DotGeneral, Gather, Op, Pad, Reduce, Reshape, Reverse, Slice, Transpose};
@@ -93,7 +94,7 @@ impl<'a> Loop<'a> {
     }
 
     fn turns(&mut self, ids: Vec<NodeId>) -> Option<Turns> {
-        if ids.iter().all(|id| *id == ids[0]) {
+        if ids.iter().all(|id| *id == ids[0] || self.are_one_number(*id, ids[0])) {
             return Some(Turns::Same(ids[0]));
         }
         if let Some(known) = self.known.get(&ids) {
@@ -104,6 +105,14 @@ impl<'a> Loop<'a> {
         self.depth -= 1;
         self.known.insert(ids, found.clone());
         found
+    }
+
+    /// Whether two constants are the same as their dtype holds them: one may have been computed in f64, the other rounded on the way.
+    fn are_one_number(&self, a: NodeId, b: NodeId) -> bool {
+        match (&self.graph[a].op, &self.graph[b].op) {
+            (Op::Const(x), Op::Const(y)) => x.dtype == y.dtype && is_number(x, y.value()),
+            _ => false,
+        }
     }
 
     /// Slices of one value that lie side by side.

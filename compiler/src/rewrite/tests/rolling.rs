@@ -64,6 +64,25 @@ fn bags_of_embeddings_are_sums_of_rows() {
     assert!(!rolls(&bags(3, 3)), "three parts are few");
 }
 
+/// One mean of f32 is a sum divided by 6, whose sixth was rounded when it was folded: the sixth of the others was not.
+#[test]
+fn numbers_that_are_one_in_their_dtype_are_one() {
+    let scaled = |second: f64| {
+        let mut g = Graph::new();
+        let op = Input { name: "x".into(), dtype: DType::F32, shape: Shape::from_slice(&[6, 4]), batch_dim: None };
+        let x = g.add(op, &[]).unwrap();
+        unrolled(&mut g, 6, 0, |g, i| {
+            let mine = part(g, x, 0, i, 1);
+            g.binary_scalar(dcc_program::kernel::BinaryOp::Mul, mine, if i == 4 { second } else { 1.0 / 6.0 }).unwrap()
+        });
+        g
+    };
+    let rounded = f64::from(1.0_f32 / 6.0);
+    assert!(rounded != 1.0 / 6.0 && rolls(&scaled(1.0 / 6.0)));
+    assert!(roll::roll(&scaled(rounded)).unwrap().is_some());
+    assert!(roll::roll(&scaled(0.25)).unwrap().is_none(), "the control");
+}
+
 /// Heads one by one: what a turn reads twice, products of two tiles and of a tile and a weight, other dims than the first.
 #[test]
 fn heads_one_by_one_are_a_batch() {
