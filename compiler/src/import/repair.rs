@@ -1,8 +1,8 @@
 //! Undoes what PyTorch's exporters do to parameters, where what the file says of each node proves it.
 //!
 //! The optimizer of the newer exporter makes one initializer of tensors that begin with equal values, such as the gains of fresh
-//! norms, stores the transposed copy of a parameter that is read both ways, such as a tied embedding, and deletes biases that are
-//! zero. As they are in the file, the first would train as one, the second as two and the last not at all.
+//! norms, stores the transposed copy of a parameter that is read both ways, such as a tied embedding, or one for each call of a module,
+//! and deletes biases that are zero. As they are in the file, the first would train as one, the second as several and the last not at all.
 
 pub mod copies;
 pub mod legacy;
@@ -23,6 +23,7 @@ pub fn repair(graph: &mut GraphProto, signature: &Signature) -> Vec<String> {
     let doubts = part::part(graph, signature);
     statistics::part(graph, signature);
     tie::tie(graph, signature);
+    tie::merge(graph, signature);
     restore::restore(graph, signature);
     doubts
 }
@@ -145,6 +146,26 @@ mod tests {
         assert_eq!((sum.op_type(), &sum.input[1][..], &sum.output[0][..]), ("Add", "w.bias", "y"));
         assert_eq!((sum.input[0] == graph.node[0].output[0], sum.input[0] != "y"), (true, true));
         assert_eq!(run("%y : linear(args = (%x, %p_w_weight))").initializer.len(), 1);
+    }
+
+    /// A linear layer that is called twice has a transposed weight for each call.
+    #[test]
+    fn copies_for_each_call_are_merged() {
+        let linear = |result: &str, weight: &str| {
+            format!(
+                "%{result} : x = call_function[target=torch.ops.aten.linear.default](args = (%x, %p_{weight}_weight), kwargs = {{}})"
+            )
+        };
+        let merged = |second: &str, dims: &[i64]| {
+            let nodes = vec![node(&linear("y", "a"), ["x", "val_1"], "y"), node(&linear("z", second), ["x", "val_2"], "z")];
+            let (nodes, tensors) = repaired(nodes, vec![tensor("val_1", &[40, 60]), tensor("val_2", dims)]);
+            (nodes[1].clone(), tensors.len())
+        };
+        assert_eq!(merged("a", &[40, 60]), ("MatMul x val_1".to_owned(), 1));
+        // Another parameter, another shape.
+        for (second, dims) in [("b", [40, 60]), ("a", [40, 50])] {
+            assert_eq!(merged(second, &dims), ("MatMul x val_2".to_owned(), 2));
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@
 use super::signature::Signature;
 use crate::import::fx::{FxCall, is_fused};
 use crate::import::model::Model;
-use crate::import::proto::{NodeProto, TensorProto};
+use crate::import::proto::{GraphProto, NodeProto, TensorProto};
 use std::collections::{BTreeMap, BTreeSet};
 
 const SCOPES: &str = "pkg.torch.onnx.name_scopes";
@@ -93,7 +93,7 @@ impl Trace {
         // More of them than weights are something else.
         let fit = rows.len() + turned.len() <= tables.len();
         let (turned, constants) = if fit { (turned, constants) } else { (Vec::new(), [turned, constants].concat()) };
-        let (transposes, merged) = transposes(model, &missing);
+        let (transposes, merged) = transposes(graph, &missing);
         let [renamed, found] = [renamed, found].map(|names| names.into_iter().map(str::to_owned).collect());
         Trace { lost, tables, rows, others, numbers, constants, renamed, found, aliases, transposes, merged, turned, gaps }
     }
@@ -146,10 +146,10 @@ pub fn is_transpose(name: &str) -> bool {
 
 /// The weights of linear layers that matrix products read transposed, by initializer, and the initializers that are of several:
 /// the call reads `%p_fc_weight` as its second argument, the node `val_7`.
-fn transposes(model: &Model, missing: &[(&str, &str)]) -> (BTreeMap<String, String>, Vec<String>) {
-    let names: BTreeSet<&str> = model.graph().initializer.iter().map(|tensor| tensor.name()).collect();
+pub fn transposes(graph: &GraphProto, missing: &[(&str, &str)]) -> (BTreeMap<String, String>, Vec<String>) {
+    let names: BTreeSet<&str> = graph.initializer.iter().map(|tensor| tensor.name()).collect();
     let mut found: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for node in model.graph().node.iter().filter(|node| node.op_type() == "MatMul") {
+    for node in graph.node.iter().filter(|node| node.op_type() == "MatMul") {
         let call = FxCall::of(node);
         let Some(weight) = node.input.get(1).filter(|input| names.contains(input.as_str())) else { continue };
         let second = call.values().nth(2).filter(|_| call.0.contains("aten.linear."));

@@ -1,8 +1,10 @@
-//! Transposed copies that the exporter stored of parameters which are read both ways, such as a tied embedding.
+//! Transposed copies that the exporter stored of parameters which are read both ways, such as a tied embedding, and those that it stored
+//! once for each call of a module.
 
 use super::transpose;
 use crate::import::fx::FxCall;
 use crate::import::parameters::signature::Signature;
+use crate::import::parameters::trace;
 use crate::import::proto::{GraphProto, NodeProto};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,4 +40,36 @@ pub fn tie(graph: &mut GraphProto, signature: &Signature) {
     graph.initializer.retain(|tensor| !copies.contains_key(tensor.name()));
     let transposes: Vec<NodeProto> = copies.into_iter().map(|(copy, source)| transpose(source, copy)).collect();
     graph.node.splice(0..0, transposes);
+}
+
+/// Makes one tensor of the transposed weights that calls of one linear layer read, such as those of two towers that share it: the call of
+/// each names the same parameter.
+pub fn merge(graph: &mut GraphProto, signature: &Signature) {
+    let there: BTreeSet<&str> = graph.initializer.iter().map(|tensor| tensor.name()).collect();
+    let missing: Vec<(&str, &str)> = signature.parameters().filter(|(name, _)| !there.contains(name)).collect();
+    let (turned, _) = trace::transposes(graph, &missing);
+    let mut firsts: BTreeMap<(&str, &[i64], i32), &str> = BTreeMap::new();
+    let mut copies: BTreeMap<String, String> = BTreeMap::new();
+    for tensor in &graph.initializer {
+        let Some(weight) = turned.get(tensor.name()) else { continue };
+        let first = *firsts.entry((weight, &tensor.dims, tensor.data_type())).or_insert(tensor.name());
+        if first != tensor.name() {
+            copies.insert(tensor.name().to_owned(), first.to_owned());
+        }
+    }
+    rename(&mut graph.node, &copies);
+    graph.initializer.retain(|tensor| !copies.contains_key(tensor.name()));
+}
+
+/// Reads of `names` in the nodes and in their inner graphs become reads of what these stand for.
+fn rename(nodes: &mut [NodeProto], names: &BTreeMap<String, String>) {
+    for node in nodes {
+        for input in &mut node.input {
+            if let Some(name) = names.get(input) {
+                input.clone_from(name);
+            }
+        }
+        let inner = node.attribute.iter_mut().flat_map(|attribute| attribute.g.iter_mut().chain(&mut attribute.graphs));
+        inner.for_each(|graph| rename(&mut graph.node, names));
+    }
 }
