@@ -8,7 +8,7 @@ mod search;
 
 use crate::annotations;
 use crate::autodiff::Sums;
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::graph::Graph;
 use crate::import::proto::NodeProto;
 use crate::import::{self, Imported, Model, TensorData, listed};
@@ -132,8 +132,24 @@ fn half_parameters(graph: &Graph, trained: &[String]) -> Option<String> {
     })
 }
 
-/// ONNX to everything the ranks need. Pure: no files, no clock, no environment.
+/// ONNX to everything the ranks need. Pure: no files, no clock, no environment. A pipeline whose microbatches nobody has counted has one
+/// where the model needs all samples at once, and says so.
 pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
+    let given = options.batch;
+    let counted = options.parallel.pp == 1 || given.micro.is_some() || given.accumulate.is_some();
+    let error = match once(model, options) {
+        Err(error) if !counted && error.code == Code::PLAN => error,
+        compiled => return compiled,
+    };
+    let whole = Options { batch: Given { accumulate: Some(1), ..given }, ..options.clone() };
+    let Ok(mut compiled) = once(model, &whole) else { return Err(error) };
+    let place = error.at.map_or(String::new(), |at| format!(" at {at}"));
+    let why = format!("a step is one microbatch, for which the stages wait for each other: {}{place}", error.what);
+    compiled.imported.warnings.push(why);
+    Ok(compiled)
+}
+
+fn once(model: &Model, options: &Options) -> Result<Compiled> {
     let Parallel { dp, cp, ep, tp, pp, .. } = options.parallel;
     let devices = [dp, cp, ep, tp, pp].iter().fold(1_u32, |product, &ranks| product.saturating_mul(ranks));
     let (annotations, notes) = annotations::read(model, devices)?;

@@ -21,6 +21,7 @@ pub struct Code(pub u16);
 impl Code {
     pub const UNBOUND: Code = Code(2);
     pub const UNCLEAR_LOSS: Code = Code(3);
+    pub const PLAN: Code = Code(301);
 
     /// Whether the command leaves a question open, which more flags would answer.
     pub fn is_question(self) -> bool {

@@ -144,7 +144,8 @@ impl OptimizerOptions {
         let wrong = |what: String| Err(Error::usage(what));
         let momentum_is = |x: f64| if unit(x) { Ok(()) } else { wrong(format!("--momentum {x} is not in [0, 1)")) };
         let betas_are = |(a, b)| if unit(a) && unit(b) { Ok(()) } else { wrong(format!("--betas {a},{b} are not in [0, 1)")) };
-        let eps_is = |x: f64| if x >= 0.0 && x.is_finite() { Ok(()) } else { wrong(format!("--eps {x} is negative")) };
+        let eps_is =
+            |x: f64| if x >= 0.0 && x.is_finite() { Ok(()) } else { wrong(format!("--eps {x} is negative or not finite")) };
         if !(self.weight_decay >= 0.0 && self.weight_decay.is_finite()) {
             return wrong(format!("--weight-decay {} is negative or not finite", self.weight_decay));
         }

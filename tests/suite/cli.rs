@@ -347,7 +347,11 @@ fn wrong_flags() {
     check("--steps 1 --dtype bf16 --param-dtype f16", "DCC0001", &["'f16'", "bf16"]);
     check("--steps 1 --dtype bf16 --loss-scale 8", "DCC0001", &["a loss scale with --dtype bf16", "--dtype f16"]);
     check("--steps 1 --dtype f16 --loss-scale 0", "DCC0001", &["--loss-scale 0 is no positive number"]);
-    check("--steps 1 --dtype f16 --loss-scale-growth 0.5", "DCC0001", &["--loss-scale-growth 0.5 is less than 1"]);
+    for growth in ["0.5", "1e300", "nan"] {
+        let flags = format!("--steps 1 --dtype f16 --loss-scale-growth {growth}");
+        let growth = growth.replace("1e300", &1e300_f64.to_string()).replace("nan", "NaN");
+        check(&flags, "DCC0001", &[&format!("--loss-scale-growth {growth} is no number from 1 on that f32 holds")]);
+    }
     check("--steps 1 --dtype f16 --loss-scale-backoff 1", "DCC0001", &["--loss-scale-backoff 1 is not between 0 and 1"]);
     check("--steps 1 --dtype f16 --loss-scale-interval 0", "DCC0001", &["--loss-scale-interval 0"]);
     check("--steps 1 --loss mean", "DCC0001", &["'mean'", "cross-entropy"]);

@@ -1,5 +1,6 @@
 //! What several microbatches, or precisions and meshes beside them, must not be refused.
 
+mod parts;
 mod samples;
 
 use crate::onnx_model::{
@@ -37,14 +38,14 @@ impl Case<'_> {
         self.compile(parallel, microbatches).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    fn compile(&self, parallel: Parallel, microbatches: u32) -> Result<Compiled> {
+    fn compile(&self, parallel: Parallel, microbatches: impl Into<Option<u32>>) -> Result<Compiled> {
         let weights = self.weights.iter().map(|(name, dims)| external(name, dims, "weights"));
         let mut proto = weights.chain(self.tensors.iter().cloned()).fold(model(self.nodes), with_tensor);
         proto.opset_import = vec![opset(23)];
         let dims: Vec<_> = self.x.iter().map(|&dim| size(dim)).collect();
         proto.graph.as_mut().expect("a graph").input = vec![value("x", &dims)];
         let proto = Model::decode(proto.encode_to_vec().into()).expect("a model");
-        let batch = batch::Given { global: Some(self.x[0] as u64), accumulate: Some(microbatches), ..Default::default() };
+        let batch = batch::Given { global: Some(self.x[0] as u64), accumulate: microbatches.into(), ..Default::default() };
         let loss = LossOptions { kind: self.loss, ..Default::default() };
         let training = TrainingOptions { loss, mixed: self.mixed, ..Default::default() };
         let options = Options { batch, parallel, training, name: "case.onnx".to_owned(), ..Default::default() };

@@ -204,6 +204,8 @@ fn the_scale_grows_and_backs_off() {
     check("--steps 3", &steady);
     check("--steps 3 --tp 2 --pp 2", &steady);
     check("--steps 5 --loss-scale 1024 --loss-scale-interval 2", &[1024.0, 1024.0, 2048.0, 2048.0, 4096.0].map(|s| (s, false)));
+    // Not to what f32 does not hold.
+    check("--steps 3 --loss-scale 1024 --loss-scale-interval 1 --loss-scale-growth 1e38", &[(1024.0, false); 3]);
     let (large, half) = (2.0_f64.powi(40), 2.0_f64.powi(39));
     let found = scales(&format!("--steps 2 --loss-scale {large}"));
     assert_eq!(found, [(large, true), (half, true)]);

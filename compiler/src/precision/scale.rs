@@ -39,8 +39,8 @@ impl LossScale {
         if !(initial > 0.0 && initial.is_finite() && (initial as f32).is_normal()) {
             return wrong(format!("--loss-scale {initial} is no positive number that f32 holds"));
         }
-        if !(growth >= 1.0 && growth.is_finite()) {
-            return wrong(format!("--loss-scale-growth {growth} is less than 1"));
+        if !(growth >= 1.0 && (growth as f32).is_finite()) {
+            return wrong(format!("--loss-scale-growth {growth} is no number from 1 on that f32 holds"));
         }
         if !(backoff > 0.0 && backoff < 1.0) {
             return wrong(format!("--loss-scale-backoff {backoff} is not between 0 and 1"));
@@ -111,7 +111,12 @@ impl Scaler {
         let due = graph.splat_like(f64::from(self.options.interval), clean)?;
         let grows = graph.compare(CompareOp::Ge, clean, due)?;
         let grown = graph.binary_scalar(BinaryOp::Add, self.growths, 1.0)?;
-        let growths = graph.select(grows, grown, self.growths)?;
+        // Not beyond what f32 holds, as GradScaler: gradients that are all zero never overflow.
+        let (scale, most) = (graph.cast(self.scale, DType::F64)?, f64::from(f32::MAX) / self.options.growth);
+        let most = graph.splat_like(most, scale)?;
+        let has_room = graph.compare(CompareOp::Le, scale, most)?;
+        let has_grown = graph.binary(BinaryOp::And, grows, has_room)?;
+        let growths = graph.select(has_grown, grown, self.growths)?;
         let growths = graph.select(overflow, self.growths, growths)?;
         let clean = graph.select(grows, zero, clean)?;
         let clean = graph.select(overflow, zero, clean)?;

@@ -239,6 +239,10 @@ fn scatter_tuples(build: &mut Build, operands: [&Value; 3], combine: Combine, ba
         let what = format!("updates {:?} where indices want {:?}", updates.shape(build)?.as_slice(), wanted.as_slice());
         return Err(Error::shape(what));
     }
+    // PyTorch's assignment to an empty slice.
+    if wanted.contains(&0) {
+        return Ok(data.clone());
+    }
     let has_samples = operands.iter().any(|operand| build.has_samples(operand));
     if let Some(shared) = Shared::of(&parts, &shape, batch).filter(|_| has_samples) {
         let (data, rest) = (shared.first(build, data)?, shared.without(build, indices)?);
