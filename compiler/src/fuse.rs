@@ -7,6 +7,7 @@
 pub mod assembly;
 mod buffers;
 mod cluster;
+mod last;
 mod limits;
 mod recompute;
 pub mod refs;
@@ -139,6 +140,7 @@ fn fuse_within(limits: Limits, graph: &Graph, nodes: &[NodeId], wanted: &[NodeId
         fuser.generated[id.0 as usize] = made && operands.iter().all(|&o| fuser.is_generated_operand(o));
     }
     fuser.recompute_cheap(nodes);
+    fuser.merge_last_readers(nodes);
     fuser.bind_dims();
     fuser.materialise(nodes);
     fuser.fusion

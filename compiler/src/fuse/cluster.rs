@@ -130,7 +130,7 @@ impl Fuser<'_> {
 
     /// Moves the members of `from` into `into` where both run over the same loops, or `from` over the outer ones of `into`, and
     /// neither needs the other through a third.
-    fn merge(&mut self, into: ClusterId, from: ClusterId) {
+    pub(super) fn merge(&mut self, into: ClusterId, from: ClusterId) {
         let (a, b) = (&self.fusion.clusters[into.0 as usize], &self.fusion.clusters[from.0 as usize]);
         if a.alone || b.alone {
             return;

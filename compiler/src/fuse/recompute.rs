@@ -184,7 +184,7 @@ impl Fuser<'_> {
     }
 
     /// Whether a kernel other than its own reads a member.
-    fn crosses(&self, id: NodeId) -> bool {
+    pub(super) fn crosses(&self, id: NodeId) -> bool {
         self.wanted.contains(&id) || self.readers(id).iter().any(|&r| self.unit(r) != self.unit(id))
     }
 }

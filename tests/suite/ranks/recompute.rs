@@ -5,7 +5,7 @@ use dcc::compile::{Options, compile, planned_bytes};
 use dcc::import::Model;
 use dcc::plan::{Parallel, Schedule, Zero, batch};
 use dcc::recompute::{Lasting, Recompute, Repeats};
-use dcc_program::program::{Action, Library, Program, SectionKind};
+use dcc_program::program::{Action, BufferId, Instr, Library, Program, SectionKind};
 use dcc_runtime::exec::whole::Outcome;
 
 fn repeating(repeats: Repeats, parallel: &Parallel) -> Parallel {
@@ -61,6 +61,26 @@ fn less_is_kept_the_more_is_computed() {
         let [(all, none), (quick, selective), (few, full)] = [Repeats::NONE, Repeats::SELECTIVE, Repeats::FULL].map(of);
         assert!(few < quick && quick < all, "{model}: {few}, {quick}, {all} bytes");
         assert!(selective == none && full > none, "{model}: {none}, {selective}, {full} products");
+    }
+}
+
+/// What a layer makes again for its weights' gradient is made in one pass with its own gradient, both where they are read from.
+#[test]
+fn activations_are_made_again_beside_their_gradients() {
+    let in_place = |program: &Program, instr: &Instr| {
+        let at = |id: &BufferId| (program.buffers[id.0 as usize].place, program.buffers[id.0 as usize].offset);
+        instr.results.iter().all(|result| instr.operands.iter().any(|operand| at(operand) == at(result)))
+    };
+    let pairs = |model, repeats| {
+        let compiled = compiled(model, &repeating(repeats, &mesh(1, 1, 1)), 2, None);
+        let program = &compiled.artifact.train[0];
+        let backward = program.sections.iter().filter(|section| section.kind == SectionKind::Backward).flat_map(|s| &s.body);
+        let kernels = backward.filter(|instr| matches!(instr.action, Action::Kernel(_)) && instr.results.len() == 2);
+        let ranks = |instr: &&Instr| instr.results.iter().all(|id| program.ty(*id).rank() == 3);
+        kernels.filter(ranks).filter(|instr| in_place(program, instr)).count()
+    };
+    for (model, layers) in [("gpt2_tiny.onnx", 4), ("bert_tiny.onnx", 2)] {
+        assert_eq!([Repeats::SELECTIVE, Repeats::NONE].map(|repeats| pairs(model, repeats)), [layers, 0], "{model}");
     }
 }
 

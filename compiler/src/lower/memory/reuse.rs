@@ -22,35 +22,41 @@ pub(super) fn join(
 ) -> FxHashMap<BufferId, BufferId> {
     let mut joined: FxHashMap<BufferId, BufferId> = FxHashMap::default();
     for (at, instr) in line.instructions(bodies) {
-        let Some(i) = last_result(selected, instr) else { continue };
-        let own = selected.storage[instr.results[i].0 as usize];
-        let root = |buffer: &BufferId| {
-            let root = selected.storage[buffer.0 as usize];
-            joined.get(&root).copied().unwrap_or(root)
-        };
-        let Some(&(first, last)) = lives.get(&own) else { continue };
-        let is_over = |piece: BufferId| {
-            let replaces = |(o, operand)| root(operand) != piece || may_replace(&selected.program, instr, i, o);
-            lives.get(&piece).is_some_and(|life| life.1 == at)
-                && sizes[&own] <= sizes[&piece]
-                && instr.operands.iter().enumerate().all(replaces)
-                && !instr.results.iter().any(|result| root(result) == piece)
-        };
-        let into = instr.operands.iter().map(root).find(|&piece| first == at && is_over(piece));
-        if let Some(into) = into {
-            lives.remove(&own);
-            lives.get_mut(&into).expect("just found").1 = last;
-            joined.insert(own, into);
+        for i in stored(selected, instr) {
+            let own = selected.storage[instr.results[i].0 as usize];
+            let root = |buffer: &BufferId| {
+                let root = selected.storage[buffer.0 as usize];
+                joined.get(&root).copied().unwrap_or(root)
+            };
+            let Some(&(first, last)) = lives.get(&own) else { continue };
+            let is_over = |piece: BufferId| {
+                let replaces = |(o, operand)| root(operand) != piece || may_replace(&selected.program, instr, i, o);
+                lives.get(&piece).is_some_and(|life| life.1 == at)
+                    && sizes[&own] <= sizes[&piece]
+                    && instr.operands.iter().enumerate().all(replaces)
+                    && !instr.results.iter().any(|result| root(result) == piece)
+            };
+            let into = instr.operands.iter().map(root).find(|&piece| first == at && is_over(piece));
+            if let Some(into) = into {
+                lives.remove(&own);
+                lives.get_mut(&into).expect("just found").1 = last;
+                joined.insert(own, into);
+            }
         }
     }
     joined
 }
 
-/// Of a kernel's results, the one that it stores last: until then all that it has read, or computed of that, may be read again.
-fn last_result(selected: &Selected, instr: &Instr) -> Option<usize> {
-    let Action::Kernel(kernel) = instr.action else { return None };
-    match selected.program.kernels[kernel as usize].body.last()? {
-        Stmt::Store { output, .. } => Some(usize::from(*output)),
-        _ => None,
+/// A kernel's results, those that it stores last first: of all that it reads, the most has been read by then.
+fn stored(selected: &Selected, instr: &Instr) -> Vec<usize> {
+    let Action::Kernel(kernel) = instr.action else { return Vec::new() };
+    let mut found = Vec::new();
+    for stmt in selected.program.kernels[kernel as usize].body.iter().rev() {
+        if let Stmt::Store { output, .. } = stmt
+            && !found.contains(&usize::from(*output))
+        {
+            found.push(usize::from(*output));
+        }
     }
+    found
 }
