@@ -7,6 +7,7 @@
 mod attention;
 mod contract;
 mod extract;
+mod interleave;
 mod mask;
 mod movement;
 mod pattern;
@@ -41,7 +42,9 @@ pub fn simplify(graph: &Graph) -> Result<Graph> {
     let training = graph.nodes.iter().any(|node| node.phase != Phase::Forward);
     let wanted = |rule: &Rule| !training || rule.scope == Scope::Pointwise;
     let rolled = if training { None } else { roll::roll(graph)? };
-    Rewriter::new(rolled.as_ref().unwrap_or(graph), rules::all().into_iter().filter(wanted).collect()).run(training)
+    let graph = rolled.as_ref().unwrap_or(graph);
+    let interleaved = if training { None } else { interleave::interleave(graph)? };
+    Rewriter::new(interleaved.as_ref().unwrap_or(graph), rules::all().into_iter().filter(wanted).collect()).run(training)
 }
 
 struct Rewriter<'a> {

@@ -12,6 +12,7 @@ use dcc_program::{DType, Shape, TensorType};
 use rules::all;
 
 mod examples;
+mod interleaving;
 mod models;
 mod resembling;
 mod rolling;

@@ -131,3 +131,38 @@ fn assignments_to_samples_keep_them_apart() {
         }
     }
 }
+
+/// Two views of each sample go through one tower as one batch: ranks and microbatches have both views of their own samples.
+#[test]
+fn views_of_a_sample_stay_together() {
+    let tower = |between: &str| {
+        vec![
+            node("Sin", &["x"], &["view"]),
+            with_int(node("Concat", &["x", "view"], &["both"]), "axis", 0),
+            node("MatMul", &["both", "w"], &["h"]),
+            node("Tanh", &["h"], &["t"]),
+            if between.is_empty() { node("Identity", &["t"], &["u"]) } else { node(between, &["t", "zero"], &["u"]) },
+            node("MatMul", &["u", "v"], &["z"]),
+            with_int(node("Split", &["z", "halves"], &["a", "b"]), "axis", 0),
+            node("Sub", &["a", "b"], &["apart"]),
+            node("Mul", &["apart", "apart"], &["squares"]),
+            with_int(node("ReduceMean", &["squares"], &["y"]), "keepdims", 0),
+        ]
+    };
+    let case = |nodes: &[NodeProto], parallel: Parallel, microbatches: u32| {
+        let tensors = vec![int_tensor("zero", &[], &[0]), int_tensor("halves", &[2], &[8, 8])];
+        let (x, weights): (&[i64], &[(&str, &[i64])]) = (&[8, 6], &[("w", &[6, 12]), ("v", &[12, 5])]);
+        let case = Case { loss: LossKind::Output, nodes, x, weights, tensors, mixed: None };
+        case.compile(parallel.clone(), microbatches).map(|_| case.agrees(parallel, microbatches))
+    };
+    let nodes = tower("");
+    let flops = |compiled: Compiled| dcc::report::stages(&compiled.artifact.train)[0].flops;
+    let of = |parallel, microbatches| case(&nodes, parallel, microbatches).unwrap_or_else(|error| panic!("{error}"));
+    let two = Parallel { dp: 2, ..Parallel::default() };
+    assert_eq!(flops(of(two.clone(), 1)) * 2, flops(of(Parallel::default(), 1)));
+    for parallel in [Parallel::default(), two, Parallel { pp: 2, ..Parallel::default() }] {
+        of(parallel, MICROBATCHES / 2);
+    }
+    let error = case(&tower("CumSum"), Parallel::default(), 2).err().expect("each sum is of all samples before");
+    assert!(error.to_string().contains("needs the samples of all 2 microbatches at once"), "{error}");
+}
