@@ -104,12 +104,15 @@ pub struct Compiled {
     pub artifact: Artifact,
 }
 
-/// Tells of what trains although it may be something else.
-fn undecided(names: &[String], are: &str, trained: &[String]) -> Option<String> {
+/// Tells of what trains although it may be something else: what one of them is, and several are.
+fn undecided(names: &[String], [is, are]: [&str; 2], trained: &[String]) -> Option<String> {
     let names: Vec<&String> = names.iter().filter(|name| trained.contains(name)).collect();
-    let text =
-        || format!("{} train, and {are}; the file does not tell. Add `--freeze NAME` for each that is one", listed(&names));
-    (!names.is_empty()).then(text)
+    let (what, then) = match names.len() {
+        0 => return None,
+        1 => (format!("trains, and {is}"), "Add `--freeze NAME` if it is one"),
+        _ => (format!("train, and {are}"), "Add `--freeze NAME` for each that is one"),
+    };
+    Some(format!("{} {what}; the file does not tell. {then}", listed(&names)))
 }
 
 /// Tells of random numbers that an evaluation draws.
@@ -179,8 +182,14 @@ fn once(model: &Model, options: &Options) -> Result<Compiled> {
         told.fold(error, |error, warning| error.note(warning))
     })?;
     imported.warnings.extend(random_evaluation(&training.eval));
-    let are_buffers = "by their names may be buffers of the module, which PyTorch does not train";
-    let are_numbers = "are one number each, as exporters also write constants of the graph";
+    let are_buffers = [
+        "by its name may be a buffer of the module, which PyTorch does not train",
+        "by their names may be buffers of the module, which PyTorch does not train",
+    ];
+    let are_numbers = [
+        "is one number, as exporters also write constants of the graph",
+        "are one number each, as exporters also write constants of the graph",
+    ];
     for (names, are) in [(&imported.buffers, are_buffers), (&imported.numbers, are_numbers)] {
         imported.warnings.extend(undecided(names, are, &training.trained));
     }

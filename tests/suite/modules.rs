@@ -308,7 +308,7 @@ fn numbers_that_train_are_told() {
     let told = |producer: &str, dims: &[i64]| {
         let tensors = vec![weight("w", &[6, 4]), number("three", dims, 3.0)];
         let warnings = Case { nodes: &nodes, x: &[8, 6], tensors, producer }.alone().imported.warnings;
-        warnings.iter().any(|text| text.starts_with("`three` train, and are one number"))
+        warnings.iter().any(|text| text.starts_with("`three` trains, and is one number"))
     };
     assert_eq!([told("tf2onnx", &[1, 1]), told("tf2onnx", &[]), told("pytorch", &[1, 1])], [true, false, false]);
 }

@@ -331,6 +331,10 @@ fn class_dim(graph: &Graph, logits: NodeId, options: &LossOptions) -> Result<usi
         if dim >= shape.len() {
             return Err(Error::usage(format!("--class-dim {dim} of an output of {} dims", shape.len())));
         }
+        if batch_dims(graph)[logits.0 as usize].iter().eq([&(dim as u8)]) {
+            let what = format!("--class-dim {dim} is the dim of the samples of an output of shape {:?}", shape.as_slice());
+            return Err(Error::usage(what).help("name the dim along which each sample has its scores"));
+        }
         return Ok(dim);
     }
     let dims = usual_dims(&shape);

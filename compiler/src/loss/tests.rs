@@ -89,6 +89,8 @@ fn classes_stand_where_the_labels_say() {
     check(model(&[], (DType::F32, &[2, 5, 5, 5])), at(&[2, 5, 5], None), square);
     let last = "cross-entropy of output y f32[2, 7, 4, 5], classes on dim 3, labels i64[2, 7, 4], ignoring -100";
     check(images(), at(&[2, 7, 4], None), last);
+    let samples = "--class-dim 0 is the dim of the samples of an output of shape [2, 7, 4, 5]";
+    check(images(), at(&[7, 4, 5], Some(0)), samples);
     check(images(), at(&[9], None), "labels of shape [9] fit no dim of classes of an output of shape [2, 7, 4, 5]");
 }
 

@@ -129,7 +129,10 @@ fn refused(forward: &Forward, options: &Parallel, most: u64) -> Error {
     let help = match most {
         0 | 1 => {
             let others = advice::instead(forward, options, "--ep", ep);
-            format!("export the experts as one weight of shape [experts, in, out], or {others}")
+            format!(
+                "export the experts as one weight of shape [experts, in, out] that products go through, not one that is looked up for each \
+                 token, or {others}"
+            )
         }
         most => format!("use --ep {most} or less"),
     };
@@ -321,7 +324,7 @@ mod tests {
             ],
             expect![[r#"
                 error[DCC0314]: --ep 2 has no experts to split: no product goes expert by expert through a weight that stacks several
-                  help export the experts as one weight of shape [experts, in, out], or use --dp 2 instead"#]],
+                  help export the experts as one weight of shape [experts, in, out] that products go through, not one that is looked up for each token, or use --dp 2 instead"#]],
         );
     }
 
@@ -340,7 +343,7 @@ mod tests {
             ],
             expect![[r#"
                 error[DCC0314]: --ep 2 has no experts to split: no product goes expert by expert through a weight that stacks several
-                  help export the experts as one weight of shape [experts, in, out], or use --dp 2 instead"#]],
+                  help export the experts as one weight of shape [experts, in, out] that products go through, not one that is looked up for each token, or use --dp 2 instead"#]],
         );
     }
 }
