@@ -104,6 +104,16 @@ pub struct Compiled {
     pub artifact: Artifact,
 }
 
+/// What one of those that train may be besides, and what several may.
+const MAYBE_BUFFERS: [&str; 2] = [
+    "by its name may be a buffer of the module, which PyTorch does not train",
+    "by their names may be buffers of the module, which PyTorch does not train",
+];
+const MAYBE_NUMBERS: [&str; 2] = [
+    "is one number, as exporters also write constants of the graph",
+    "are one number each, as exporters also write constants of the graph",
+];
+
 /// Tells of what trains although it may be something else: what one of them is, and several are.
 fn undecided(names: &[String], [is, are]: [&str; 2], trained: &[String]) -> Option<String> {
     let names: Vec<&String> = names.iter().filter(|name| trained.contains(name)).collect();
@@ -182,15 +192,7 @@ fn once(model: &Model, options: &Options) -> Result<Compiled> {
         told.fold(error, |error, warning| error.note(warning))
     })?;
     imported.warnings.extend(random_evaluation(&training.eval));
-    let are_buffers = [
-        "by its name may be a buffer of the module, which PyTorch does not train",
-        "by their names may be buffers of the module, which PyTorch does not train",
-    ];
-    let are_numbers = [
-        "is one number, as exporters also write constants of the graph",
-        "are one number each, as exporters also write constants of the graph",
-    ];
-    for (names, are) in [(&imported.buffers, are_buffers), (&imported.numbers, are_numbers)] {
+    for (names, are) in [(&imported.buffers, MAYBE_BUFFERS), (&imported.numbers, MAYBE_NUMBERS)] {
         imported.warnings.extend(undecided(names, are, &training.trained));
     }
     imported.warnings.extend(half_parameters(&imported.graph, &training.trained));

@@ -96,7 +96,8 @@ impl Pass<'_> {
         let shape = |id: NodeId| &self.graph.ty(id).shape;
         let of_samples = |id: &NodeId| self.batch[id.0 as usize].contains(&(dim as u8));
         let first = node.operands[0];
-        node.operands.len() > 1 && node.operands.iter().all(|id| of_samples(id) && shape(*id) == shape(first))
+        let are_samples = |id: &NodeId| of_samples(id) && shape(*id) == shape(first);
+        node.operands.len() > 1 && self.graph.ty(first).elements() > 0 && node.operands.iter().all(are_samples)
     }
 
     /// A slice that takes some of the parts, or nothing of a dim that is turned.
