@@ -162,6 +162,7 @@ pub fn compile(model: &Model, options: &Options) -> Result<Compiled> {
     Ok(compiled)
 }
 
+/// The same with microbatches as they are counted.
 fn once(model: &Model, options: &Options) -> Result<Compiled> {
     let Parallel { dp, cp, ep, tp, pp, .. } = options.parallel;
     let devices = [dp, cp, ep, tp, pp].iter().fold(1_u32, |product, &ranks| product.saturating_mul(ranks));

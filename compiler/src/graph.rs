@@ -9,7 +9,7 @@ mod text;
 mod verify;
 
 use crate::error::{Error, Result};
-use crate::ops::Op;
+use crate::ops::{Op, Rule};
 use dcc_program::check::MAX_RANK;
 use dcc_program::program::SectionKind;
 use dcc_program::{Mesh, TensorType};
@@ -255,6 +255,12 @@ impl Graph {
             uses[id.0 as usize] += 1;
         }
         uses
+    }
+
+    /// How the dims of a node's operands and result correspond, with their sizes.
+    pub fn rule(&self, node: &Node) -> Rule {
+        let types: SmallVec<[&TensorType; 3]> = node.operands.iter().map(|&operand| self.ty(operand)).collect();
+        node.op.rule(&types, &node.ty).sized(&types, &node.ty)
     }
 
     /// A graph of the live nodes, each passed through `rewrite`, which adds to the new graph and returns the node that stands

@@ -304,9 +304,7 @@ impl<'a> Placer<'a> {
     }
 
     fn rule(&self, id: NodeId) -> Rule {
-        let node = &self.graph[id];
-        let types: Vec<&TensorType> = node.operands.iter().map(|&o| self.graph.ty(o)).collect();
-        node.op.rule(&types, &node.ty).sized(&types, &node.ty)
+        self.graph.rule(&self.graph[id])
     }
 
     /// Adds a placed node: to the stage if it is of a pass, else where the rank's chunks share it.

@@ -82,14 +82,9 @@ fn made_of(graph: &Graph, node: &Node, wanted: &Window, batch: &BTreeSet<u8>) ->
     if dims.is_empty() {
         return window;
     }
-    let rule = rule(graph, node);
+    let rule = graph.rule(node);
     dims.into_iter().filter(|&dim| may_cut(node, &rule, dim, &wanted[dim])).for_each(|dim| window[dim] = wanted[dim].clone());
     window
-}
-
-fn rule(graph: &Graph, node: &Node) -> Rule {
-    let types: Vec<&TensorType> = node.operands.iter().map(|&operand| graph.ty(operand)).collect();
-    node.op.rule(&types, &node.ty).sized(&types, &node.ty)
 }
 
 /// Whether the elements of `range` of a dim of the result are what the op makes of the same elements of its operands.
@@ -128,7 +123,7 @@ fn reads(graph: &Graph, node: &Node, made: &Window) -> Vec<Window> {
     if parts.is_empty() {
         return all;
     }
-    let rule = rule(graph, node);
+    let rule = graph.rule(node);
     for dim in parts {
         for (window, dims) in all.iter_mut().zip(&rule.spec.operands) {
             let alike = (0..window.len()).filter(|&d| dims[d] == rule.spec.result[dim]);
@@ -171,7 +166,7 @@ fn resized(graph: &Graph, node: &Node, made: &Window) -> Op {
         Op::BroadcastInDim(op) => BroadcastInDim { shape: shape(), dims: op.dims.clone() }.into(),
         Op::Reshape(_) => Reshape { shape: shape() }.into(),
         Op::Attention(op) if op.attributes.causal => {
-            let rule = rule(graph, node);
+            let rule = graph.rule(node);
             let mut op = op.clone();
             // Queries that begin behind the first see all keys.
             op.attributes.causal = (0..made.len()).all(|dim| !is_query(&rule, dim) || made[dim].start == 0);

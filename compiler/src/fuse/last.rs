@@ -19,7 +19,7 @@ impl Fuser<'_> {
         }
     }
 
-    /// The two clusters that read `id` in the last section that does, each at its own loops, if nothing else does there and the second
+    /// The two clusters that read `id` in the last section that does, each at its own loops, if nothing else does there and one of them
     /// makes no more than what it takes the place of.
     fn last_readers(&self, id: NodeId) -> Option<[ClusterId; 2]> {
         if !matches!(self.fusion.roles[id.0 as usize], Role::Member(_) | Role::Library) || self.wanted.contains(&id) {

@@ -101,7 +101,7 @@ struct Dims {
 
 impl Dims {
     fn of(graph: &Graph, plan: &Plan, mesh: &Mesh) -> Dims {
-        let rules: Vec<Rule> = graph.ids().map(|id| rule(graph, id)).collect();
+        let rules: Vec<Rule> = graph.ids().map(|id| graph.rule(&graph[id])).collect();
         let mut dims = Dims {
             first: Vec::with_capacity(graph.nodes.len()),
             parent: Vec::new(),
@@ -413,12 +413,6 @@ impl Dims {
         }
         moved
     }
-}
-
-fn rule(graph: &Graph, id: NodeId) -> Rule {
-    let node = &graph[id];
-    let types: Vec<&TensorType> = node.operands.iter().map(|&o| graph.ty(o)).collect();
-    node.op.rule(&types, &node.ty).sized(&types, &node.ty)
 }
 
 /// How many elements more than its operand a slice or a pad has along `dim`, if it cuts or adds few.

@@ -10,7 +10,7 @@ use crate::graph::{Graph, Node, NodeId};
 use crate::loss::batch_dims;
 use crate::ops::{Concatenate, Op, Rule, Slice};
 use dcc_program::factors::DimFactors;
-use dcc_program::{FactorId, Shape, TensorType};
+use dcc_program::{FactorId, Shape};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
@@ -153,7 +153,7 @@ impl Pass<'_> {
 
     /// The dims that are turned of what computes its elements apart from each other, or sums over all of them. `None`: it does not.
     fn apart(&self, node: &Node) -> Option<AllTurned> {
-        let rule = rule(self.graph, node);
+        let rule = self.graph.rule(node);
         let mut factors: BTreeMap<FactorId, (u64, u64)> = BTreeMap::new();
         for (operand, dims) in node.operands.iter().zip(&rule.spec.operands) {
             for turned in &self.turned[operand.0 as usize] {
@@ -228,11 +228,6 @@ fn swapped(out: &mut Graph, value: NodeId, split: &Shape, dim: usize) -> Result<
     out.transpose(value, &order)
 }
 
-fn rule(graph: &Graph, node: &Node) -> Rule {
-    let types: Vec<&TensorType> = node.operands.iter().map(|&operand| graph.ty(operand)).collect();
-    node.op.rule(&types, &node.ty).sized(&types, &node.ty)
-}
-
 /// Whether an op does not know its elements along a factor by their places.
 fn may_move(node: &Node, rule: &Rule, factor: FactorId) -> bool {
     let is_position = matches!(node.op, Op::Attention(_) | Op::AttentionGrad(_))
@@ -242,9 +237,7 @@ fn may_move(node: &Node, rule: &Rule, factor: FactorId) -> bool {
 
 /// By node, the dims along which all elements are equal, or random and read once: what reads random numbers twice reads the same.
 fn free_dims(graph: &Graph) -> Vec<BTreeSet<usize>> {
-    let mut uses = vec![0; graph.nodes.len()];
-    let operands = graph.nodes.iter().flat_map(|node| node.operands.iter().copied());
-    operands.chain(graph.outputs.iter().map(|&(_, id)| id)).for_each(|id| uses[id.0 as usize] += 1);
+    let uses = graph.uses();
     let mut free: Vec<BTreeSet<usize>> = Vec::with_capacity(graph.nodes.len());
     let mut random: Vec<bool> = Vec::with_capacity(graph.nodes.len());
     for (id, node) in graph.nodes.iter().enumerate() {
@@ -256,7 +249,7 @@ fn free_dims(graph: &Graph) -> Vec<BTreeSet<usize>> {
             Op::Iota(op) => dims.filter(|&dim| dim != usize::from(op.dim)).collect(),
             _ if node.operands.is_empty() => BTreeSet::new(),
             _ => {
-                let rule = rule(graph, node);
+                let rule = graph.rule(node);
                 dims.filter(|&dim| is_free(node, &rule, dim, &free)).collect()
             }
         });
