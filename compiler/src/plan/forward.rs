@@ -51,6 +51,8 @@ struct Facts {
     batched: bool,
     /// Depends on a parameter.
     weighted: bool,
+    /// Depends on no parameter and no input.
+    constant: bool,
     differentiable: bool,
     output: bool,
 }
@@ -58,8 +60,9 @@ struct Facts {
 impl<'a> Forward<'a> {
     pub fn of(graph: &'a Graph) -> Forward<'a> {
         let count = graph.nodes.len();
+        let (kind, made) = (Kind::Outside, 0);
         let outside =
-            Facts { kind: Kind::Outside, made: 0, batched: false, weighted: false, differentiable: false, output: false };
+            Facts { kind, made, batched: false, weighted: false, constant: false, differentiable: false, output: false };
         let mut forward = Forward {
             graph,
             order: Vec::new(),
@@ -109,11 +112,17 @@ impl<'a> Forward<'a> {
         self.facts[id.0 as usize].batched
     }
 
+    /// Depends on no parameter and no input.
+    pub fn is_constant(&self, id: NodeId) -> bool {
+        self.facts[id.0 as usize].constant
+    }
+
     fn learn(&self, id: NodeId) -> Facts {
         let node = &self.graph[id];
         let any = |test: fn(&Facts) -> bool| node.operands.iter().any(|o| test(&self.facts[o.0 as usize]));
         let batched = any(|f| f.batched) || matches!(&node.op, Op::Input(input) if input.batch_dim.is_some());
         let weighted = any(|f| f.weighted) || matches!(node.op, Op::Param(_));
+        let constant = !any(|f| !f.constant) && !matches!(node.op, Op::Input(_) | Op::Param(_));
         let local = matches!(node.op, Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select(_) | Op::Cast(_));
         let made = node.operands.iter().fold(1_u32, |sum, o| sum.saturating_add(self.facts[o.0 as usize].made));
         let kind = match &node.op {
@@ -127,7 +136,7 @@ impl<'a> Forward<'a> {
             _ => Kind::Constant,
         };
         let made = if kind == Kind::Source { made } else { 0 };
-        Facts { kind, made, batched, weighted, differentiable: false, output: false }
+        Facts { kind, made, batched, weighted, constant, differentiable: false, output: false }
     }
 
     /// A training graph says by its gradient sums which values have a gradient; of a forward graph alone, floats that depend on

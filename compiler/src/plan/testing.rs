@@ -264,6 +264,23 @@ pub(super) fn shuffled(graph: &Graph, mut seed: u64) -> (Graph, Vec<NodeId>) {
     (out, map)
 }
 
+/// Attention over `[b, t, d]`, `t` and `d` alike, after one row of numbers has been added along either.
+pub(super) fn of_one_ramp(s: &Sizes) -> Graph {
+    assert_eq!(s.tokens, s.width);
+    build(s, |g, s| {
+        let shape = [s.batch, s.tokens, s.width];
+        let mut x = input(g, "x", DType::F32, &shape, Some(0));
+        let ramp = g.add(Iota { dtype: DType::F32, shape: Shape::from_slice(&shape[1..2]), dim: 0 }, &[])?;
+        for dim in [1, 2] {
+            let ramp = g.broadcast(ramp, &shape, &[dim])?;
+            x = g.binary(BinaryOp::Add, x, ramp)?;
+        }
+        let x = attention(g, x, "attn", s, false, None)?;
+        let square = g.binary(BinaryOp::Mul, x, x)?;
+        g.sum(square, &[0, 1, 2])
+    })
+}
+
 /// Products with tanh between them, then the sum of squares.
 pub(super) fn mlp(batch: u64, widths: &[u64]) -> Graph {
     let mut g = Graph::new();

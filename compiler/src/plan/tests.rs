@@ -449,6 +449,14 @@ fn ranks_without_work_are_told_what_they_can_do() {
     assert_eq!(long, format!("use --cp {} or less", SMALL.tokens));
 }
 
+/// The sequence is no feature because the width has a constant in common with it.
+#[test]
+fn dims_that_share_a_constant_are_apart() {
+    let graph = of_one_ramp(&Sizes { tokens: 64, ..SMALL });
+    let of = |cp, tp| choose(&graph, &Parallel { cp, ..options(1, tp, 1, 1) }).map(|_| ());
+    assert_eq!(of(2, 2), Ok(()));
+}
+
 #[test]
 fn microbatches_that_no_interleaved_schedule_groups() {
     let help = |batch: u64, microbatches: u32, pp: u32| {

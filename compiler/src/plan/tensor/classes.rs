@@ -34,7 +34,9 @@ impl Classes {
         }
         for &id in &forward.order {
             let spec = &forward.rule(id).spec;
-            for (&operand, dims) in graph[id].operands.iter().zip(&spec.operands) {
+            // Of constants each reader makes or slices its own: dims that only share one have nothing to do with each other.
+            let read = graph[id].operands.iter().zip(&spec.operands).filter(|(operand, _)| !forward.is_constant(**operand));
+            for (&operand, dims) in read {
                 classes.join_dims(forward, id, operand, dims);
             }
             classes.join_dims(forward, id, id, &spec.result);
