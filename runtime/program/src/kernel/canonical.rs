@@ -3,7 +3,8 @@
 
 use super::{Expr, ExprId, Index, Kernel, Stmt};
 use crate::program::Program;
-use std::collections::{HashMap, HashSet};
+use smallvec::{SmallVec, smallvec};
+use std::collections::HashMap;
 
 impl Kernel {
     /// The same kernel with its expressions in post-order of first use, equal ones shared.
@@ -29,12 +30,12 @@ impl Kernel {
     /// What `root` needs and is not `done`, operands first.
     pub fn post_order(&self, root: ExprId, done: impl Fn(ExprId) -> bool) -> Vec<ExprId> {
         let mut out = Vec::new();
-        let mut seen = HashSet::new();
+        let mut seen = vec![false; root.0 as usize + 1];
         let mut stack = vec![(root, false)];
         while let Some((id, operands_done)) = stack.pop() {
             if operands_done {
                 out.push(id);
-            } else if !done(id) && seen.insert(id) {
+            } else if !done(id) && !std::mem::replace(&mut seen[id.0 as usize], true) {
                 stack.push((id, true));
                 let operands = self.get(id).operands();
                 assert!(operands.iter().all(|&o| o < id), "operands precede users");
@@ -83,10 +84,18 @@ impl Stmt {
 
 impl Expr {
     /// Expressions this one reads, in order; of a load, its computed indices.
-    pub fn operands(&self) -> Vec<ExprId> {
-        let mut out = Vec::new();
-        self.clone().for_each_operand_mut(|o| out.push(*o));
-        out
+    pub fn operands(&self) -> SmallVec<[ExprId; 4]> {
+        match self {
+            Expr::Load { index, .. } => {
+                let computed = |i: &Index| if let Index::Expr(e) = i { Some(*e) } else { None };
+                index.iter().filter_map(computed).collect()
+            }
+            Expr::Var(_) | Expr::Const { .. } | Expr::Position(_) => SmallVec::new(),
+            Expr::Unary(_, a) | Expr::Cast(_, a) => smallvec![*a],
+            Expr::Binary(_, a, b) | Expr::Compare(_, a, b) => smallvec![*a, *b],
+            Expr::Select(a, b, c) => smallvec![*a, *b, *c],
+            Expr::Uniform { seed, step, element, .. } => smallvec![*seed, *step, *element],
+        }
     }
 
     pub fn for_each_operand_mut(&mut self, mut f: impl FnMut(&mut ExprId)) {

@@ -7,6 +7,7 @@ use crate::kernel::*;
 use crate::mesh::Extent;
 use crate::program::{BufferId, Instr, Program, Step};
 use crate::types::DType;
+use smallvec::SmallVec;
 use std::collections::HashMap;
 
 struct Array {
@@ -19,6 +20,8 @@ struct Array {
 struct Machine<'a> {
     kernel: &'a Kernel,
     dtypes: Dtypes,
+    /// By statement, the expressions that its value is made of, operands first.
+    needed: Vec<Vec<ExprId>>,
     /// Extents of the loop dims on this rank.
     extents: Vec<Extent>,
     /// Inputs that share their place with an output, by output: they see each store at once.
@@ -62,7 +65,8 @@ pub(super) fn run(p: &Program, kernel: &Kernel, instr: &Instr, step: &Step, rank
     let extents = bind(kernel, &dtypes, &inputs, &outputs)?;
     let values = vec![Value::Int(0); kernel.exprs.len()];
     let at = vec![0; kernel.dims.len()];
-    let mut machine = Machine { kernel, dtypes, extents, shared, inputs, outputs, at, vars: HashMap::new(), values };
+    let needed = kernel.body.iter().map(|stmt| kernel.post_order(stmt.value(), |_| false)).collect();
+    let mut machine = Machine { kernel, dtypes, needed, extents, shared, inputs, outputs, at, vars: HashMap::new(), values };
     machine.run()?;
     for (&id, array) in instr.results.iter().zip(&machine.outputs) {
         rank.memory.write(&Region::of(p.buffer(id), &p.mesh, &step.slots)?, &array.bits)?;
@@ -108,7 +112,7 @@ impl Machine<'_> {
         let kernel = self.kernel;
         self.points(&kernel.outer, |machine| {
             machine.vars.clear();
-            kernel.body.iter().try_for_each(|stmt| machine.stmt(stmt))
+            kernel.body.iter().enumerate().try_for_each(|(number, stmt)| machine.stmt(number, stmt))
         })
     }
 
@@ -123,33 +127,34 @@ impl Machine<'_> {
         })
     }
 
-    fn stmt(&mut self, stmt: &Stmt) -> Fault<()> {
+    fn stmt(&mut self, number: usize, stmt: &Stmt) -> Fault<()> {
         let root = stmt.value();
-        let needed = self.kernel.post_order(root, |_| false);
         match stmt {
             Stmt::Let { var, .. } => {
-                let value = self.eval(root, &needed)?;
+                let value = self.eval(root, number)?;
                 self.vars.insert(*var, value);
             }
             Stmt::Reduce { var, op, over, .. } => {
                 let dtype = self.dtypes.exprs[root.0 as usize].expect("a statement's value has a dtype");
                 let mut sum = scalar::neutral(*op, dtype);
                 self.points(over, |machine| {
-                    sum = scalar::combine(*op, dtype, sum, machine.eval(root, &needed)?);
+                    sum = scalar::combine(*op, dtype, sum, machine.eval(root, number)?);
                     Ok(())
                 })?;
                 self.vars.insert(*var, sum);
             }
             Stmt::Store { output, over, index, mode, .. } => self.points(over, |machine| {
-                let value = machine.eval(root, &needed)?;
+                let value = machine.eval(root, number)?;
                 machine.store(*output as usize, index, value, *mode)
             })?,
         }
         Ok(())
     }
 
-    fn eval(&mut self, root: ExprId, needed: &[ExprId]) -> Fault<Value> {
-        for &id in needed {
+    /// The value of statement `number`, at `root`.
+    fn eval(&mut self, root: ExprId, number: usize) -> Fault<Value> {
+        for i in 0..self.needed[number].len() {
+            let id = self.needed[number][i];
             self.values[id.0 as usize] = self.expr(id)?;
         }
         Ok(self.values[root.0 as usize])
@@ -186,7 +191,7 @@ impl Machine<'_> {
     }
 
     fn load(&self, array: &Array, index: &[Index], outside: Outside) -> Fault<Value> {
-        let mut local = Vec::with_capacity(index.len());
+        let mut local = SmallVec::<[u64; 6]>::new();
         for (i, extent) in index.iter().zip(&array.extents) {
             let at = self.index(i)? - i128::from(extent.offset);
             if (0..i128::from(extent.valid)).contains(&at) {
@@ -201,7 +206,7 @@ impl Machine<'_> {
     }
 
     fn store(&mut self, output: usize, index: &[Index], value: Value, mode: StoreMode) -> Fault<()> {
-        let mut local = Vec::with_capacity(index.len());
+        let mut local = SmallVec::<[u64; 6]>::new();
         for (i, extent) in index.iter().zip(&self.outputs[output].extents) {
             let at = self.index(i)? - i128::from(extent.offset);
             if !(0..i128::from(extent.valid)).contains(&at) {
