@@ -208,8 +208,8 @@ fn data_that_do_not_fit() {
     check("fraction", 2, "DCC0053", &["labels.npy"]);
     check("class", 2, "DCC0053", &["value 4 (element 4) is not an index below 4 nor the ignored -100", "labels.npy"]);
     check("negative", 2, "DCC0053", &["value -1 (element 1) is not an index below 4", "labels.npy"]);
-    check("few", 2, "DCC0052", &["the data have 4 samples, one batch needs 8", "--global-batch-size"]);
-    check("uneven", 2, "DCC0052", &["`labels` has 12 samples, `x` 16"]);
+    check("few", 2, "DCC0052", &["the data have 4 samples, one batch needs 8", "--global-batch-size", "labels.npy", "x.npy"]);
+    check("uneven", 2, "DCC0052", &["`labels` has 12 samples, `x` 16", "labels.npy", "x.npy"]);
     check("cut", 5, "DCC0520", &["x.npy"]);
     check("empty", 2, "DCC0052", &["the data have 0 samples"]);
     check("empty.npz", 2, "DCC0050", &["empty.npz", ".safetensors"]);
@@ -226,7 +226,7 @@ fn data_that_do_not_fit() {
         refused(&folder, &command, 2, if name == "short.npy" { "DCC0052" } else { "DCC0053" }, words);
     };
     gpt("tokens.npy", &["value 211 (element 33) is not an index below 211", "tokens.npy"]);
-    gpt("short.npy", &["one batch needs 2"]);
+    gpt("short.npy", &["one batch needs 2", "short.npy"]);
 }
 
 /// Data of an input that the loss does not depend on, and sizes that a file gives for the whole run.

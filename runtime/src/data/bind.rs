@@ -8,6 +8,9 @@ use crate::error::{Error, Result};
 use bytes::Bytes;
 use dcc_program::DType;
 
+/// Files that a message names.
+const NAMED: usize = 3;
+
 pub fn bind(files: &Files, inputs: &[Input], options: &Options) -> Result<Dataset> {
     check_keys(files, inputs, options)?;
     let tokens = token_input(files, inputs, options)?;
@@ -34,7 +37,7 @@ pub fn bind(files: &Files, inputs: &[Input], options: &Options) -> Result<Datase
         match (len, count) {
             (Some((before, name)), Some(count)) if before != count => {
                 let what = format!("`{name}` has {before} {}, `{}` {count}", unit(options.layout), input.name);
-                return Err(Error::data_shape(what));
+                return Err(at_files(files, Error::data_shape(what)));
             }
             (_, Some(count)) => len = Some((count, &input.name)),
             (_, None) => {}
@@ -45,16 +48,27 @@ pub fn bind(files: &Files, inputs: &[Input], options: &Options) -> Result<Datase
     let batch = feeds.iter().map(|feed| feed.batch).max().unwrap_or(1).max(1);
     let samples = match (options.layout, len) {
         (Layout::Samples, Some(samples)) if samples < batch => {
-            return Err(Error::data_shape(format!("the data have {samples} samples, one batch needs {batch}"))
-                .help("give more data or a smaller --global-batch-size"));
+            let what = format!("the data have {samples} samples, one batch needs {batch}");
+            return Err(at_files(files, Error::data_shape(what).help("give more data or a smaller --global-batch-size")));
         }
         (Layout::Samples, Some(samples)) => samples,
-        (Layout::Steps, Some(0)) => return Err(Error::data_shape("the data have no steps")),
+        (Layout::Steps, Some(0)) => return Err(at_files(files, Error::data_shape("the data have no steps"))),
         _ => batch,
     };
     let order = Permutation::new(options.order, options.seed, samples, batch);
     let fingerprint = fingerprint(&feeds, options.layout, options.order, options.seed);
     Ok(Dataset { fingerprint, feeds, order, len, layout: options.layout })
+}
+
+/// With the files that the data are of: the first three.
+fn at_files(files: &Files, error: Error) -> Error {
+    let mut paths: Vec<String> =
+        files.arrays.iter().chain(&files.tokens).map(|array| array.path.display().to_string()).collect();
+    paths.dedup();
+    let more = paths.len().saturating_sub(NAMED);
+    paths.truncate(NAMED);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    error.at(paths.join(", ") + &more)
 }
 
 fn unit(layout: Layout) -> &'static str {

@@ -263,7 +263,7 @@ fn what_does_not_fit_is_named() {
     let two = [plain[0].clone(), input("mask", DType::I64, &[2])];
     check(refused(&[&x], &[], &two, &options), &["`mask` has no data", "--input mask=ones"]);
     check(refused(&[&x], &[], &[input("x", DType::I64, &[2, 3])], &options), &["DCC0052", "[4, 2]", "needs [samples, 3]"]);
-    check(refused(&[&x], &[], &[input("x", DType::I64, &[5, 2])], &options), &["4 samples, one batch needs 5"]);
+    check(refused(&[&x], &[], &[input("x", DType::I64, &[5, 2])], &options), &["4 samples, one batch needs 5", "x.npy"]);
     let mut bounded = plain[0].clone();
     bounded.vocabulary = Some(7);
     check(refused(&[&x], &[], &[bounded], &options), &["DCC0053", "value 7 (element 7) is not an index below 7", "x.npy"]);
@@ -274,7 +274,7 @@ fn what_does_not_fit_is_named() {
     check(refused(&[&x], &[], &plain, &Options { fills, ..sequential() }), &["--input q: no such input"]);
     let labels = folder.file("labels.npy", &npy("<i8", "(3, 1)", &bytes_of(0..3)));
     let uneven = [plain[0].clone(), input("labels", DType::I64, &[2, 1])];
-    check(refused(&[&x, &labels], &[], &uneven, &options), &["`x` has 4 samples, `labels` 3"]);
+    check(refused(&[&x, &labels], &[], &uneven, &options), &["`x` has 4 samples, `labels` 3", "x.npy", "labels.npy"]);
     assert!(Fill::parse("twos").is_err());
     check(refused(&[&folder.0.join("none.npz")], &[], &plain, &options), &["DCC0801", "none.npz"]);
     let text = folder.file("readme.txt", b"hello, this is text");
