@@ -350,6 +350,33 @@ fn nothing_of_a_dim() {
         Case { n, g, c, o, dims: dims[..2].to_vec() }.check();
         Case { n, g, c, o, dims: dims[1..].to_vec() }.check();
         Case { n, g, c, o, dims: vec![dims[0], dims[2]] }.check();
+        Case { n, g, c, o, dims: vec![dim(6, 3, 3, 2, 1, 1); 2] }.check();
+    }
+}
+
+/// The same in blocks that have room for two channels, as ranks have: nothing is read, and nothing but sums over nothing written.
+#[test]
+fn nothing_of_a_block() {
+    let spatial = [Spatial { sizes: [6, 3, 3], strides: [1, 1, 1], stride: 2, dilation: 1, pad: 1 }];
+    let forms = [(IMAGE, [OUTPUT, KERNEL]), (OUTPUT, [IMAGE, KERNEL]), (KERNEL, [IMAGE, OUTPUT])];
+    for (channels, outputs) in [(0, 2), (2, 0)] {
+        let plain = [
+            Plain { size: 2, strides: [Some(12), Some(6), None] },
+            Plain { size: channels, strides: [Some(6), None, Some(3)] },
+            Plain { size: outputs, strides: [None, Some(3), Some(6)] },
+        ];
+        for (result, operands) in forms {
+            let convolution = Convolution::<f32>::new(Form { result, operands }, &plain, &spatial);
+            let empty = [channels, outputs, 0][result] == 0;
+            for accumulate in [false, true] {
+                let mut found = [7.0; 24];
+                let mut workspace = vec![0.0; convolution.workspace()];
+                convolution.run(&Pool::new(1), accumulate, &[1.0; 24], &[1.0; 24], &mut found, &mut workspace);
+                let count = if empty || accumulate { 0 } else { [24, 12, 12][result] };
+                let expected: Vec<f32> = (0..24).map(|at| if at < count { 0.0 } else { 7.0 }).collect();
+                assert_eq!(found[..], expected[..], "result {result} of {channels} and {outputs} channels");
+            }
+        }
     }
 }
 

@@ -48,6 +48,8 @@ pub struct Form {
 pub struct Convolution<E>(Way<E>);
 
 enum Way<E> {
+    /// Nothing is summed up: so many elements of the result are zero. A rank may hold no channels.
+    Nothing(usize),
     Direct(Box<Direct<E>>),
     Products(Box<Products<E>>),
     Winograd(Box<Winograd<E>>),
@@ -57,13 +59,17 @@ impl<E: Element> Convolution<E> {
     /// Plans for this machine.
     ///
     /// # Panics
-    /// If a plain factor is in one tensor only, or a size is zero.
+    /// If a plain factor is in one tensor only.
     pub fn new(form: Form, plain: &[Plain], spatial: &[Spatial]) -> Convolution<E> {
         Self::with_isa(form, plain, spatial, Isa::detect())
     }
 
     /// Plans for one instruction set, which the machine must have. Panics as `new`.
     pub fn with_isa(form: Form, plain: &[Plain], spatial: &[Spatial], isa: Isa) -> Convolution<E> {
+        let sizes = plain.iter().map(|f| f.size).chain(spatial.iter().flat_map(|s| s.sizes));
+        if sizes.min() == Some(0) {
+            return Convolution(Way::Nothing(reached(form.result, plain, spatial)));
+        }
         let direct = || Direct::new(form, plain, spatial, isa).map(|direct| Way::Direct(Box::new(direct)));
         let winograd = || Winograd::new(form, plain, spatial, isa).map(|winograd| Way::Winograd(Box::new(winograd)));
         let products = || Way::Products(Box::new(Products::new(form, plain, spatial, isa)));
@@ -78,6 +84,7 @@ impl<E: Element> Convolution<E> {
     /// Multiplications and additions of one run, by its definition.
     pub fn flops(&self) -> usize {
         match &self.0 {
+            Way::Nothing(_) => 0,
             Way::Direct(direct) => direct.flops(),
             Way::Products(products) => products.flops(),
             Way::Winograd(winograd) => winograd.flops(),
@@ -87,7 +94,7 @@ impl<E: Element> Convolution<E> {
     /// Elements of scratch that a run needs.
     pub fn workspace(&self) -> usize {
         match &self.0 {
-            Way::Direct(_) => 0,
+            Way::Nothing(_) | Way::Direct(_) => 0,
             Way::Products(products) => products.workspace(),
             Way::Winograd(winograd) => winograd.workspace(),
         }
@@ -99,6 +106,7 @@ impl<E: Element> Convolution<E> {
     /// If an operand or the workspace is too short.
     pub fn run(&self, pool: &Pool, accumulate: bool, a: &[E], b: &[E], result: &mut [E], workspace: &mut [E]) {
         match &self.0 {
+            Way::Nothing(zeros) => result[..if accumulate { 0 } else { *zeros }].fill(E::ZERO),
             Way::Direct(direct) => direct.run(pool, accumulate, a, b, result),
             Way::Products(products) => products.run(pool, accumulate, a, b, result, workspace),
             Way::Winograd(winograd) => winograd.run(pool, accumulate, a, b, result, workspace),
