@@ -89,13 +89,17 @@ impl Placer<'_> {
             {
                 mine.extend(self.stage_of_weights(of));
             }
-            // What only the update reads, a running statistic, is held by all stages: evaluation may read it on another one than
-            // that which computes its new value.
             if let (Op::GradSum(_), Some(GradOf::Value(param))) = (&graph[id].op, graph.grad_of(id))
                 && matches!(graph[param].op, Op::Param(_))
-                && self.reach[param.0 as usize].is_empty()
             {
-                self.reach[param.0 as usize].extend(0..self.plan.parts());
+                let held = &mut self.reach[param.0 as usize];
+                // What only the update reads, a running statistic, is held by all stages: evaluation may read it on another one
+                // than that which computes its new value. Others are held where their gradient is computed, too: that of what is
+                // added to a value is the gradient of the sum, which what else is added may have on a later stage.
+                match held.is_empty() {
+                    true => held.extend(0..self.plan.parts()),
+                    false => held.extend(&mine),
+                }
             }
             self.reach[id.0 as usize] = mine;
         }
