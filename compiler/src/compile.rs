@@ -12,6 +12,7 @@ use crate::error::{Code, Error, Result};
 use crate::graph::Graph;
 use crate::import::proto::NodeProto;
 use crate::import::{self, Imported, Model, TensorData, listed};
+use crate::loss::LossKind;
 use crate::ops::Op;
 use crate::plan::annotated;
 use crate::plan::batch::{self, Batch, Given, Ranks};
@@ -125,6 +126,22 @@ fn undecided(names: &[String], [is, are]: [&str; 2], trained: &[String]) -> Opti
     Some(format!("{} {what}; the file does not tell. {then}", listed(&names)))
 }
 
+/// Tells of an output that is a softmax or a sigmoid already, of which the loss takes one more.
+fn normalised_twice(imported: &Imported, (kind, output): &(LossKind, String)) -> Option<String> {
+    let by = imported.outputs.iter().find(|o| o.name == *output)?.normalised_by?;
+    let again = match kind {
+        LossKind::CrossEntropy | LossKind::NextToken => "Softmax",
+        LossKind::Bce => "Sigmoid",
+        _ => return None,
+    };
+    (by == again).then(|| {
+        format!(
+            "output `{output}` is a {by}, and --loss {kind}, which is of logits, takes another one of it: give dcc the model without its \
+             last {by} (in Keras, `activation=None`)"
+        )
+    })
+}
+
 /// Tells of random numbers that an evaluation draws.
 fn random_evaluation(eval: &Graph) -> Option<String> {
     let live = eval.live();
@@ -193,6 +210,7 @@ fn once(model: &Model, options: &Options) -> Result<Compiled> {
         told.fold(error, |error, warning| error.note(warning))
     })?;
     imported.warnings.extend(random_evaluation(&training.eval));
+    imported.warnings.extend(normalised_twice(&imported, &training.loss_of));
     for (names, are) in [(&imported.buffers, MAYBE_BUFFERS), (&imported.numbers, MAYBE_NUMBERS)] {
         imported.warnings.extend(undecided(names, are, &training.trained));
     }

@@ -15,6 +15,7 @@ mod inputs;
 mod known;
 mod literals;
 mod model;
+mod moments;
 mod node;
 mod normal;
 mod ops;
@@ -111,6 +112,8 @@ pub struct OutputInfo {
     pub shape: Shape,
     /// Computed by one of ONNX's loss operators.
     pub is_loss: bool,
+    /// `Softmax` or `Sigmoid`, where one of these computes it: shares of what a loss is computed of.
+    pub normalised_by: Option<&'static str>,
 }
 
 /// A model as the compiler sees it.
@@ -391,6 +394,18 @@ impl Importer<'_, '_> {
         }
     }
 
+    /// Which of Softmax and Sigmoid gives a value, in whatever form.
+    fn normalised_by(&self, mut id: node::ValueId) -> Option<&'static str> {
+        let maker = |id| self.flat.nodes.iter().find(|node| node.outputs.contains(&Some(id)));
+        while let Some(node) = maker(id) {
+            match node.op {
+                "Identity" | "Cast" | "Reshape" | "Transpose" | "Squeeze" | "Unsqueeze" | "Flatten" => id = node.inputs[0]?,
+                op => return ["Softmax", "Sigmoid"].into_iter().find(|&kind| kind == op),
+            }
+        }
+        None
+    }
+
     fn finish(mut self, bound: inputs::Bound) -> Result<Imported> {
         let losses = ["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"];
         let losses: BTreeSet<_> =
@@ -401,14 +416,14 @@ impl Importer<'_, '_> {
             let value = self.values[id.0 as usize].clone().expect("flatten ordered definitions before uses");
             if let Some(nothing) = value.known().filter(|known| known.elements() == 0) {
                 let (dtype, shape) = (nothing.dtype, nothing.shape.clone());
-                outputs.push(OutputInfo { name: name.clone(), dtype, shape, is_loss: false });
+                outputs.push(OutputInfo { name: name.clone(), dtype, shape, is_loss: false, normalised_by: None });
                 continue;
             }
             let node = self.build.node(&value).map_err(|error| error.at(self.output_place(name, *id)))?;
             self.build.graph.outputs.push((name.clone(), node));
             let ty = self.build.graph.ty(node);
-            let is_loss = losses.contains(&Some(*id));
-            outputs.push(OutputInfo { name: name.clone(), dtype: ty.dtype, shape: ty.shape.clone(), is_loss });
+            let (is_loss, normalised_by) = (losses.contains(&Some(*id)), self.normalised_by(*id));
+            outputs.push(OutputInfo { name: name.clone(), dtype: ty.dtype, shape: ty.shape.clone(), is_loss, normalised_by });
         }
         self.build.graph.outputs.extend(exposed);
         for (statistic, id) in std::mem::take(&mut self.build.statistics) {

@@ -12,7 +12,7 @@ mod tests;
 use crate::autodiff::{self, Sums};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};
-use crate::loss::{self, Loss, LossOptions};
+use crate::loss::{self, Loss, LossKind, LossOptions};
 use crate::ops::{Op, Param};
 use crate::optimizer::{self, OptimizerOptions, Update};
 use crate::precision::{self, Mixed, Scaler, Stored};
@@ -75,6 +75,8 @@ pub struct Training {
     pub eval: Graph,
     /// The loss that was chosen, for the report.
     pub loss: String,
+    /// Its kind, never `Auto`, and the output it is of.
+    pub loss_of: (LossKind, String),
     /// The input that holds labels, and the number of classes that they are below.
     pub classes: Option<(String, u64)>,
     /// Names of the parameters that train, sorted: selected, and the loss depends on them.
@@ -214,6 +216,7 @@ pub fn train_step(forward: &Graph, trainable: &[Trainable], options: &TrainingOp
         eval,
         graph,
         loss: loss.report,
+        loss_of: (loss.kind, loss::output_of(forward, &options.loss)?),
         classes: loss.classes,
         trained: trained.into_iter().collect(),
         frozen: frozen.into_iter().collect(),
@@ -293,9 +296,9 @@ fn is_random(graph: &Graph, id: NodeId) -> bool {
     matches!(graph[sliced(graph, id)].op, Op::Uniform(_))
 }
 
-/// What slices are taken of.
+/// What slices are taken of, in whatever precision.
 fn sliced(graph: &Graph, mut id: NodeId) -> NodeId {
-    while let Op::Slice(_) = graph[id].op {
+    while let Op::Slice(_) | Op::Cast(_) = graph[id].op {
         id = graph[id].operands[0];
     }
     id

@@ -23,16 +23,20 @@ struct Case<'a> {
 
 impl Case<'_> {
     fn compiled(&self, parallel: Parallel, microbatches: u32) -> Compiled {
+        self.with_loss(LossKind::Mse, parallel, microbatches).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn with_loss(&self, kind: LossKind, parallel: Parallel, microbatches: u32) -> dcc::Result<Compiled> {
         let mut proto = self.tensors.iter().cloned().fold(model(self.nodes), with_tensor);
         let dims: Vec<_> = self.x.iter().map(|&dim| size(dim)).collect();
         proto.graph.as_mut().expect("a graph").input = vec![value("x", &dims)];
         proto.producer_name = Some(self.producer.to_owned());
         let proto = Model::decode(proto.encode_to_vec().into()).expect("a model");
         let batch = batch::Given { global: Some(self.x[0] as u64), accumulate: Some(microbatches), ..Default::default() };
-        let loss = LossOptions { kind: LossKind::Mse, ..Default::default() };
+        let loss = LossOptions { kind, ..Default::default() };
         let training = TrainingOptions { loss, ..Default::default() };
         let options = Options { batch, parallel, training, name: "case.onnx".to_owned(), ..Default::default() };
-        compile(&proto, &options).unwrap_or_else(|error| panic!("{error}"))
+        compile(&proto, &options)
     }
 
     fn alone(&self) -> Compiled {
@@ -164,6 +168,116 @@ fn numbers_of_norms_do_not_train() {
     assert_eq!(trained("tf2onnx", "const_fold_opt__7"), ["gain", "w"]);
     // A name of TorchScript's says nothing: what is done with it does.
     assert_eq!(trained("pytorch", "norm.eps"), ["gain", "w"]);
+}
+
+/// Batch norms as converters write them out: each way to subtract the mean. A control each: what is not scaled, or read otherwise, trains.
+#[test]
+fn moments_of_written_norms_do_not_train() {
+    let trained = |nodes: &[NodeProto], names: [&str; 2]| {
+        let head = [
+            node("MatMul", &["x", "w"], &["h"]),
+            node("Reshape", &["variance", "row"], &["v"]),
+            node("Add", &["v", "small"], &["shifted"]),
+            node("Sqrt", &["shifted"], &["root"]),
+            node("Div", &["gain", "root"], &["s"]),
+        ];
+        let vector = |name: &str, value: f32| tensor(name, &[5], &[value; 5].map(f32::to_le_bytes).concat());
+        let tensors = vec![
+            weight("w", &[6, 5]),
+            vector("variance", 0.75),
+            vector("mean", 0.25),
+            vector("gain", 1.5),
+            vector("bias", 0.5),
+            number("small", &[], 1e-3),
+            int_tensor("row", &[2], &[1, 5]),
+        ];
+        let compiled = Case { nodes: &[&head[..], nodes].concat(), x: &[8, 6], tensors, producer: "jax2onnx" }.alone();
+        let told = format!("{}: running means and variances", names.map(|name| format!("`{name}`")).join(", "));
+        (compiled.training.trained, compiled.imported.warnings.iter().any(|text| text.starts_with(&told)))
+    };
+    let ways = [
+        vec![node("Sub", &["h", "mean"], &["d"]), node("Mul", &["d", "s"], &["n"]), node("Add", &["n", "bias"], &["y"])],
+        vec![
+            node("Neg", &["mean"], &["minus"]),
+            node("Mul", &["minus", "s"], &["m"]),
+            node("Add", &["m", "bias"], &["b"]),
+            node("Mul", &["h", "s"], &["n"]),
+            node("Add", &["n", "b"], &["y"]),
+        ],
+        vec![
+            node("Mul", &["mean", "s"], &["m"]),
+            node("Sub", &["bias", "m"], &["b"]),
+            node("Mul", &["h", "s"], &["n"]),
+            node("Add", &["n", "b"], &["y"]),
+        ],
+    ];
+    let weights = ["bias", "gain", "w"].map(str::to_owned);
+    for way in ways {
+        assert_eq!(trained(&way, ["mean", "variance"]), (weights.to_vec(), true));
+    }
+    let apart =
+        vec![node("Mul", &["h", "s"], &["n"]), node("Sub", &["n", "mean"], &["d"]), node("Add", &["d", "bias"], &["y"])];
+    assert_eq!(trained(&apart, ["mean", "variance"]), (["bias", "gain", "mean", "w"].map(str::to_owned).to_vec(), false));
+}
+
+/// The numbers that OneHot writes are the operator's.
+#[test]
+fn what_one_hot_writes_does_not_train() {
+    let nodes = [
+        with_int(node("Cast", &["x"], &["at"]), "to", 7),
+        node("OneHot", &["at", "depth", "values"], &["hot"]),
+        node("MatMul", &["hot", "w"], &["y"]),
+    ];
+    let values = tensor("values", &[2], &[0.0_f32, 1.0].map(f32::to_le_bytes).concat());
+    let tensors = vec![weight("w", &[6, 4]), values, int_tensor("depth", &[1], &[6])];
+    assert_eq!(Case { nodes: &nodes, x: &[8], tensors, producer: "tf2onnx" }.alone().training.trained, ["w"]);
+}
+
+/// Two branches of which the first adds a bias: its gradient is that of their sum, which the later stage has.
+#[test]
+fn a_gradient_of_a_later_stage_is_of_an_earlier_bias() {
+    let turned = |from: &str, to: &str| with_ints(node("Transpose", &[from], &[to]), "perm", &[0, 2, 3, 1]);
+    let padded = |weight: &str, to: &str| with_ints(node("Conv", &["x", weight], &[to]), "pads", &[1, 1, 1, 1]);
+    let nodes = [
+        padded("a", "p"),
+        padded("k", "q"),
+        turned("p", "pt"),
+        turned("q", "qt"),
+        node("Add", &["pt", "b"], &["pb"]),
+        node("Add", &["pb", "qt"], &["y"]),
+    ];
+    let tensors = vec![weight("a", &[3, 2, 3, 3]), weight("k", &[3, 2, 3, 3]), weight("b", &[3])];
+    let case = Case { nodes: &nodes, x: &[8, 2, 6, 6], tensors, producer: "jax2onnx" };
+    for parallel in [Parallel { pp: 2, ..Parallel::default() }, Parallel { pp: 2, dp: 2, ..Parallel::default() }] {
+        let compiled = case.compiled(parallel, 2);
+        Instance::of(&compiled).and_then(|instance| instance.check()).unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
+/// A loss of logits says so where the output is a softmax or sigmoid of them already.
+#[test]
+fn normalised_outputs_are_told() {
+    let told = |last: &str, kind: LossKind| {
+        let nodes = [node("MatMul", &["x", "w"], &["h"]), node(last, &["h"], &["s"]), node("Identity", &["s"], &["y"])];
+        let case = Case { nodes: &nodes, x: &[8, 6], tensors: vec![weight("w", &[6, 4])], producer: "tf2onnx" };
+        let compiled = case.with_loss(kind, Parallel::default(), 1).unwrap_or_else(|error| panic!("{error}"));
+        compiled.imported.warnings.iter().any(|text| text.starts_with(&format!("output `y` is a {last}")))
+    };
+    for (last, kind) in [("Softmax", LossKind::CrossEntropy), ("Sigmoid", LossKind::Bce)] {
+        assert!(told(last, kind) && !told(last, LossKind::Mse) && !told("Relu", kind), "{last}");
+    }
+}
+
+/// Targets are fed by samples, so an output needs a row for each.
+#[test]
+fn outputs_of_several_rows_for_a_sample_are_refused() {
+    let of = |shape: &[i64]| {
+        let nodes = [node("MatMul", &["x", "w"], &["h"]), node("Reshape", &["h", "shape"], &["y"])];
+        let tensors = vec![weight("w", &[6, 4]), int_tensor("shape", &[shape.len() as i64], shape)];
+        Case { nodes: &nodes, x: &[8, 6], tensors, producer: "skl2onnx" }.with_loss(LossKind::Mse, Parallel::default(), 1)
+    };
+    let error = of(&[-1, 1]).map(drop).expect_err("32 rows of 8 samples");
+    assert!(error.to_string().contains("no row for each of 8 samples") && of(&[8, 2, 2]).is_ok(), "{error}");
 }
 
 /// One bias stands alone like an epsilon: before an Identity, or under a root, where only a small number is none.

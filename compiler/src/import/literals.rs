@@ -1,4 +1,4 @@
-//! Float tensors that are part of the program, as sizes are: scales of a Resize, bounds of a Range, what a Pad fills with, a quantiser's scale, a norm's epsilon.
+//! Float tensors that are part of the program, as sizes are: scales of a Resize, bounds of a Range, what a Pad fills with, a quantiser's scale, what OneHot writes, a norm's epsilon.
 
 use std::collections::BTreeSet;
 
@@ -15,6 +15,7 @@ fn operands(op: &str) -> &'static [usize] {
         "Dropout" => &[1],
         "QuantizeLinear" | "DequantizeLinear" => &[1, 2],
         "ConstantOfShape" => &[0],
+        "OneHot" => &[2],
         _ => &[],
     }
 }

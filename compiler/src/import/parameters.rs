@@ -21,6 +21,7 @@ use super::gains;
 use super::known::Known;
 use super::literals::{epsilons, literals};
 use super::model::Model;
+use super::moments::moments;
 use super::tensor::{Tensor, TensorData};
 use super::value::Value;
 use crate::error::Result;
@@ -118,11 +119,21 @@ impl Classifier {
         let trace = signature.as_ref().map_or_else(Trace::default, |signature| Trace::new(model, signature));
         let from_torch = model.proto.producer_name() == "pytorch";
         let from_torchscript = from_torch && model.graph().node.iter().any(|node| node.name().starts_with('/'));
-        let (gains, statistics, literals) = (gains::gains(model, flat), gains::statistics(flat), literals(flat));
+        let (gains, mut statistics, literals) = (gains::gains(model, flat), gains::statistics(flat), literals(flat));
         let epsilons = epsilons(flat);
         let fused = Fused::of(model, signature.as_ref());
-        let notes = model.notes.clone();
+        let mut notes = model.notes.clone();
+        // PyTorch's modules say what is a buffer.
+        let said = |name: &String| signature.is_some() || from_torch && is_of_module(name) || statistics.contains(name);
+        let written: Vec<String> = moments(flat).into_iter().filter(|name| !said(name)).collect();
+        notes.extend(warnings::written_out(&written));
+        statistics.extend(written);
         Classifier { signature, trace, gains, notes, fused, statistics, literals, epsilons, from_torch, from_torchscript }
+    }
+
+    /// Whether PyTorch wrote the file.
+    pub fn is_from_torch(&self) -> bool {
+        self.from_torch
     }
 
     /// What the exporter did to parameters, and what of the module the file leaves out, for the user to know; `initializers` are those

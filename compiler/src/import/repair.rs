@@ -4,6 +4,7 @@
 //! norms, stores the transposed copy of a parameter that is read both ways, such as a tied embedding, or one for each call of a module,
 //! and deletes biases that are zero. As they are in the file, the first would train as one, the second as several and the last not at all.
 
+mod calls;
 pub mod copies;
 pub mod legacy;
 mod names;

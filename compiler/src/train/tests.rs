@@ -386,6 +386,9 @@ fn evaluation_has_no_dropout() {
     let eval = without_dropout(&g).unwrap();
     let ops: Vec<&str> = eval.nodes.iter().map(|n| n.op.name()).collect();
     assert_eq!(ops, ["input", "param", "dot_general"]);
+    // Where all is f64 but the random numbers, which are cast.
+    let eval = without_dropout(&crate::precision::retype(&g, DType::F64).unwrap()).unwrap();
+    assert!(eval.live().iter().zip(&eval.nodes).all(|(live, node)| !live || !matches!(node.op, Op::Uniform(_))));
 }
 
 #[test]

@@ -97,13 +97,20 @@ fn batch_normalization(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let mean = build.select(&training, &moments.mean, &old[0])?;
     let variance = build.select(&training, &moments.variance, &old[1])?;
     let normal = normalised(build, &x, &mean, &variance, epsilon)?;
-    // PyTorch keeps the unbiased variance.
-    let count = moments.count as f64;
-    let unbiased = build.binary_scalar(BinaryOp::Mul, &moments.variance, count / (count - 1.0).max(1.0))?;
-    for (given, new) in [(running_mean, &moments.mean), (running_variance, &unbiased)] {
+    let kept = kept_variance(build, call, &moments)?;
+    for (given, new) in [(running_mean, &moments.mean), (running_variance, &kept)] {
         build.statistic(given, new, groups, momentum)?;
     }
     Ok(vec![finish(build, &normal)?])
+}
+
+/// What the running variance moves to: PyTorch keeps the unbiased one, ONNX and all others that of the batch.
+fn kept_variance(build: &mut Build, call: &Call, moments: &Moments) -> Result<Value> {
+    if !call.classifier.is_from_torch() {
+        return Ok(moments.variance.clone());
+    }
+    let count = moments.count as f64;
+    build.binary_scalar(BinaryOp::Mul, &moments.variance, count / (count - 1.0).max(1.0))
 }
 
 /// A weight (standardised, for a convolution) is the same for all groups of samples.

@@ -21,6 +21,17 @@ pub fn changed(buffers: &[&str]) -> Option<String> {
     })
 }
 
+/// Of means and variances of batch norms that are no operators of their own.
+pub fn written_out(moments: &[String]) -> Option<String> {
+    (!moments.is_empty()).then(|| {
+        let names = listed(moments);
+        format!(
+            "{names}: running means and variances of batch norms that the exporter wrote out as for inference; they are held constant, \
+             and training normalises by them"
+        )
+    })
+}
+
 /// Of parameters that no gradient reaches.
 pub fn unreached(parameters: &[String]) -> Option<String> {
     (!parameters.is_empty()).then(|| {

@@ -3,6 +3,7 @@
 //! It writes one of them and `Identity(n.weight) -> m.weight` for the others: parameters that are one object in the module have one
 //! name only. Tools that simplify the file drop the Identity; then the node `/m/LayerNormalization` reads `n.weight`.
 
+use super::calls::Calls;
 use super::leaf;
 use crate::import::parameters::warnings::ADVICE;
 use crate::import::proto::{GraphProto, NodeProto, TensorProto};
@@ -25,11 +26,12 @@ fn identities(graph: &mut GraphProto) {
     if before != graph.initializer.len() {
         return;
     }
+    let tied = Calls::of(graph).tied();
     let mut parted = Vec::new();
     graph.node.retain(|node| {
         let ("Identity", [from], [to]) = (node.op_type(), &node.input[..], &node.output[..]) else { return true };
-        let Some(tensor) = tensors.get(from).filter(|_| is_of_module(to) && !outputs.contains(to) && scope(node).is_empty())
-        else {
+        let own = is_of_module(to) && !tied.contains(to) && !outputs.contains(to) && scope(node).is_empty();
+        let Some(tensor) = tensors.get(from).filter(|_| own) else {
             return true;
         };
         let own = TensorProto { name: Some(to.clone()), ..tensor.clone() };
