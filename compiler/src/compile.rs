@@ -127,8 +127,13 @@ fn undecided(names: &[String], [is, are]: [&str; 2], trained: &[String]) -> Opti
 }
 
 /// Tells of an output that is a softmax or a sigmoid already, of which the loss takes one more.
-fn normalised_twice(imported: &Imported, (kind, output): &(LossKind, String)) -> Option<String> {
-    let by = imported.outputs.iter().find(|o| o.name == *output)?.normalised_by?;
+fn normalised_twice(imported: &Imported, training: &Training) -> Option<String> {
+    let (kind, output) = &training.loss_of;
+    let (by, together) = imported.outputs.iter().find(|o| o.name == *output)?.normalised_by?;
+    // Of another dim than that of classes it is none of the loss's.
+    if by == "Softmax" && training.classes.as_ref().is_some_and(|&(_, classes)| classes != together) {
+        return None;
+    }
     let again = match kind {
         LossKind::CrossEntropy | LossKind::NextToken => "Softmax",
         LossKind::Bce => "Sigmoid",
@@ -210,7 +215,7 @@ fn once(model: &Model, options: &Options) -> Result<Compiled> {
         told.fold(error, |error, warning| error.note(warning))
     })?;
     imported.warnings.extend(random_evaluation(&training.eval));
-    imported.warnings.extend(normalised_twice(&imported, &training.loss_of));
+    imported.warnings.extend(normalised_twice(&imported, &training));
     for (names, are) in [(&imported.buffers, MAYBE_BUFFERS), (&imported.numbers, MAYBE_NUMBERS)] {
         imported.warnings.extend(undecided(names, are, &training.trained));
     }

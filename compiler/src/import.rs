@@ -33,7 +33,7 @@ mod value;
 mod values;
 mod view;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use dcc_program::{DType, Shape};
 
@@ -112,8 +112,8 @@ pub struct OutputInfo {
     pub shape: Shape,
     /// Computed by one of ONNX's loss operators.
     pub is_loss: bool,
-    /// `Softmax` or `Sigmoid`, where one of these computes it: shares of what a loss is computed of.
-    pub normalised_by: Option<&'static str>,
+    /// `Softmax` or `Sigmoid`, where one of these computes it, and the elements that are normalised together.
+    pub normalised_by: Option<(&'static str, u64)>,
 }
 
 /// A model as the compiler sees it.
@@ -394,22 +394,35 @@ impl Importer<'_, '_> {
         }
     }
 
-    /// Which of Softmax and Sigmoid gives a value, in whatever form.
-    fn normalised_by(&self, mut id: node::ValueId) -> Option<&'static str> {
-        let maker = |id| self.flat.nodes.iter().find(|node| node.outputs.contains(&Some(id)));
-        while let Some(node) = maker(id) {
+    /// Which of Softmax and Sigmoid gives an output of this shape, of whatever precision, and the elements that it normalises together.
+    fn normalised_by(
+        &self,
+        makers: &HashMap<node::ValueId, usize>,
+        mut id: node::ValueId,
+        shape: &[u64],
+    ) -> Option<(&'static str, u64)> {
+        loop {
+            let node = &self.flat.nodes[*makers.get(&id)?];
             match node.op {
-                "Identity" | "Cast" | "Reshape" | "Transpose" | "Squeeze" | "Unsqueeze" | "Flatten" => id = node.inputs[0]?,
-                op => return ["Softmax", "Sigmoid"].into_iter().find(|&kind| kind == op),
+                "Identity" | "Cast" => id = node.inputs[0]?,
+                "Sigmoid" => return Some(("Sigmoid", 1)),
+                "Softmax" => {
+                    let axis = node.int_or("axis", if node.opset < 13 { 1 } else { -1 }).ok()?;
+                    let axis = if axis < 0 { axis + shape.len() as i64 } else { axis };
+                    return Some(("Softmax", *shape.get(usize::try_from(axis).ok()?)?));
+                }
+                _ => return None,
             }
         }
-        None
     }
 
     fn finish(mut self, bound: inputs::Bound) -> Result<Imported> {
         let losses = ["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"];
         let losses: BTreeSet<_> =
             self.flat.nodes.iter().filter(|node| losses.contains(&node.op)).map(|node| node.outputs[0]).collect();
+        let made = self.flat.nodes.iter().enumerate();
+        let makers: HashMap<_, _> =
+            made.flat_map(|(at, node)| node.outputs.iter().flatten().map(move |&id| (id, at))).collect();
         let mut outputs = Vec::with_capacity(self.outputs.len());
         let exposed = std::mem::take(&mut self.build.graph.outputs);
         for (name, id) in &self.outputs {
@@ -422,7 +435,7 @@ impl Importer<'_, '_> {
             let node = self.build.node(&value).map_err(|error| error.at(self.output_place(name, *id)))?;
             self.build.graph.outputs.push((name.clone(), node));
             let ty = self.build.graph.ty(node);
-            let (is_loss, normalised_by) = (losses.contains(&Some(*id)), self.normalised_by(*id));
+            let (is_loss, normalised_by) = (losses.contains(&Some(*id)), self.normalised_by(&makers, *id, &ty.shape));
             outputs.push(OutputInfo { name: name.clone(), dtype: ty.dtype, shape: ty.shape.clone(), is_loss, normalised_by });
         }
         self.build.graph.outputs.extend(exposed);

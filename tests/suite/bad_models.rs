@@ -417,6 +417,23 @@ fn two_symbols_of_the_batch() {
           note a symbol that does not count samples needs a size instead: --dim SYMBOL=N
           help add --batch-dim x=0 --batch-dim t=0"#]],
     );
+    // What nobody has named counts samples where a size would; one name is enough to ask.
+    let named = |first: &str, second: &str| {
+        let mut towers = towers.clone();
+        let dims = [("x", first), ("t", second)].map(|(input, name)| value(input, &[symbol(name), size(4)]));
+        towers.graph.as_mut().expect("a graph").input = dims.to_vec();
+        towers
+    };
+    for (first, second) in [("unk__7", "unk__8"), ("", "?"), ("DynamicDimension.0", "unk__1")] {
+        check_with(&named(first, second), &Options { global_batch: Some(2), ..Options::default() }, expect![["imported"]]);
+    }
+    check(
+        &named("images", "unk__8"),
+        expect![[r#"
+        error[DCC0002]: more than one symbol could be the batch: `images` of x, `unk__8` of t
+          note a symbol that does not count samples needs a size instead: --dim SYMBOL=N
+          help add --batch-dim x=0 --batch-dim t=0"#]],
+    );
     let texts = || [("texts".to_owned(), 3)].into();
     let both = || [("x".to_owned(), Some(0)), ("t".to_owned(), Some(0))].into();
     let global = Options { global_batch: Some(2), ..Options::default() };

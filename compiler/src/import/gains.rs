@@ -14,20 +14,17 @@ const NORMS: &[&str] =
 const PASSING: &[&str] = &["Identity", "Cast", "CastLike", "Reshape", "Unsqueeze", "Expand"];
 const CASTS: &[&str] = &["Identity", "Cast", "CastLike"];
 
-struct Producers<'f, 'm> {
+pub(super) struct Producers<'f, 'm> {
     model: &'m Model,
     flat: &'f Flat<'m>,
     node_of: HashMap<ValueId, usize>,
+    tensors: HashMap<ValueId, &'f Tensor>,
 }
 
 /// Names of gains and running variances: input 1 of a normalisation (4 of BatchNormalization), or a factor of a Mul whose
 /// other factor is a value divided by a square root, through casts and changes of shape.
 pub(super) fn gains(model: &Model, flat: &Flat) -> BTreeSet<String> {
-    let mut node_of = HashMap::new();
-    for (position, node) in flat.nodes.iter().enumerate() {
-        node_of.extend(node.outputs.iter().flatten().map(|&id| (id, position)));
-    }
-    let producers = Producers { model, flat, node_of };
+    let producers = Producers::of(model, flat);
     let mut found = BTreeSet::new();
     let mut add = |id: ValueId| found.insert(flat.values[producers.source(id, PASSING).0 as usize].clone());
     for node in &flat.nodes {
@@ -62,7 +59,15 @@ pub(super) fn statistics(flat: &Flat) -> BTreeSet<String> {
     found.into_iter().map(|id| flat.values[id.0 as usize].clone()).collect()
 }
 
-impl<'m> Producers<'_, 'm> {
+impl<'f, 'm> Producers<'f, 'm> {
+    pub fn of(model: &'m Model, flat: &'f Flat<'m>) -> Producers<'f, 'm> {
+        let mut node_of = HashMap::new();
+        for (position, node) in flat.nodes.iter().enumerate() {
+            node_of.extend(node.outputs.iter().flatten().map(|&id| (id, position)));
+        }
+        Producers { model, flat, node_of, tensors: flat.initializers.iter().map(|(id, tensor)| (*id, tensor)).collect() }
+    }
+
     fn node(&self, id: ValueId) -> Option<&Node<'m>> {
         self.node_of.get(&id).map(|&position| &self.flat.nodes[position])
     }
@@ -105,7 +110,7 @@ impl<'m> Producers<'_, 'm> {
     }
 
     /// The value of a constant of one element.
-    fn number(&self, id: ValueId) -> Option<f64> {
+    pub fn number(&self, id: ValueId) -> Option<f64> {
         let tensor = match self.node(id) {
             Some(node) if node.op == "Constant" => {
                 if let Ok(Some(float)) = node.float("value_float") {
@@ -114,7 +119,7 @@ impl<'m> Producers<'_, 'm> {
                 Tensor::new(self.model, "value", node.tensor("value").ok()??).ok()?
             }
             Some(_) => return None,
-            None => self.flat.initializers.iter().find(|(initializer, _)| *initializer == id)?.1.clone(),
+            None => (*self.tensors.get(&id)?).clone(),
         };
         let bytes = tensor.bytes(self.model).ok()?;
         Known::read(&tensor, &bytes).ok()?.uniform()

@@ -161,7 +161,8 @@ fn choose_batch(declared: &mut [(ValueId, Declared)], options: &Options) -> Resu
         if symbols.len() > 1 {
             symbols.retain(|symbol| !options.dims.contains_key(symbol));
         }
-        if symbols.len() > 1 {
+        let unnamed = |(_, input): &(ValueId, Declared)| symbol(input, 0).is_none_or(|symbol| is_unnamed(&symbol, &input.name));
+        if symbols.len() > 1 && !declared.iter().all(unnamed) {
             return Err(ambiguous(declared, &symbols));
         }
     }
@@ -177,6 +178,13 @@ fn choose_batch(declared: &mut [(ValueId, Declared)], options: &Options) -> Resu
         };
     }
     Ok(symbols)
+}
+
+/// Whether nobody has named the first dim of an input, but perhaps a tool that numbers dims: it counts samples, as a dim of fixed size
+/// in its place would.
+fn is_unnamed(symbol: &str, input: &str) -> bool {
+    let number = ["unk__", "DynamicDimension."].into_iter().find_map(|prefix| symbol.strip_prefix(prefix));
+    *symbol == format!("{input}.0") || number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 fn ambiguous(declared: &[(ValueId, Declared)], symbols: &BTreeSet<String>) -> Error {

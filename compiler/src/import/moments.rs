@@ -1,44 +1,49 @@
 //! Batch norms that an exporter wrote out, as Keras' and JAX's do: which of their tensors are running means and variances.
 //!
-//! A variance is what a root is taken of, plus one number: `s = gain / sqrt(variance + epsilon)`. A mean is what is subtracted before a
-//! product with `s`, or the product with `s` that is: `(x - mean) s`, `x s - mean s`, `x s + (bias - mean s)`. Shapes and casts may
-//! stand between.
+//! A variance is what one is divided by a root of, plus epsilon: `s = gain / sqrt(variance + epsilon)`. A mean is what is subtracted
+//! before a product with `s`, or the product with `s` that is: `(x - mean) s`, `x s - mean s`, `x s + (bias - mean s)`. Both are rows of
+//! one length. Shapes and casts may stand between.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::flatten::Flat;
+use super::gains::Producers;
+use super::model::Model;
 use super::node::{Node, ValueId};
+use super::parameters::LARGEST_EPSILON;
 
 const PASSING: &[&str] = &["Identity", "Cast", "CastLike", "Reshape", "Squeeze", "Unsqueeze", "Expand"];
 
 /// Names of initializers that are such means and variances, and read as nothing else.
-pub(super) fn moments(flat: &Flat) -> BTreeSet<String> {
-    let graph = Reads::of(flat);
-    let large = |id: &ValueId| graph.sizes.get(id).is_some_and(|&size| size > 1);
-    let tensors: Vec<ValueId> = graph.sizes.keys().copied().filter(large).collect();
-    let (variances, others): (Vec<ValueId>, Vec<ValueId>) = tensors.into_iter().partition(|&id| graph.is_variance(id));
-    let scales = graph.scales(&variances);
-    let sizes: BTreeSet<u64> = variances.iter().map(|id| graph.sizes[id]).collect();
-    let means = others.into_iter().filter(|id| sizes.contains(&graph.sizes[id]) && graph.is_mean(*id, &scales));
-    means.chain(variances.iter().copied()).map(|id| flat.values[id.0 as usize].clone()).collect()
+pub(super) fn moments(model: &Model, flat: &Flat) -> BTreeSet<String> {
+    let reads = Reads::of(model, flat);
+    let (variances, others): (Vec<ValueId>, Vec<ValueId>) = reads.rows.keys().partition(|&&id| reads.is_variance(id));
+    let scales = reads.scales(&variances);
+    let pairs = others.into_iter().filter_map(|mean| Some((mean, reads.variance_of(mean, &scales)?)));
+    let pairs = pairs.filter(|(mean, variance)| reads.rows[mean] == reads.rows[variance]);
+    pairs.flat_map(|(mean, variance)| [mean, variance]).map(|id| flat.values[id.0 as usize].clone()).collect()
 }
 
 struct Reads<'f, 'm> {
+    producers: Producers<'f, 'm>,
     /// By value, the nodes that read it and at which position; outputs and inner graphs are no such node.
     by: BTreeMap<ValueId, Vec<(&'f Node<'m>, usize)>>,
     elsewhere: BTreeSet<ValueId>,
-    /// Elements of the initializers.
-    sizes: BTreeMap<ValueId, u64>,
+    /// Lengths of the initializers that have one dim of more than one element.
+    rows: BTreeMap<ValueId, u64>,
     /// Made of constants and initializers alone.
     constant: BTreeSet<ValueId>,
 }
 
 impl<'f, 'm> Reads<'f, 'm> {
-    fn of(flat: &'f Flat<'m>) -> Reads<'f, 'm> {
-        let sizes: BTreeMap<ValueId, u64> = flat.initializers.iter().map(|(id, tensor)| (*id, tensor.elements())).collect();
+    fn of(model: &'m Model, flat: &'f Flat<'m>) -> Reads<'f, 'm> {
+        let tensors = flat.initializers.iter().map(|(id, tensor)| (*id, tensor));
+        let is_row = |shape: &[u64]| shape.iter().filter(|&&size| size != 1).count() == 1;
+        let rows = tensors.filter(|(_, t)| t.dtype.is_float() && is_row(&t.shape)).map(|(id, t)| (id, t.elements())).collect();
         let mut by: BTreeMap<ValueId, Vec<(&Node, usize)>> = BTreeMap::new();
         let mut elsewhere: BTreeSet<ValueId> = flat.outputs.iter().map(|&(_, id)| id).collect();
-        let mut constant: BTreeSet<ValueId> = sizes.keys().copied().collect();
+        let mut constant: BTreeSet<ValueId> = flat.initializers.iter().map(|(id, _)| *id).collect();
         for node in &flat.nodes {
             for (position, id) in node.inputs.iter().enumerate().filter_map(|(position, id)| Some((position, (*id)?))) {
                 by.entry(id).or_default().push((node, position));
@@ -51,7 +56,7 @@ impl<'f, 'm> Reads<'f, 'm> {
                 constant.extend(node.outputs.iter().flatten());
             }
         }
-        Reads { by, elsewhere, sizes, constant }
+        Reads { producers: Producers::of(model, flat), by, elsewhere, rows, constant }
     }
 
     /// Who reads a value at which position, whatever its shape; none where that is not all.
@@ -81,38 +86,63 @@ impl<'f, 'm> Reads<'f, 'm> {
     }
 
     fn is_variance(&self, id: ValueId) -> bool {
+        let divides = |node: &Node, position: usize| match node.op {
+            "Div" => position == 1,
+            op => op == "Reciprocal",
+        };
+        let is_root = |node: &Node<'m>, position: usize| match node.op {
+            "Sqrt" => self.all(&node.outputs, divides),
+            "Pow" => position == 0 && other(node, 0).and_then(|power| self.producers.number(power)) == Some(-0.5),
+            _ => false,
+        };
         self.all(&[Some(id)], |node, position| {
-            let other = node.inputs.get(1 - position.min(1)).copied().flatten();
-            let is_number = |id: ValueId| self.constant.contains(&id) && self.sizes.get(&id).is_none_or(|&size| size == 1);
-            node.op == "Add" && other.is_some_and(is_number) && self.all(&node.outputs, |node, _| node.op == "Sqrt")
+            let added = other(node, position).and_then(|id| self.producers.number(id));
+            node.op == "Add" && added.is_some_and(|x| x > 0.0 && x <= LARGEST_EPSILON) && self.all(&node.outputs, is_root)
         })
     }
 
-    /// What is made of constants and of a root of one of `variances`.
-    fn scales(&self, variances: &[ValueId]) -> BTreeSet<ValueId> {
-        let mut scales = BTreeSet::new();
-        let mut open = variances.to_vec();
-        while let Some(id) = open.pop() {
+    /// What is made of constants and of a variance, which.
+    fn scales(&self, variances: &[ValueId]) -> BTreeMap<ValueId, ValueId> {
+        let mut scales = BTreeMap::new();
+        let mut open: Vec<(ValueId, ValueId)> = variances.iter().map(|&id| (id, id)).collect();
+        while let Some((id, variance)) = open.pop() {
             let nodes = self.by.get(&id).into_iter().flatten();
             for &made in nodes.flat_map(|(node, _)| node.outputs.iter().flatten()) {
-                if self.constant.contains(&made) && scales.insert(made) {
-                    open.push(made);
+                if self.constant.contains(&made) && scales.insert(made, variance).is_none() {
+                    open.push((made, variance));
                 }
             }
         }
         scales
     }
 
-    fn is_mean(&self, id: ValueId, scales: &BTreeSet<ValueId>) -> bool {
+    /// The variance that goes with a mean; none of what is no mean.
+    fn variance_of(&self, id: ValueId, scales: &BTreeMap<ValueId, ValueId>) -> Option<ValueId> {
+        let found = Cell::new(None);
         let scaled = |node: &Node, position: usize| {
-            let other = node.inputs.get(1 - position.min(1)).copied().flatten();
-            node.op == "Mul" && other.is_some_and(|id| scales.contains(&id))
-                || node.op == "Div" && position == 0 && other.is_some_and(|id| scales.contains(&id))
+            let by = other(node, position).and_then(|id| scales.get(&id).copied());
+            found.set(by.or(found.get()));
+            by.is_some() && (node.op == "Mul" || node.op == "Div" && position == 0)
         };
         let subtracted = |node: &Node, position: usize| node.op == "Neg" || node.op == "Sub" && position == 1;
-        self.all(&[Some(id)], |node, position| match subtracted(node, position) {
+        let is_mean = self.all(&[Some(id)], |node, position| match subtracted(node, position) {
             true => self.all(&node.outputs, scaled),
             false => scaled(node, position) && self.all(&node.outputs, subtracted),
-        })
+        });
+        found.get().filter(|_| is_mean)
+    }
+}
+
+/// The other operand of a node of two.
+fn other(node: &Node, position: usize) -> Option<ValueId> {
+    match node.inputs[..] {
+        [a, b] => {
+            if position == 0 {
+                b
+            } else {
+                a
+            }
+        }
+        _ => None,
     }
 }

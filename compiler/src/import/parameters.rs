@@ -37,7 +37,7 @@ const FOLDED: u64 = 4096;
 const FOLDED_INTS: u64 = 1 << 22;
 
 /// What is added under a root and is larger is a bias.
-const LARGEST_EPSILON: f64 = 1e-2;
+pub(super) const LARGEST_EPSILON: f64 = 1e-2;
 
 /// A tensor that the program keeps: a weight, or a constant.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,7 +125,7 @@ impl Classifier {
         let mut notes = model.notes.clone();
         // PyTorch's modules say what is a buffer.
         let said = |name: &String| signature.is_some() || from_torch && is_of_module(name) || statistics.contains(name);
-        let written: Vec<String> = moments(flat).into_iter().filter(|name| !said(name)).collect();
+        let written: Vec<String> = moments(model, flat).into_iter().filter(|name| !said(name)).collect();
         notes.extend(warnings::written_out(&written));
         statistics.extend(written);
         Classifier { signature, trace, gains, notes, fused, statistics, literals, epsilons, from_torch, from_torchscript }

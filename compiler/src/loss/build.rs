@@ -256,13 +256,6 @@ fn first_largest(graph: &mut Graph, x: NodeId, max: NodeId, class: NodeId, class
 pub fn against_target(graph: &mut Graph, kind: LossKind, output: NodeId) -> Result<Loss> {
     let ty = graph.ty(output).clone();
     let batch_dim = sample_dim(graph, output, None);
-    if let (Some(dim), Some(samples)) = (batch_dim.map(usize::from), samples(graph))
-        && ty.shape[dim] != samples
-    {
-        let (shape, rows) = (ty.shape.as_slice(), ty.shape[dim]);
-        let what = format!("an output of shape {shape:?} has no row for each of {samples} samples to compare: it has {rows}");
-        return Err(Error::shape(what).help("reshape it in the model, so that a dim counts the samples"));
-    }
     let input = Input { name: TARGET.to_owned(), dtype: ty.dtype, shape: ty.shape.clone(), batch_dim };
     let target = data_input(graph, input)?;
     let each = match kind {
@@ -371,14 +364,6 @@ fn sample_dim(graph: &Graph, output: NodeId, classes: Option<usize>) -> Option<u
     };
     let dims = if traced.is_empty() { of_inputs().into_iter().collect() } else { traced.clone() };
     dims.into_iter().find(|&dim| Some(usize::from(dim)) != classes)
-}
-
-/// How many samples the inputs have.
-fn samples(graph: &Graph) -> Option<u64> {
-    graph.nodes.iter().find_map(|node| match &node.op {
-        Op::Input(input) => input.batch_dim.map(|dim| input.shape[usize::from(dim)]),
-        _ => None,
-    })
 }
 
 /// The integer input that the model looks tokens up by: of the shape of `logits` without its classes. Of several, the one that

@@ -178,12 +178,10 @@ impl Checkpoint {
         };
         let fits = |saved: DType| saved == dtype || converts(saved) && converts(dtype);
         if tensor.shape != shape || !DType::parse(&tensor.dtype).is_some_and(fits) {
-            return Err(foreign(format!(
-                "{key} is {}{:?} in the checkpoint, {}{shape:?} in the program",
-                tensor.dtype,
-                tensor.shape,
-                dtype.name()
-            )));
+            let Tensor { dtype: saved, shape: of, .. } = tensor;
+            let hint = if of == shape { format!(", unless by --dtype {saved}") } else { String::new() };
+            let text = format!("{key} is {saved}{of:?} in the checkpoint, {}{shape:?} in the program{hint}", dtype.name());
+            return Err(foreign(text));
         }
         Ok(tensor)
     }

@@ -45,6 +45,7 @@ pub fn bind(files: &Files, inputs: &[Input], options: &Options) -> Result<Datase
         feeds.push(feed);
     }
     let len = len.map(|(count, _)| count);
+    check_rows(inputs, &feeds)?;
     let batch = feeds.iter().map(|feed| feed.batch).max().unwrap_or(1).max(1);
     let samples = match (options.layout, len) {
         (Layout::Samples, Some(samples)) if samples < batch => {
@@ -58,6 +59,20 @@ pub fn bind(files: &Files, inputs: &[Input], options: &Options) -> Result<Datase
     let order = Permutation::new(options.order, options.seed, samples, batch);
     let fingerprint = fingerprint(&feeds, options.layout, options.order, options.seed);
     Ok(Dataset { fingerprint, feeds, order, len, layout: options.layout })
+}
+
+/// Errors: of two inputs that samples feed, one takes more rows of a step than the other.
+fn check_rows(inputs: &[Input], feeds: &[Feed]) -> Result<()> {
+    let by_samples = inputs.iter().zip(feeds).filter(|(_, feed)| matches!(feed.kind, Kind::Samples { .. }));
+    let rows: Vec<(&str, u64)> = by_samples.map(|(input, feed)| (input.name.as_str(), feed.batch)).collect();
+    match rows.iter().find(|(_, count)| *count != rows[0].1) {
+        None => Ok(()),
+        Some((name, count)) => {
+            let (first, rows) = rows[0];
+            let what = format!("a step takes {rows} samples of `{first}`, but {count} rows of `{name}`");
+            Err(Error::data_shape(what).help("use --layout steps, or give the model an output with a row for each sample"))
+        }
+    }
 }
 
 /// With the files that the data are of: the first three.

@@ -275,6 +275,11 @@ fn what_does_not_fit_is_named() {
     let labels = folder.file("labels.npy", &npy("<i8", "(3, 1)", &bytes_of(0..3)));
     let uneven = [plain[0].clone(), input("labels", DType::I64, &[2, 1])];
     check(refused(&[&x, &labels], &[], &uneven, &options), &["`x` has 4 samples, `labels` 3", "x.npy", "labels.npy"]);
+    let rows = [plain[0].clone(), input("labels", DType::I64, &[4, 1])];
+    let four = folder.file("four.npy", &npy("<i8", "(4, 1)", &bytes_of(0..4)));
+    let mapped = Files::open(&[x.clone(), four], &[("four".to_owned(), "labels".to_owned())]).expect("files");
+    let error = Dataset::open(&mapped, &rows, &options).expect_err("more rows than samples").to_string();
+    check(error, &["DCC0052", "2 samples of `x`, but 4 rows of `labels`", "--layout steps"]);
     assert!(Fill::parse("twos").is_err());
     check(refused(&[&folder.0.join("none.npz")], &[], &plain, &options), &["DCC0801", "none.npz"]);
     let text = folder.file("readme.txt", b"hello, this is text");

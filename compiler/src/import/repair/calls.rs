@@ -6,18 +6,29 @@
 use crate::import::proto::{GraphProto, NodeProto, TensorProto};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Nodes between a product and its bias, at most.
+const BETWEEN: usize = 16;
+
 pub(super) struct Calls<'g> {
     readers: BTreeMap<&'g str, Vec<&'g NodeProto>>,
     makers: BTreeMap<&'g str, &'g NodeProto>,
     tensors: BTreeMap<&'g str, &'g TensorProto>,
     /// What an Identity of a tensor stands for.
     copies: BTreeMap<&'g str, &'g str>,
+    /// The paths of all nodes, of each module on the way too.
+    paths: BTreeSet<&'g str>,
+    /// What modules are called, by the names of tensors.
+    modules: BTreeSet<&'g str>,
 }
 
 impl<'g> Calls<'g> {
     pub fn of(graph: &'g GraphProto) -> Calls<'g> {
         let tensors: BTreeMap<&str, &TensorProto> = graph.initializer.iter().map(|tensor| (tensor.name(), tensor)).collect();
-        let mut calls = Calls { readers: BTreeMap::new(), makers: BTreeMap::new(), tensors, copies: BTreeMap::new() };
+        let names = graph.node.iter().map(NodeProto::name).filter(|name| name.starts_with('/'));
+        let paths = names.flat_map(|name| name.match_indices('/').map(|(at, _)| &name[..at])).collect();
+        let modules = tensors.keys().filter(|name| !name.contains("::")).flat_map(|name| name.split('.')).collect();
+        let (readers, makers, copies) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let mut calls = Calls { readers, makers, tensors, copies, paths, modules };
         for node in &graph.node {
             match (node.op_type(), &node.input[..], &node.output[..]) {
                 ("Identity", [from], [to]) if calls.tensors.contains_key(from.as_str()) => drop(calls.copies.insert(to, from)),
@@ -37,21 +48,38 @@ impl<'g> Calls<'g> {
 
     /// Whether both are of one module, and not merely begin alike: random numbers do not, and biases go with their weights.
     fn are_one(&self, from: &str, to: &str) -> bool {
-        let (a, b) = (self.modules(from), self.modules(to));
+        let (a, b) = (self.modules_of(from), self.modules_of(to));
         let folded = to.contains("::") && from.contains("::");
-        folded && a.iter().any(|module| b.contains(module)) && (!self.is_uniform(from) || self.weights_are_one(from, to))
+        folded && a.iter().any(|module| b.contains(module)) && (self.is_random(from) || self.weights_are_one(from, to))
     }
 
     /// The modules that read a tensor, of whichever call.
-    fn modules(&self, name: &str) -> BTreeSet<String> {
-        self.reading(name).filter_map(|node| module(node.name())).collect()
+    fn modules_of(&self, name: &str) -> BTreeSet<String> {
+        self.reading(name).filter_map(|node| self.module(node.name())).collect()
+    }
+
+    /// The module of a node's name without the numbers of its calls: `/layers.0/fc` of `/layers.0/fc_1/MatMul_2`, where there is a first
+    /// call `/layers.0/fc`, and no tensor says that `fc_1` is a module itself. None of a node without a path.
+    fn module(&self, name: &str) -> Option<String> {
+        let (path, _) = name.strip_prefix('/')?.rsplit_once('/').unwrap_or_default();
+        let mut module = String::new();
+        for part in path.split('/').filter(|part| !part.is_empty()) {
+            let first =
+                part.rsplit_once('_').filter(|(_, call)| !call.is_empty() && call.bytes().all(|byte| byte.is_ascii_digit()));
+            let first = first.map(|(first, _)| format!("{module}/{first}"));
+            let called = first.filter(|first| self.paths.contains(first.as_str()) && !self.modules.contains(part));
+            module = called.unwrap_or_else(|| format!("{module}/{part}"));
+        }
+        Some(module)
     }
 
     fn reading(&self, name: &str) -> impl Iterator<Item = &&'g NodeProto> {
         self.readers.get(name).into_iter().flatten()
     }
 
-    fn is_uniform(&self, name: &str) -> bool {
+    /// Whether the elements look drawn at random: more than half of them, or of the first thousand, differ. Not so where they are
+    /// in another file.
+    fn is_random(&self, name: &str) -> bool {
         let Some(tensor) = self.tensors.get(name) else { return false };
         let size = match tensor.data_type() {
             // Floats of 4, 8 and 2 bytes.
@@ -60,19 +88,18 @@ impl<'g> Calls<'g> {
             10 | 16 => 2,
             _ => return false,
         };
-        match &tensor.raw_data {
-            Some(raw) if !raw.is_empty() => raw.chunks(size).all(|element| *element == raw[..size.min(raw.len())]),
-            _ => {
-                tensor.float_data.windows(2).all(|pair| pair[0] == pair[1])
-                    && tensor.double_data.windows(2).all(|pair| pair[0] == pair[1])
-            }
-        }
+        let elements: Vec<Vec<u8>> = match &tensor.raw_data {
+            Some(raw) if !raw.is_empty() => raw.chunks(size).take(1000).map(<[u8]>::to_vec).collect(),
+            _ => tensor.float_data.iter().take(1000).map(|value| value.to_le_bytes().to_vec()).collect(),
+        };
+        let count = elements.len();
+        count > 1 && 2 * elements.into_iter().collect::<BTreeSet<_>>().len() > count
     }
 
     /// Whether what both are added to is of one weight.
     fn weights_are_one(&self, from: &str, to: &str) -> bool {
         let (a, b) = (self.weights(from), self.weights(to));
-        a.iter().any(|a| b.iter().any(|b| self.original(a) == self.original(b) && !self.is_uniform(self.original(a))))
+        a.iter().any(|a| b.iter().any(|b| self.original(a) == self.original(b) && self.is_random(self.original(a))))
     }
 
     fn original<'n>(&self, name: &'n str) -> &'n str
@@ -84,28 +111,21 @@ impl<'g> Calls<'g> {
 
     /// Weights of products and convolutions to which a bias is added, or that read it themselves.
     fn weights(&self, bias: &str) -> Vec<&'g str> {
-        let product = |mut node: &'g NodeProto| loop {
-            match node.op_type() {
-                "MatMul" | "Gemm" | "Conv" | "ConvTranspose" => return Some(node),
-                "Add" => node = node.input.iter().find_map(|input| self.makers.get(input.as_str()))?,
-                "Cast" | "Reshape" | "Transpose" => node = self.makers.get(node.input.first()?.as_str())?,
-                _ => return None,
+        let product = |mut node: &'g NodeProto| {
+            for _ in 0..BETWEEN {
+                node = match node.op_type() {
+                    "MatMul" | "Gemm" | "Conv" | "ConvTranspose" => return Some(node),
+                    "Add" => node.input.iter().find_map(|input| self.makers.get(input.as_str()))?,
+                    "Cast" | "Reshape" | "Transpose" => self.makers.get(node.input.first()?.as_str())?,
+                    _ => return None,
+                }
             }
+            None
         };
         let products = self.reading(bias).filter_map(|node| product(node));
         let inputs = products.flat_map(|node| node.input.iter().map(String::as_str));
         inputs.filter(|&name| name != bias && self.tensors.contains_key(self.original(name))).collect()
     }
-}
-
-/// The module of a node's name without the numbers of its calls: `layers.0/fc` of `/layers.0/fc_1/MatMul_2`. None of a node without a path.
-fn module(name: &str) -> Option<String> {
-    let (path, _) = name.strip_prefix('/')?.rsplit_once('/').unwrap_or_default();
-    let plain = |part: &str| match part.rsplit_once('_') {
-        Some((module, call)) if !call.is_empty() && call.bytes().all(|byte| byte.is_ascii_digit()) => module.to_owned(),
-        _ => part.to_owned(),
-    };
-    Some(path.split('/').map(plain).collect::<Vec<_>>().join("/"))
 }
 
 #[cfg(test)]
@@ -127,8 +147,13 @@ mod tests {
 
     /// Two products with one weight and their biases of zeros, under these names.
     fn tied(first: &str, second: &str) -> BTreeSet<String> {
+        of(first, second, &[0.5, -0.25, 0.125, 2.0])
+    }
+
+    fn of(first: &str, second: &str, weight: &[f32]) -> BTreeSet<String> {
+        let zeros = tensor("onnx::Add_2", &[0.0, 0.0]);
         let graph = GraphProto {
-            initializer: vec![tensor("onnx::MatMul_1", &[0.5, -0.25]), tensor("onnx::Add_2", &[0.0, 0.0])],
+            initializer: vec![tensor("onnx::MatMul_1", weight), zeros, tensor("net.own_1.bias", &[0.0])],
             node: vec![
                 node("Identity", "Identity_0", ["onnx::MatMul_1", ""], "onnx::MatMul_3"),
                 node("Identity", "Identity_1", ["onnx::Add_2", ""], "onnx::Add_4"),
@@ -148,9 +173,23 @@ mod tests {
         for (first, second) in [("/net/fc", "/net/fc_1"), ("/net", "/net"), ("", "")] {
             assert_eq!(tied(first, second), both, "{first} {second}");
         }
-        // Layers of an encoder, which begin as copies of one, and other modules.
-        for (first, second) in [("/layers.0/fc", "/layers.1/fc"), ("/a", "/b")] {
+        // Layers of an encoder, which begin as copies of one, and other modules, though they be numbered.
+        for (first, second) in [("/layers.0/fc", "/layers.1/fc"), ("/a", "/b"), ("/fc_1", "/fc_2"), ("/net/own", "/net/own_1")]
+        {
             assert_eq!(tied(first, second), BTreeSet::new(), "{first} {second}");
         }
+        assert_eq!(of("/net/fc", "/net/fc_1", &[1.0, 0.0, 0.0, 1.0]), BTreeSet::new(), "parameters that begin as the identity");
+    }
+
+    #[test]
+    fn cycles_end() {
+        let node = |input, output| node("Add", "/Add", [input, "onnx::Add_2"], output);
+        let copy = NodeProto { name: None, ..super::tests::node("Identity", "", ["onnx::Add_2", ""], "onnx::Add_4") };
+        let graph = GraphProto {
+            initializer: vec![tensor("onnx::Add_2", &[0.0, 0.0])],
+            node: vec![copy, node("b", "a"), node("a", "b")],
+            ..GraphProto::default()
+        };
+        assert_eq!(Calls::of(&graph).tied(), BTreeSet::new());
     }
 }

@@ -5,7 +5,7 @@
 
 use super::calls::Calls;
 use super::leaf;
-use crate::import::parameters::warnings::ADVICE;
+use crate::import::parameters::warnings::{ADVICE, listed};
 use crate::import::proto::{GraphProto, NodeProto, TensorProto};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,17 +14,19 @@ const LEAVES: &[&str] = &["weight", "bias", "running_mean", "running_var"];
 
 /// Gives each that is sure to be one its own tensor. Returns what is not sure, for the user to know.
 pub fn part(graph: &mut GraphProto) -> Vec<String> {
-    identities(graph);
-    norms(graph)
+    let mut told: Vec<String> = identities(graph).into_iter().collect();
+    told.extend(norms(graph));
+    told
 }
 
-fn identities(graph: &mut GraphProto) {
+/// Tells which copies are taken for one parameter that several calls read.
+fn identities(graph: &mut GraphProto) -> Option<String> {
     let outputs: BTreeSet<String> = graph.output.iter().map(|output| output.name().to_owned()).collect();
     let mut tensors: BTreeMap<String, TensorProto> =
         graph.initializer.iter().map(|tensor| (tensor.name().to_owned(), tensor.clone())).collect();
     let before = tensors.len();
     if before != graph.initializer.len() {
-        return;
+        return None;
     }
     let tied = Calls::of(graph).tied();
     let mut parted = Vec::new();
@@ -40,6 +42,10 @@ fn identities(graph: &mut GraphProto) {
         false
     });
     graph.initializer.extend(parted);
+    (!tied.is_empty()).then(|| {
+        let names = listed(&tied.iter().collect::<Vec<_>>());
+        format!("{names}: copies of one parameter for several calls of a module, and train as one; if the module has them apart, {ADVICE}")
+    })
 }
 
 /// A name that a module has, or that the exporter gives to a tensor it folds; values of nodes are `/fc/MatMul_output_0` or `17`.
