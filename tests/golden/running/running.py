@@ -41,7 +41,7 @@ def case(name, nodes, tensors, forward, owners=None):
     info = lambda n: helper.make_tensor_value_info(n, TensorProto.FLOAT, [BATCH, WIDTH])
     initializers = [numpy_helper.from_array(value.detach().float().numpy(), key) for key, value in tensors.items()]
     graph = helper.make_graph(nodes, "g", [info("x")], [info("y")], initializers)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+    model = helper.make_model(graph, producer_name="pytorch", opset_imports=[helper.make_opsetid("", 20)])
     data = {"x": x.reshape(-1).tolist(), "target": target.reshape(-1).tolist()}
     CASES.append({"name": name, "model": model.SerializeToString().hex(), "data": data, "losses": losses,
                   "tensors": {key: value.detach().reshape(-1).tolist() for key, value in t.items()}})
