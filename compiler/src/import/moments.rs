@@ -135,14 +135,6 @@ impl<'f, 'm> Reads<'f, 'm> {
 
 /// The other operand of a node of two.
 fn other(node: &Node, position: usize) -> Option<ValueId> {
-    match node.inputs[..] {
-        [a, b] => {
-            if position == 0 {
-                b
-            } else {
-                a
-            }
-        }
-        _ => None,
-    }
+    let [a, b] = node.inputs[..] else { return None };
+    [b, a][position]
 }

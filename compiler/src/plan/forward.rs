@@ -2,7 +2,6 @@
 
 use crate::graph::{GradOf, Graph, Node, NodeId, Phase};
 use crate::ops::{Attention, MaxPool, Op, Rule};
-use dcc_program::TensorType;
 use dcc_program::program::ParamKind;
 use smallvec::SmallVec;
 
@@ -77,8 +76,7 @@ impl<'a> Forward<'a> {
             for &operand in &graph[id].operands {
                 forward.readers[operand.0 as usize].push(id);
             }
-            let types: SmallVec<[&TensorType; 4]> = graph[id].operands.iter().map(|&o| graph.ty(o)).collect();
-            forward.rules[id.0 as usize] = Some(graph[id].op.rule(&types, graph.ty(id)).sized(&types, graph.ty(id)));
+            forward.rules[id.0 as usize] = Some(graph.rule(&graph[id]));
         }
         for &(_, id) in &graph.outputs {
             forward.facts[id.0 as usize].output = true;

@@ -3,6 +3,7 @@
 //! It folds what each call reads, such as a transposed weight, and then writes `Identity` of one for those that are equal: the same
 //! weight of other calls, and weights that only begin alike. A node's name tells its module, and of which call: `/fc/MatMul`, `/fc_1/MatMul`.
 
+use crate::import::proto::tensor_proto::DataType;
 use crate::import::proto::{GraphProto, NodeProto, TensorProto};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -81,11 +82,10 @@ impl<'g> Calls<'g> {
     /// in another file.
     fn is_random(&self, name: &str) -> bool {
         let Some(tensor) = self.tensors.get(name) else { return false };
-        let size = match tensor.data_type() {
-            // Floats of 4, 8 and 2 bytes.
-            1 => 4,
-            11 => 8,
-            10 | 16 => 2,
+        let size = match DataType::try_from(tensor.data_type()).unwrap_or_default() {
+            DataType::Float => 4,
+            DataType::Double => 8,
+            DataType::Float16 | DataType::Bfloat16 => 2,
             _ => return false,
         };
         let elements: Vec<Vec<u8>> = match &tensor.raw_data {
