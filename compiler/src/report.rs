@@ -7,7 +7,8 @@ pub use units::{count, size};
 
 use crate::cost::kept::Kept;
 use crate::cost::sections;
-use dcc_program::program::{Action, BufferId, ParamKind, Place, Program, SectionId, SectionKind, Transfer};
+use crate::import::is_computed;
+use dcc_program::program::{Action, BufferId, Param, ParamKind, Place, Program, SectionId, SectionKind, Transfer};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -63,14 +64,17 @@ pub fn stages(programs: &[Program]) -> Vec<StageReport> {
     programs.iter().zip(layers).map(|(program, layers)| stage(program, layers)).collect()
 }
 
-/// Names of weights in the order in which the stage first reads them.
+/// Names of weights, neither of tables of integers nor of computed constants, in the order in which the stage first reads them.
 fn weights(program: &Program) -> Vec<&str> {
     let order = program.order.iter().flat_map(|step| &program.sections[step.section as usize].body);
     let mut first: BTreeMap<BufferId, usize> = BTreeMap::new();
     for (at, operand) in order.flat_map(|instr| &instr.operands).enumerate() {
         first.entry(*operand).or_insert(at);
     }
-    let mut weights: Vec<_> = program.params.iter().filter(|param| param.kind == ParamKind::Weight).collect();
+    let is_layers = |param: &Param| param.trained || !is_computed(&param.name);
+    let is_float = |param: &Param| program.ty(param.buffer).dtype.is_float();
+    let is_weight = |param: &&Param| param.kind == ParamKind::Weight && is_float(param) && is_layers(param);
+    let mut weights: Vec<_> = program.params.iter().filter(is_weight).collect();
     weights.sort_by_key(|param| first.get(&param.buffer).copied().unwrap_or(usize::MAX));
     weights.into_iter().map(|param| &param.name[..]).collect()
 }

@@ -88,7 +88,7 @@ impl Cpu {
     pub fn reserve(&mut self, bytes: usize) -> Result<()> {
         let words = bytes.div_ceil(size_of::<u64>());
         let more = words.saturating_sub(self.workspace.len());
-        let fits = more == 0 || machine_bytes().is_none_or(|all| bytes as u64 <= all);
+        let fits = more == 0 || machine_bytes("MemTotal").is_none_or(|all| bytes as u64 <= all);
         if !fits || self.workspace.try_reserve_exact(more).is_err() {
             let what =
                 format!("it computes in a workspace of {bytes} bytes beside the planned memory, which this machine has not");
@@ -105,9 +105,9 @@ impl Cpu {
     }
 }
 
-/// Memory of this machine, where that is known.
-fn machine_bytes() -> Option<u64> {
+/// What Linux says of this machine's memory: `MemTotal`, or `MemAvailable` for programs. `None` where it does not.
+pub fn machine_bytes(what: &str) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix(what)?.strip_prefix(':'))?;
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }

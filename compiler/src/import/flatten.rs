@@ -341,7 +341,7 @@ fn check_schema(node: &Node, proto: &NodeProto) -> Result<()> {
         };
         return Err(Error::unsupported_op(what).help("export with standard ONNX operators only"));
     }
-    // ONNX Runtime fuses nodes of all opsets into this one.
+    // ONNX Runtime fuses nodes of all opsets into LayerNormalization, which came with opset 17.
     let opset = if node.op == "LayerNormalization" { node.opset.max(17) } else { node.opset };
     let arity = match schema::lookup(node.op, opset) {
         Known::Yes(arity) => arity,

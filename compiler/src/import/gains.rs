@@ -11,7 +11,8 @@ use super::tensor::Tensor;
 
 const NORMS: &[&str] =
     &["LayerNormalization", "RMSNormalization", "BatchNormalization", "InstanceNormalization", "GroupNormalization"];
-const PASSING: &[&str] = &["Identity", "Cast", "CastLike", "Reshape", "Unsqueeze", "Expand"];
+/// What passes a tensor on, in another shape or type.
+pub(super) const PASSING: &[&str] = &["Identity", "Cast", "CastLike", "Reshape", "Squeeze", "Unsqueeze", "Expand"];
 const CASTS: &[&str] = &["Identity", "Cast", "CastLike"];
 
 pub(super) struct Producers<'f, 'm> {

@@ -8,12 +8,10 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::flatten::Flat;
-use super::gains::Producers;
+use super::gains::{PASSING, Producers};
 use super::model::Model;
 use super::node::{Node, ValueId};
 use super::parameters::LARGEST_EPSILON;
-
-const PASSING: &[&str] = &["Identity", "Cast", "CastLike", "Reshape", "Squeeze", "Unsqueeze", "Expand"];
 
 /// Names of initializers that are such means and variances, and read as nothing else.
 pub(super) fn moments(model: &Model, flat: &Flat) -> BTreeSet<String> {

@@ -4,7 +4,7 @@ mod mask;
 
 use super::dot::{factor_sizes, pack, sum_dtype, unpack};
 use super::example::{Example, bools, floats, rounded};
-use super::{OpDef, Rule};
+use super::{Op, OpDef, Rule};
 use crate::autodiff::Grad;
 use crate::error::{Error, Result};
 use crate::graph::{NodeId, Operands};
@@ -27,6 +27,14 @@ pub struct AttentionGrad {
     pub attributes: Attributes,
     /// 0: dQ, 1: dK, 2: dV.
     pub out: u8,
+}
+
+impl Op {
+    /// Whether this is attention and a factor counts its queries or keys.
+    pub fn counts_positions(&self, spec: &FactorSpec, factor: FactorId) -> bool {
+        let is_attention = matches!(self, Op::Attention(_) | Op::AttentionGrad(_));
+        is_attention && ["t", "s"].contains(&spec.names[usize::from(factor.0)].as_str())
+    }
 }
 
 /// Factors by name, as `dcc_program::program::Attention` documents them: `b h t e`, keys `s`, value dim `f`, group `g`.

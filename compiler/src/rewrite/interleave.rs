@@ -230,9 +230,7 @@ fn swapped(out: &mut Graph, value: NodeId, split: &Shape, dim: usize) -> Result<
 
 /// Whether an op does not know its elements along a factor by their places.
 fn may_move(node: &Node, rule: &Rule, factor: FactorId) -> bool {
-    let is_position = matches!(node.op, Op::Attention(_) | Op::AttentionGrad(_))
-        && ["t", "s"].contains(&rule.spec.names[usize::from(factor.0)].as_str());
-    !is_position && !rule.is_whole(factor) && !rule.masked.contains(&factor)
+    !node.op.counts_positions(&rule.spec, factor) && !rule.is_whole(factor) && !rule.masked.contains(&factor)
 }
 
 /// By node, the dims along which all elements are equal, or random and read once: what reads random numbers twice reads the same.

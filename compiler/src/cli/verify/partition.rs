@@ -13,6 +13,7 @@ use dcc_program::artifact::Artifact;
 use dcc_program::manifest::Manifest;
 use dcc_program::program::Program;
 use dcc_program::{DType, TensorType};
+use dcc_runtime::cpu::machine_bytes;
 use dcc_runtime::data::Convert;
 use dcc_runtime::error::Error as RuntimeError;
 use dcc_runtime::exec::whole::{Parameters, Run, Tensor};
@@ -38,7 +39,7 @@ pub struct Agreement {
 pub fn check(artifact: &Artifact, path: &Path, model: &Path) -> Outcome<Agreement> {
     let whole = unpartitioned(artifact, model, same)?;
     let need = bytes(artifact).max(bytes(&whole));
-    if let Some(available) = available().filter(|&available| available < need) {
+    if let Some(available) = machine_bytes("MemAvailable").filter(|&available| available < need) {
         return Err(Error::too_large(need, available).at(path.display()).into());
     }
     let (difference, text) = apart(artifact, &whole, model)?;
@@ -112,13 +113,6 @@ fn bytes(artifact: &Artifact) -> u64 {
     };
     let weight = |program: &Program| program.params.iter().map(|param| global_bytes(program.ty(param.buffer))).sum::<u64>();
     artifact.train.iter().map(|program| of_stage(program) + weight(program)).sum()
-}
-
-/// Bytes that this machine has for programs, where it says so.
-fn available() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
 }
 
 fn bound(artifact: &Artifact) -> f64 {

@@ -8,8 +8,8 @@
 use super::super::forward::{Forward, Kind};
 use crate::graph::NodeId;
 use crate::ops::Op;
+use dcc_program::FactorId;
 use dcc_program::factors::DimFactors;
-use dcc_program::{FactorId, FactorSpec};
 
 pub(super) struct Classes {
     /// First element of each node: one per dim of its value, then one per factor of its rule.
@@ -109,7 +109,7 @@ impl Classes {
         let read = if matches!(node.op, Op::Gather(_)) { 1 } else { node.operands.len() };
         for (&operand, dims) in node.operands.iter().zip(&spec.operands).take(read) {
             if matches!(forward.kind(operand), Kind::Param | Kind::Begin) {
-                for &factor in dims.iter().flatten().filter(|&&f| !counts_positions(&node.op, spec, f)) {
+                for &factor in dims.iter().flatten().filter(|&&f| !node.op.counts_positions(spec, f)) {
                     let root = self.root(self.factor(forward, id, factor));
                     self.feature[root] = true;
                     self.contracted[root] |= !spec.in_result(factor) && !matches!(node.op, Op::Gather(_));
@@ -124,9 +124,4 @@ impl Classes {
         }
         at
     }
-}
-
-/// Whether a factor of attention counts its queries or keys.
-pub(super) fn counts_positions(op: &Op, spec: &FactorSpec, factor: FactorId) -> bool {
-    matches!(op, Op::Attention(_)) && ["t", "s"].contains(&spec.names[usize::from(factor.0)].as_str())
 }

@@ -11,7 +11,7 @@
 use super::super::forward::{Forward, Kind};
 use super::super::samples::Sequences;
 use super::super::{Parallel, advice};
-use super::classes::{Classes, counts_positions};
+use super::classes::Classes;
 use super::model::Place;
 use crate::error::{Error, Result};
 use crate::graph::NodeId;
@@ -78,7 +78,7 @@ fn positions(forward: &Forward, classes: &Classes, id: NodeId) -> Vec<(NodeId, F
     let spec = &forward.rule(id).spec;
     let batched = || node.operands.iter().all(|&o| forward.is_batched(o));
     let found: Vec<FactorId> = match &node.op {
-        Op::Attention(_) => spec.ids().filter(|&f| counts_positions(&node.op, spec, f)).collect(),
+        Op::Attention(_) => spec.ids().filter(|&f| node.op.counts_positions(spec, f)).collect(),
         Op::DotGeneral(_) if forward.kind(id) == Kind::Batched && batched() => spec.ids().collect(),
         _ => Vec::new(),
     };

@@ -9,7 +9,7 @@ use super::super::forward::{Forward, Kind};
 use super::super::pins::{Pins, shards};
 use super::super::samples::{self, Samples};
 use super::super::{CONTEXT, EXPERT, Strategy};
-use super::classes::{Classes, counts_positions};
+use super::classes::Classes;
 use super::context::Context;
 use super::experts::Experts;
 use super::layout::{At, Layout, MAX_AXES, TensorAxes};
@@ -473,7 +473,7 @@ impl Builder<'_> {
     fn is_legal(&self, problem: &Problem, id: NodeId, rule: &Rule, factors: &[AxisList]) -> bool {
         let mesh = &problem.mesh;
         let op = &self.forward.graph[id].op;
-        let heads = |f: FactorId| matches!(op, Op::Attention(_)) && !counts_positions(op, &rule.spec, f);
+        let heads = |f: FactorId| matches!(op, Op::Attention(_)) && !op.counts_positions(&rule.spec, f);
         let fits = rule.spec.ids().all(|f| {
             let parts: u64 = factors[usize::from(f.0)].iter().map(|&a| u64::from(mesh.size(a))).product();
             parts <= rule.size(f) && (!heads(f) || rule.size(f).is_multiple_of(parts))
