@@ -12,6 +12,8 @@ fn operands(op: &str) -> &'static [usize] {
     match op {
         "BlackmanWindow" | "ConstantOfShape" | "HammingWindow" | "HannWindow" | "If" | "NonZero" => &[0],
         "Loop" => &[0, 1],
+        "MelWeightMatrix" => &[0, 1, 2, 3, 4],
+        "STFT" => &[1, 3],
         "Range" => &[0, 1, 2],
         "Slice" => &[1, 2, 3, 4],
         "Pad" => &[1, 3],

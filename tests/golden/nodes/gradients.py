@@ -688,6 +688,23 @@ def orders():
         case("TopK", ordered, [x, ints([k])], opset=11, constants=[1], axis=axis, largest=largest)
 
 
+def spectrograms():
+    """STFT of real and complex signals, with a window that has a gradient too; the bands of mels."""
+    def spectrum(length, step, onesided):
+        def run(x, _, window=None, length_of=None):
+            x = x[..., 0] if x.shape[-1] == 1 else torch.view_as_complex(x)
+            window = torch.ones(length, dtype=torch.float64) if window is None else window
+            y = torch.stft(x, length, step, window=window, center=False, onesided=bool(onesided), return_complex=True)
+            return torch.view_as_real(y).transpose(1, 2)
+        return run
+
+    scalar = lambda n: torch.tensor(n, dtype=torch.int64)
+    for shape, length, step, onesided, window in [((2, 13, 1), 4, 3, 1, True), ((1, 9, 1), 5, 2, 0, True), ((2, 8, 1), 6, 1, 1, False), ((2, 11, 2), 3, 4, 0, True)]:
+        case("STFT", spectrum(length, step, onesided), [rand(*shape), scalar(step), rand(length) if window else None, scalar(length)],
+             constants=[1, 3], opset=17, onesided=onesided)
+    case("STFT", spectrum(4, 4, 1), [rand(3, 12, 1), scalar(4), rand(4)], constants=[1], opset=17)
+
+
 def write():
     print("[\n" + ",\n".join(json.dumps(case) for case in CASES) + "\n]")
 
@@ -713,6 +730,7 @@ def main():
     case("GroupNormalization", lambda x, w, b: F.group_norm(x, 2, wide(w), wide(b), 0.25), [rand(2, 4, 3), rand(2), rand(2)],
          opset=18, deprecated=True, num_groups=2, epsilon=0.25)
     orders()
+    spectrograms()
     write()
 
 

@@ -91,7 +91,7 @@ fn nodes_and_their_gradients_match_torch() {
 
 /// Operators that pass no gradient, or step a weight by one.
 const WITHOUT: &str = "Adagrad Adam And ArgMax ArgMin Bernoulli BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor BlackmanWindow Constant ConstantOfShape \
-    DequantizeLinear DynamicQuantizeLinear Equal EyeLike Greater GreaterOrEqual HammingWindow HannWindow Hardmax IsInf IsNaN Less LessOrEqual Momentum NonZero Not \
+    DequantizeLinear DynamicQuantizeLinear Equal EyeLike Greater GreaterOrEqual HammingWindow HannWindow Hardmax IsInf IsNaN Less LessOrEqual MelWeightMatrix Momentum NonZero Not \
     OneHot Or QuantizeLinear RandomNormal RandomNormalLike RandomUniform RandomUniformLike Range SequenceEmpty SequenceLength Shape Size Xor";
 
 /// Those whose attributes do not change what they compute, or which have none.

@@ -1,23 +1,31 @@
-//! The discrete Fourier transform as a contraction with a known matrix, and the windows that are laid over signals before it.
+//! The discrete Fourier transform as a contraction with a known matrix, of whole signals or of frames of them; the windows that are laid
+//! over signals before it, and the bands of a spectrum behind it.
 //!
-//! A complex number is two elements along the last dim. Sizes are known, so that a transform is a product with cosines and sines:
-//! its gradient and its sharding are those of every other product.
+//! A complex number is two elements along the last dim. Sizes are known, so that a transform is a product with cosines and sines, and one
+//! of frames a convolution with them: its gradient and its sharding are those of every other product.
 
 use std::f64::consts::TAU;
 
 use dcc_program::{DType, Shape};
 
+use dcc_program::kernel::BinaryOp;
+
+use super::conv::convolution;
+use super::windows::Windows;
 use super::{Call, Import, attribute_value};
 use crate::error::{Error, Result};
 use crate::import::build::Build;
-use crate::import::known::Known;
+use crate::import::known::{BUDGET, Known};
 use crate::import::value::{Value, axis};
 
-pub const ONNX: &[(&str, Import)] =
-    &[("BlackmanWindow", blackman), ("DFT", dft), ("HammingWindow", hamming), ("HannWindow", hann)];
-
-/// Elements of a matrix that are few enough to compute while compiling.
-const BUDGET: u64 = 1 << 22;
+pub const ONNX: &[(&str, Import)] = &[
+    ("BlackmanWindow", blackman),
+    ("DFT", dft),
+    ("HammingWindow", hamming),
+    ("HannWindow", hann),
+    ("MelWeightMatrix", mel_weights),
+    ("STFT", stft),
+];
 
 /// A transform of signals of `from` numbers, as of `length`: cut, or followed by zeros.
 struct Transform {
@@ -112,6 +120,87 @@ fn dft(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
     let x = build.cast(x, DType::F64)?;
     let sums = build.dot((&x, &from), (&matrix, &["o", "p", from[dim], from[rank - 1]]), &to)?;
     Ok(vec![build.cast(&sums, dtype)?])
+}
+
+/// Inputs: signals `[batch, elements, parts]`, the step from frame to frame, a window and a frame's length, of which one may be absent.
+/// The result is `[batch, frames, bins, 2]`.
+fn stft(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let x = call.input(0)?;
+    let shape = x.shape(build)?;
+    let [batch, elements, parts] = match shape[..] {
+        [batch, elements] => [batch, elements, 1],
+        [batch, elements, parts @ (1 | 2)] => [batch, elements, parts],
+        _ => return Err(Error::shape(format!("STFT of {:?}: [batch, elements, 1 (real) or 2 (complex)]", &shape[..]))),
+    };
+    let window = call.optional(2);
+    let said = call.optional(3).map(|_| call.known_number(build, 3)).transpose()?;
+    let covered = window.map(|window| window.shape(build)).transpose()?;
+    let (frame, step) = match (&covered, said) {
+        (Some(covered), Some(said)) if covered[..] != [said as u64] => {
+            return Err(Error::shape(format!("STFT of frames of {said} with a window of {:?}", &covered[..])));
+        }
+        (Some(covered), _) if covered.len() == 1 => (covered[0], call.known_number(build, 1)?),
+        (None, Some(said)) => (said as u64, call.known_number(build, 1)?),
+        _ => return Err(Error::attribute("STFT has neither a frame's length nor a window of one dim")),
+    };
+    if frame == 0 || frame > elements || !(1.0..=f64::from(1 << 30)).contains(&step) {
+        return Err(Error::shape(format!("STFT of {elements} elements in frames of {frame}, {step} apart")));
+    }
+    let onesided = call.node.flag("onesided", true)?;
+    let transform = Transform { from: frame, length: frame, inverse: false, onesided, complex: parts == 2 };
+    let dtype = x.dtype(build)?;
+    let too_large = || Error::limit(format!("a Fourier transform of frames of {frame} elements"));
+    let (matrix, [bins, to, ..]) = transform.matrix(DType::F64).ok_or_else(too_large)?;
+    let matrix = build.reshape(&matrix.into(), &[bins * to, frame, parts])?;
+    let mut kernel = build.transpose(&matrix, &[0, 2, 1])?;
+    if let Some(window) = window {
+        let window = build.cast(window, DType::F64)?;
+        kernel = build.binary(BinaryOp::Mul, &kernel, &window)?;
+    }
+    let x = build.cast(x, DType::F64)?;
+    let x = build.reshape(&x, &[batch, elements, parts])?;
+    let x = build.transpose(&x, &[0, 2, 1])?;
+    let windows = Windows {
+        image: Shape::from_slice(&[elements]),
+        taps: vec![frame],
+        strides: vec![step as u64],
+        dilations: vec![1],
+        pads: vec![[0; 2]],
+    };
+    let frames = windows.outputs(false)?;
+    let y = convolution(build, (&x, &kernel), "n c x0, o c k0 -> n o y0", &windows, &frames)?;
+    let y = build.reshape(&y, &[batch, bins, to, frames[0]])?;
+    let y = build.transpose(&y, &[0, 3, 1, 2])?;
+    Ok(vec![build.cast(&y, dtype)?])
+}
+
+/// Triangles over the bins of a spectrum, `[bins, bands]`, whose corners are equally far apart in mels; a corner is the bin below it.
+/// Inputs: bands, the length of the transform, the sampling rate, the lowest and the highest frequency.
+fn mel_weights(build: &mut Build, call: &Call) -> Result<Vec<Value>> {
+    let [bands, length, rate, low, high] = [0, 1, 2, 3, 4].map(|position| call.known_number(build, position));
+    let [bands, length, rate, low, high] = [bands?, length?, rate?, low?, high?];
+    let dtype = crate::import::dtype(i32::try_from(call.node.int_or("output_datatype", 1)?).unwrap_or(0))?;
+    let wrong = bands < 1.0 || length < 1.0 || rate <= 0.0 || low < 0.0 || high < low;
+    if wrong || bands * (length / 2.0 + 1.0) > BUDGET as f64 {
+        return Err(Error::limit(format!("{bands} bands from {low} to {high} Hz, of a transform of {length} at {rate} Hz")));
+    }
+    let (bands, bins) = (bands as usize, (length / 2.0).floor() as usize + 1);
+    let mel = |hertz: f64| 2595.0 * (1.0 + hertz / 700.0).log10();
+    let step = (mel(high) - mel(low)) / (bands + 2) as f64;
+    let corner = |i: usize| {
+        let hertz = 700.0 * (10_f64.powf((i as f64 * step + mel(low)) / 2595.0) - 1.0);
+        ((length + 1.0) * hertz / rate).floor()
+    };
+    let weight = |bin: f64, [from, centre, to]: [f64; 3]| match bin {
+        _ if bin == centre && from == centre => 1.0,
+        _ if (from..=centre).contains(&bin) && from < centre => (bin - from) / (centre - from),
+        _ if (centre..to).contains(&bin) => (to - bin) / (to - centre),
+        _ => 0.0,
+    };
+    let corners: Vec<[f64; 3]> = (0..bands).map(|band| [corner(band), corner(band + 1), corner(band + 2)]).collect();
+    let all = (0..bins).flat_map(|bin| corners.iter().map(move |&corners| weight(bin as f64, corners)));
+    let matrix = Known::floats(dtype, all);
+    Ok(vec![build.reshape(&matrix.into(), &[bins as u64, bands as u64])?])
 }
 
 /// A sum of cosines: `Σ ±c_i cos(2π i n / N)`, where N is the size, or one less for a symmetric window.
