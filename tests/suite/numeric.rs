@@ -6,6 +6,7 @@ use crate::compile::compiled;
 use crate::onnx_model::{external, model, node, size, value, with_tensor};
 use dcc::compile::{Options, compile};
 use dcc::import::Model;
+use dcc::import::proto::NodeProto;
 use dcc::loss::{LossKind, LossOptions};
 use dcc::numeric::Instance;
 use dcc::plan::{Parallel, Schedule, Zero, batch};
@@ -51,6 +52,33 @@ fn every_family_computes_what_one_device_does() {
     agrees("families/moe.onnx", Parallel { ep: 4, tp: 2, zero: Zero::Parameters, ..Parallel::default() }, 1);
 }
 
+/// Two branches that end with one bias, the one on a rank's first chunk and the other on its last: both add the same sum to its gradient.
+#[test]
+fn branches_on_two_chunks_share_a_bias() {
+    let product = |x, w, y| node("MatMul", &[x, w], &[y]);
+    let nodes = [
+        product("x", "w0", "short"),
+        node("Add", &["short", "b"], &["beside"]),
+        product("x", "w1", "first"),
+        node("Tanh", &["first"], &["second"]),
+        product("second", "w2", "third"),
+        node("Tanh", &["third"], &["fourth"]),
+        product("fourth", "w3", "fifth"),
+        node("Tanh", &["fifth"], &["sixth"]),
+        product("sixth", "w4", "long"),
+        node("Add", &["long", "b"], &["behind"]),
+        node("Add", &["beside", "behind"], &["y"]),
+    ];
+    let weights = ["w0", "w1", "w2", "w3", "w4"].map(|name| (name, &[8, 8][..]));
+    let weights: Vec<_> = weights.into_iter().chain([("b", &[8][..])]).collect();
+    for schedule in [Schedule::OneFOneB, Schedule::ZbV] {
+        let loss = LossOptions { kind: LossKind::Mse, ..Default::default() };
+        let compiled = written(&nodes, &weights, &[8, 8], loss, (Parallel { pp: 2, schedule, ..Parallel::default() }, 4));
+        let found = Instance::of(&compiled).and_then(|instance| instance.check());
+        found.unwrap_or_else(|error| panic!("{schedule:?}: {error}"));
+    }
+}
+
 /// What takes too long to run is made smaller; an uneven vocabulary stays uneven.
 #[test]
 fn a_large_model_is_made_smaller() {
@@ -70,14 +98,25 @@ fn classifier((samples, classes): (u64, i64), parallel: Parallel, microbatches: 
         node("Add", &["products", "b"], &["y"]),
     ];
     let weights = [("w", &[8, 8][..]), ("v", &[8, classes]), ("b", &[classes])];
-    let mut proto =
-        weights.iter().fold(model(&nodes), |proto, (name, dims)| with_tensor(proto, external(name, dims, "weights")));
-    proto.graph.as_mut().expect("a graph").input = vec![value("x", &[size(samples as i64), size(16), size(8)])];
-    let proto = Model::decode(proto.encode_to_vec().into()).expect("a model");
-    let batch = batch::Given { global: Some(samples), accumulate: Some(microbatches), ..Default::default() };
     let loss = LossOptions { kind: LossKind::CrossEntropy, class_dim: Some(2), ..Default::default() };
+    written(&nodes, &weights, &[samples as i64, 16, 8], loss, (parallel, microbatches))
+}
+
+/// A model of these nodes, whose input `x` has these dims, of which the first counts samples.
+fn written(
+    nodes: &[NodeProto],
+    weights: &[(&str, &[i64])],
+    x: &[i64],
+    loss: LossOptions,
+    (parallel, microbatches): (Parallel, u32),
+) -> dcc::Compiled {
+    let mut proto =
+        weights.iter().fold(model(nodes), |proto, (name, dims)| with_tensor(proto, external(name, dims, "weights")));
+    proto.graph.as_mut().expect("a graph").input = vec![value("x", &x.iter().map(|&dim| size(dim)).collect::<Vec<_>>())];
+    let proto = Model::decode(proto.encode_to_vec().into()).expect("a model");
+    let batch = batch::Given { global: Some(x[0] as u64), accumulate: Some(microbatches), ..Default::default() };
     let training = TrainingOptions { loss, ..Default::default() };
-    let options = Options { batch, parallel, training, name: "classifier.onnx".to_owned(), ..Default::default() };
+    let options = Options { batch, parallel, training, name: "written.onnx".to_owned(), ..Default::default() };
     compile(&proto, &options).unwrap_or_else(|error| panic!("{error}"))
 }
 

@@ -29,8 +29,8 @@ struct Run<'a> {
     roles: Roles,
     results: WaitResults<'a>,
     flights: BTreeMap<TokenId, VecDeque<Flight>>,
-    /// What was added to each accumulator, by microbatch, since it was zeroed.
-    terms: HashMap<(BufferId, u32), Vec<&'a Instr>>,
+    /// What each step of the order added to each accumulator.
+    terms: HashMap<(BufferId, usize), Vec<&'a Instr>>,
     filled: BTreeSet<(usize, u32)>,
     /// Parameters and states that have their new values.
     renewed: BTreeSet<BufferId>,
@@ -242,9 +242,10 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// No term of a sum twice: equal values are one value, and a compiler that adds one twice has lost count.
+    /// No term of a sum twice in a section: equal values are one value, and a compiler that adds one twice has lost count. (Sections of two
+    /// chunks may each have a term of a value that both hold; how many terms there are is said where the sum is zeroed.)
     fn added_once(&mut self, k: usize, id: BufferId, instr: &'a Instr) -> Checked<()> {
-        let terms = self.terms.entry((id, self.p.order[k].microbatch)).or_default();
+        let terms = self.terms.entry((id, k)).or_default();
         if terms.iter().any(|t| t.action == instr.action && t.operands == instr.operands) {
             return refuse(Fault::Accumulator, format!("adds to b{} what was added already", id.0));
         }
