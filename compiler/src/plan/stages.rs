@@ -1,7 +1,8 @@
 //! Pipeline stages: contiguous cuts of the order of the batched nodes, the slowest stage as fast as possible.
 //!
 //! Zheng et al. 2022 (Alpa), arXiv 2201.12023, section 5, without its search over meshes. Cuts are considered where few
-//! bytes cross them, of all and of each part of the time. After: edges never decrease the stage. Inputs have none: each
+//! bytes cross them, of all and of each part of the time. Where stages of such cuts share parameters, cuts of another order are
+//! compared, which has the calls of a module side by side. After: edges never decrease the stage. Inputs have none: each
 //! stage reads them itself.
 
 use super::annotated::StageWish;
@@ -12,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::graph::NodeId;
 use crate::ops::Op;
 use dcc_program::TensorType;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Candidates of cuts per stage that are looked at, at least.
 const CANDIDATES: usize = 8;
@@ -31,7 +32,7 @@ pub(super) fn cut(
     let staged = |id: &NodeId| forward.is_batched(*id) && forward.kind(*id) != Kind::Input;
     let mut order: Vec<NodeId> = forward.order.iter().copied().filter(staged).collect();
     let stages = plan.parts() as usize;
-    let line = Line::of(forward, plan, machine, &order);
+    let mut line = Line::of(forward, plan, machine, &order);
     let heavy = line.heavy[order.len()];
     if stages > heavy.max(1) {
         let (pp, chunks) = (plan.stages(), plan.layout().chunks);
@@ -41,15 +42,53 @@ pub(super) fn cut(
             .help(fewer_stages(heavy, pp as usize, chunks as usize)));
     }
     let reach = Reach::of(forward, stages, wishes)?;
-    let cuts = line.cut(stages, &reach.of_order(&order)).or_else(|| {
+    let in_order =
+        |order: &[NodeId], line: &Line| line.cut(stages, &reach.of_order(order)).map(|cuts| Cut::of(order, line, cuts));
+    let found = in_order(&order, &line).or_else(|| {
         // Not in this order: what has to be early goes first.
         order.sort_by_key(|id| reach.first[id.0 as usize]);
-        Line::of(forward, plan, machine, &order).cut(stages, &reach.of_order(&order))
+        line = Line::of(forward, plan, machine, &order);
+        in_order(&order, &line)
     });
     let empty = || Error::pin(format!("the annotated stages leave one of the {stages} stages without work"));
-    let cuts = cuts.ok_or_else(empty)?;
-    let stage = |position: usize| cuts.iter().filter(|&&c| c <= position).count() as u32;
-    Ok(order.iter().enumerate().map(|(position, &id)| (id, stage(position))).collect())
+    let mut cut = found.ok_or_else(empty)?;
+    if cut.exchanged(forward, plan) > 0 {
+        let level = line.level(forward, &order);
+        let other = in_order(&level, &Line::of(forward, plan, machine, &level));
+        let exchanged = |cut: &Cut| cut.exchanged(forward, plan);
+        let time = |cut: &Cut| cut.slowest * f64::from(plan.mesh.size_of("mb")) + machine.send(exchanged(cut));
+        let is_better = |other: &Cut| exchanged(other) < exchanged(&cut) && time(other) < time(&cut);
+        cut = other.filter(is_better).unwrap_or(cut);
+    }
+    Ok(cut.stages)
+}
+
+/// The stage of each batched node, and the seconds of the slowest.
+struct Cut {
+    stages: BTreeMap<NodeId, u32>,
+    slowest: f64,
+}
+
+impl Cut {
+    fn of(order: &[NodeId], line: &Line, cuts: Vec<usize>) -> Cut {
+        let stage = |position: usize| cuts.iter().filter(|&&c| c <= position).count() as u32;
+        let stages = order.iter().enumerate().map(|(position, &id)| (id, stage(position))).collect();
+        let ends: Vec<usize> = [0].into_iter().chain(cuts).chain([order.len()]).collect();
+        let slowest = ends.windows(2).map(|ends| line.stage_seconds(ends[0], ends[1])).fold(0.0, f64::max);
+        Cut { stages, slowest }
+    }
+
+    /// Bytes, on one rank, of gradients that stages exchange in a step because several hold a parameter: there and back.
+    fn exchanged(&self, forward: &Forward, plan: &Plan) -> u64 {
+        let params = forward.order.iter().filter(|id| forward.kind(**id) == Kind::Param && forward.differentiable(**id));
+        let of_param = |&id: &NodeId| {
+            let parts = readers(forward, id).into_iter().filter_map(|id| self.stages.get(&id));
+            let holders: BTreeSet<u32> = parts.map(|&part| plan.layout().place(part).0).collect();
+            let bytes = plan.strategies.get(&id).map_or(0, |strategy| local_bytes(forward, plan, id, strategy));
+            2 * bytes * (holders.len() as u64).saturating_sub(1)
+        };
+        params.map(of_param).sum()
+    }
 }
 
 /// What a model with work for `heavy` stages can have in place of `pp` times `chunks`.
@@ -133,7 +172,8 @@ impl Line {
             line.joined.push(forward.first_result(id).is_some() || forward.is_for_backward(id));
             line.seconds.push(line.seconds[i] + seconds);
             line.heavy.push(line.heavy[i] + usize::from(is_heavy(&forward.graph[id].op)));
-            if let (Some(last), Some(strategy)) = (last_reader(forward, &position, id), strategy) {
+            let last = readers(forward, id).iter().filter_map(|reader| position.get(reader).copied()).max();
+            if let (Some(last), Some(strategy)) = (last, strategy) {
                 let bytes = local_bytes(forward, plan, id, strategy);
                 let both = if forward.differentiable(id) { 2 } else { 1 };
                 line.crossing[i + 1..=last].iter_mut().for_each(|c| *c += both * bytes);
@@ -141,6 +181,26 @@ impl Line {
         }
         line.sending = line.crossing.iter().map(|&bytes| machine.send(bytes)).collect();
         line
+    }
+
+    /// The nodes of this order by the time of the slowest path to each: calls of one module side by side, where `order` has one after the
+    /// other. What is joined stays together.
+    fn level(&self, forward: &Forward, order: &[NodeId]) -> Vec<NodeId> {
+        let starts: Vec<usize> = (0..order.len()).filter(|&i| i == 0 || !self.joined[i]).collect();
+        let ends = starts[1..].iter().copied().chain([order.len()]);
+        let mut ready = vec![0.0_f64; forward.graph.nodes.len()];
+        let mut groups: Vec<(f64, &[NodeId])> = Vec::new();
+        for (from, to) in starts.iter().copied().zip(ends) {
+            let group = &order[from..to];
+            let operands = group.iter().flat_map(|id| &forward.graph[*id].operands);
+            let start = operands.filter(|id| !group.contains(*id)).map(|id| ready[id.0 as usize]).fold(0.0, f64::max);
+            // Never earlier than it starts, however sums are rounded.
+            let end = start + (self.seconds[to] - self.seconds[from]);
+            group.iter().for_each(|id| ready[id.0 as usize] = end);
+            groups.push((start, group));
+        }
+        groups.sort_by(|a, b| a.0.total_cmp(&b.0));
+        groups.into_iter().flat_map(|(_, group)| group.iter().copied()).collect()
     }
 
     /// The positions of `stages - 1` cuts: the slowest stage least, then the fewest bytes, then the earliest cuts. `None` where
@@ -240,19 +300,18 @@ impl Line {
     }
 }
 
-/// Position of the last node that reads the value, itself or through sources, which are made where they are read.
-fn last_reader(forward: &Forward, position: &BTreeMap<NodeId, usize>, id: NodeId) -> Option<usize> {
-    let mut last = None;
+/// Who reads the value, itself or through what is made where it is read or once a step.
+fn readers(forward: &Forward, id: NodeId) -> BTreeSet<NodeId> {
+    let mut found = BTreeSet::new();
     let mut open = vec![id];
     while let Some(next) = open.pop() {
         for &reader in &forward.readers[next.0 as usize] {
-            last = last.max(position.get(&reader).copied());
-            if matches!(forward.kind(reader), Kind::Source | Kind::Alias) {
+            if found.insert(reader) && matches!(forward.kind(reader), Kind::Source | Kind::Alias | Kind::Begin) {
                 open.push(reader);
             }
         }
     }
-    last
+    found
 }
 
 fn is_heavy(op: &Op) -> bool {

@@ -77,6 +77,31 @@ fn stages_are_balanced_where_little_crosses_at_one_end_only() {
     check_stages(&g, 2, expect!["0: fc0.weight, 1: fc4.weight"]);
 }
 
+/// An encoder that two inputs go through: wide layers lie on one stage for both calls; of narrow ones, whose weights are less than what
+/// is between them, each stage has one call.
+#[test]
+fn calls_of_one_module_are_cut_by_layer() {
+    let towers = |batch: u64, width: u64| {
+        let mut g = Graph::new();
+        let weights: Vec<NodeId> = (0..4).map(|layer| param(&mut g, &format!("fc{layer}.weight"), &[width, width])).collect();
+        let mut ends = Vec::new();
+        for name in ["left", "right"] {
+            let mut h = input(&mut g, name, DType::F32, &[batch, 16, width], Some(0));
+            for &weight in &weights {
+                h = g.dot("b t k, k n -> b t n", h, weight).unwrap();
+                h = g.unary(UnaryOp::Tanh, h).unwrap();
+            }
+            ends.push(g.sum(h, &[1]).unwrap());
+        }
+        let scores = g.dot("b k, b k -> b", ends[0], ends[1]).unwrap();
+        let loss = g.sum(scores, &[0]).unwrap();
+        g.outputs = vec![("loss".into(), loss)];
+        g
+    };
+    check_stages(&towers(2, 256), 2, expect!["0: fc0.weight, 1: fc2.weight"]);
+    check_stages(&towers(256, 16), 2, expect!["0: fc0.weight, 1: fc0.weight"]);
+}
+
 /// The pieces of a weight lie on stages of their own; evaluation, which begins otherwise, reads each where it is.
 #[test]
 fn evaluation_reads_pieces_where_they_are() {
