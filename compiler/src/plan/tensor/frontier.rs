@@ -309,7 +309,7 @@ impl Solver<'_> {
         (0..self.problem.axes.len()).for_each(|axis| pending.set(axis, At::Pending(Reduce::Sum)));
         let allowance = |(kind, left): (u32, u32)| {
             let moving = self.moving(kind as usize, pending, Layout::default());
-            3 * u64::from(left) * (moving.once + moving.gather)
+            3 * u64::from(left) * (moving.once + moving.gather + moving.copy)
         };
         values.into_iter().map(allowance).collect()
     }

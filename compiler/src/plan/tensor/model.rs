@@ -113,6 +113,8 @@ pub(super) struct Moving {
     /// Of reductions and exchanges, which happen once, and of gathers, which the backward repeats.
     pub once: Cost,
     pub gather: Cost,
+    /// Of a copy that is held from the beginning of a step to its end, were it but a slice.
+    pub copy: Cost,
 }
 
 impl Problem {
@@ -137,6 +139,10 @@ impl Problem {
             let once = step.kind.is_reduction() || (step.kind == reshard::Move::AllToAll && !kind.per_step);
             *if once { &mut moving.once } else { &mut moving.gather } += cost;
         }
+        if kind.per_step && from != to {
+            let copy = kind.ty.with_sharding(to.resolved().over(&kind.ty.sharding, &self.axes));
+            moving.copy = self.units(copy.local_bytes(&self.mesh) as f64 / self.machine.memory);
+        }
         moving
     }
 
@@ -144,7 +150,7 @@ impl Problem {
     /// copy that stays for the step is the memory that sharding was to save.
     pub fn want_cost(&self, kind: usize, moving: Moving, again: bool) -> Cost {
         if self.kinds[kind].per_step {
-            return self.per_step(moving.once) + 2 * moving.gather;
+            return self.per_step(moving.once) + 2 * moving.gather + moving.copy;
         }
         moving.once + moving.gather * if again { 2 } else { 1 }
     }
@@ -436,10 +442,14 @@ impl Builder<'_> {
         }
     }
 
-    /// Seconds that stand for the memory of a value until a gradient reads it: under sequence parallelism, of values with features.
+    /// Seconds that stand for memory: of a frozen parameter, whose slices cost nothing else, and of a value until a gradient reads it, under
+    /// sequence parallelism and where it has features.
     fn keeping(&self, problem: &Problem, id: NodeId, strategy: &Strategy) -> f64 {
         let (forward, mesh) = (self.forward, &problem.mesh);
         let dims = &forward.rule(id).spec.result;
+        if forward.kind(id) == Kind::Param && !forward.differentiable(id) {
+            return cost::bytes(forward.graph.ty(id), dims, strategy, mesh) / problem.machine.memory;
+        }
         let has_features = || dims.iter().flatten().any(|&f| self.classes.is_feature(forward, id, f));
         let priced = self.along == Along::Sequence && has_features();
         if !priced || !self.is_kept(id) {
