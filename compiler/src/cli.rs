@@ -94,7 +94,10 @@ pub fn main() -> i32 {
     if let Some(code) = dcc_runtime::run::worker() {
         return code;
     }
-    run(std::env::args_os().collect())
+    let code = run(std::env::args_os().collect());
+    #[cfg(target_os = "linux")]
+    dcc_runtime::cuda::end_if_abandoned(code);
+    code
 }
 
 /// Runs a command line, the name of the program included. Never panics.

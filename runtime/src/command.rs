@@ -20,6 +20,12 @@ struct Arguments {
 
 /// The whole program; the process exit code.
 pub fn main() -> i32 {
+    let code = execute();
+    crate::cuda::end_if_abandoned(code);
+    code
+}
+
+fn execute() -> i32 {
     if let Some(code) = run::worker() {
         return code;
     }

@@ -19,7 +19,7 @@ mod tails;
 pub use cache::images;
 pub use device::{Call, Cuda, Texts};
 pub use direct::Together;
-pub use driver::{Buffer, Gpu, Kernel};
+pub use driver::{Buffer, Gpu, Kernel, end, end_if_abandoned};
 pub use groups::{Launched, Row};
 pub use kernels::Kernels;
 pub use nccl::UniqueIds;

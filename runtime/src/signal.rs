@@ -86,7 +86,7 @@ impl StopSignals {
             if self.take() == Stop::Requested && requests.0.swap(true, Relaxed) {
                 let error = Error::second_stop();
                 eprintln!("{error}");
-                std::process::exit(error.exit());
+                crate::cuda::end(error.exit());
             }
         }
     }

@@ -164,7 +164,8 @@ impl Peer {
                 }
             }
             if self.channels[channel as usize].queue.is_empty() {
-                self.active.swap_remove(next);
+                // In order: what serves whole transfers starts them so on all ranks that have them in one order.
+                self.active.remove(next);
             } else {
                 next += 1;
             }

@@ -98,7 +98,7 @@ pub(super) fn compiled(text: &str, target: Target, folder: Option<&Path>) -> Res
 }
 
 /// Held while the code of that name is made.
-fn turn(name: &str) -> Arc<Mutex<()>> {
+pub(super) fn turn(name: &str) -> Arc<Mutex<()>> {
     static TURNS: Mutex<BTreeMap<String, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
     TURNS.lock().unwrap_or_else(PoisonError::into_inner).entry(name.to_owned()).or_default().clone()
 }

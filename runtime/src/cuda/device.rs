@@ -31,7 +31,7 @@ use std::time::Duration;
 /// What kernels move at once: operands begin at multiples of it.
 const ALIGN: usize = 16;
 /// Of the host's memory that inputs go through.
-const STAGING: usize = 8 << 20;
+const STAGING: usize = 32 << 20;
 
 pub struct Cuda {
     gpu: Arc<Gpu>,

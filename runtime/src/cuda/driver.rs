@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use cudarc::driver::sys;
 use smallvec::SmallVec;
 use std::ffi::{CStr, CString, c_void};
+use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -60,6 +61,20 @@ pub(super) fn abandon() {
 /// Whether nothing of any GPU is freed any more.
 pub(super) fn is_abandoned() -> bool {
     STANDS_STILL.load(Ordering::SeqCst)
+}
+
+/// Ends the process where a GPU stands still: at the usual end its libraries would wait for it.
+pub fn end_if_abandoned(code: i32) {
+    if is_abandoned() {
+        end(code);
+    }
+}
+
+/// Ends the process at once, whatever other threads have called: nothing of libraries runs.
+pub fn end(code: i32) -> ! {
+    let _ = std::io::stdout().flush();
+    // SAFETY: it never returns.
+    unsafe { libc::_exit(code) }
 }
 
 /// Frees by `free`, unless a GPU stands still. There is nothing to be done about an error.
@@ -203,10 +218,13 @@ impl Gpu {
         Ok(Pinned { at: at.cast(), bytes, used: 0 })
     }
 
-    /// Copies `from` to byte `at` of `to`, behind all work so far, and returns at once where `through` has room.
+    /// Copies `from` to byte `at` of `to`, behind all work so far, and returns at once where `through` has room; what it has no room for goes
+    /// in parts.
     pub fn send(&self, to: &Buffer, at: usize, from: &[u8], through: &mut Pinned) -> Result<()> {
-        if from.len() > through.bytes / 2 {
-            return self.write(to, at, from);
+        let half = (through.bytes / 2).max(1);
+        if from.len() > half {
+            let mut parts = from.chunks(half).enumerate();
+            return parts.try_for_each(|(n, part)| self.send(to, at + n * half, part, through));
         }
         assert!(at + from.len() <= to.bytes, "{} bytes at {at} of {}", from.len(), to.bytes);
         if through.used + from.len() > through.bytes {

@@ -5,7 +5,7 @@
 //! packed into rows of their own before, and unpacked behind.
 
 use super::copies::{Copies, Room};
-use super::driver::{Buffer, Gpu};
+use super::driver::{Buffer, Gpu, is_abandoned};
 use super::queue::{Event, Stream};
 use crate::comm::mover::{Copy, Mover, Origin, Stage, Strides, Sum, Target};
 use crate::comm::pull::{self, Member};
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use cudarc::nccl::sys;
 use dcc_program::types::{DType, Reduce};
 use std::collections::BTreeMap;
-use std::ffi::CStr;
+use std::ffi::{CStr, c_void};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -49,7 +49,9 @@ struct Communicator(sys::ncclComm_t);
 // SAFETY: a communicator is used by one thread at a time: the one that has the mover.
 unsafe impl Send for Communicator {}
 
-/// From one look at a communicator to the next.
+/// Looks at a communicator without a pause: a call is under way within microseconds where members are connected.
+const LOOKS: u32 = 4000;
+/// From one look to the next, after those.
 const LOOK: Duration = Duration::from_micros(200);
 
 /// Whether NCCL is installed.
@@ -89,10 +91,15 @@ pub fn connect(ids: &UniqueIds, comm: &mut Peer, gpu: &Arc<Gpu>, arena: &Buffer,
     }
     comm.agree(0)?;
     let mut queues: Vec<Option<Queue>> = (0..layout.channels()).map(|_| None).collect();
+    let scratch = gpu.allocate(1 + layout.arena_bytes.len())?;
+    // In one order on all ranks.
     for (channel, members) in channels {
         let name = lock().get(&channel).copied().ok_or_else(|| Error::device("a communicator without a name"))?;
         let communicator = Communicator::new(name, &members, rank, limit)?;
         let (stream, posted, last) = (Stream::urgent()?, Event::new()?, Event::new()?);
+        communicator.meet(members.len(), &scratch, &stream)?;
+        communicator.settle(limit, "a first message")?;
+        stream.wait()?;
         queues[channel] = Some(Queue { communicator, stream, posted, last, staging: Vec::new() });
     }
     let arena = Room { address: arena.address(), bytes: arena.bytes() };
@@ -137,7 +144,7 @@ impl Communicator {
     /// Until what was called is under way. Errors: of any member.
     fn settle(&self, limit: Duration, what: &str) -> Result<()> {
         let began = Instant::now();
-        loop {
+        for look in 0_u64.. {
             let mut state = sys::ncclResult_t::ncclSuccess;
             // SAFETY: the place lives through the call.
             check(unsafe { sys::ncclCommGetAsyncError(self.0, &mut state) }, what)?;
@@ -149,15 +156,58 @@ impl Communicator {
                 let seconds = limit.as_secs_f64();
                 return Err(Error::hang(format!("NCCL, {what}: nothing for {seconds:.1} s")));
             }
-            std::thread::sleep(LOOK);
+            match look < u64::from(LOOKS) {
+                true => std::thread::yield_now(),
+                false => std::thread::sleep(LOOK),
+            }
+        }
+        Ok(())
+    }
+
+    /// A first message between all members, `scratch` from each to each: NCCL connects members when they first meet, and then a rank waits
+    /// for the others in the middle of a call, when those may wait for it elsewhere.
+    fn meet(&self, members: usize, scratch: &Buffer, stream: &Stream) -> Result<()> {
+        let byte = sys::ncclDataType_t::ncclUint8;
+        let at = scratch.address();
+        // SAFETY: the scratch has a byte for each message; the stream is alive until they are there.
+        unsafe {
+            check(sys::ncclGroupStart(), "a group")?;
+            let called = (0..members).try_for_each(|member| {
+                let (from, to) = (at as *const c_void, (at + 1 + member as u64) as *mut c_void);
+                check(sys::ncclSend(from, 1, byte, member as i32, self.0, stream.raw().cast()), "a first message")?;
+                check(sys::ncclRecv(to, 1, byte, member as i32, self.0, stream.raw().cast()), "a first message")
+            });
+            let ended = check(sys::ncclGroupEnd(), "a group");
+            called?;
+            ended
         }
     }
 }
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        // SAFETY: the communicator is this value's own; aborting waits for nobody.
+        if self.0.is_null() || is_abandoned() {
+            return;
+        }
+        // SAFETY: the communicator is this value's own.
         let _ = unsafe { sys::ncclCommAbort(self.0) };
+    }
+}
+
+impl Drop for Nccl {
+    /// All are told to end before any is freed: freeing waits for all work of the GPU, and so for that of the others.
+    fn drop(&mut self) {
+        if is_abandoned() {
+            return;
+        }
+        // SAFETY: the communicators are this value's own, and null from here on.
+        unsafe {
+            let _ = sys::ncclGroupStart();
+            for queue in self.queues.iter_mut().flatten() {
+                let _ = sys::ncclCommAbort(std::mem::replace(&mut queue.communicator.0, std::ptr::null_mut()));
+            }
+            let _ = sys::ncclGroupEnd();
+        }
     }
 }
 

@@ -26,6 +26,8 @@ const CANDIDATES: usize = 8;
 /// A timing takes about so long.
 const TIMING: Duration = Duration::from_millis(3);
 const ROUNDS: usize = 3;
+/// Runs of a round at most.
+const MOST_RUNS: f64 = 200.0;
 
 /// An algorithm of the library, as it may be kept.
 type Algorithm = [u64; 8];
@@ -77,7 +79,7 @@ fn data_type(dtype: DType) -> sys::cudaDataType {
 }
 
 impl Products {
-    /// `None` where the library is not installed. Errors: it does not start.
+    /// `None` where the library is not installed, or does not fit the driver.
     pub fn open(gpu: &Gpu) -> Result<Option<Products>> {
         // SAFETY: asks whether the library can be opened; its constructors are NVIDIA's.
         if !unsafe { sys::is_culib_present() } {
@@ -85,7 +87,10 @@ impl Products {
         }
         let mut handle = std::ptr::null_mut();
         // SAFETY: the place lives through the call.
-        check(unsafe { sys::cublasLtCreate(&mut handle) }, "no handle")?;
+        if let Err(error) = check(unsafe { sys::cublasLtCreate(&mut handle) }, "no handle") {
+            tracing::warn!(%error, "products are computed by dcc's kernels alone");
+            return Ok(None);
+        }
         // SAFETY: the library is there.
         let version = unsafe { sys::cublasLtGetVersion() };
         let place = format!("{} {} {version}", gpu.name(), gpu.arch().name());
@@ -103,7 +108,13 @@ impl Products {
     ) -> Result<Option<Product>> {
         let key = format!("{} {gemm:?}", self.place);
         match self.chosen(key, || self.fastest(stream, gemm, operands, own))? {
-            Choice::Library(data) => Product::new(gemm, sys::cublasLtMatmulAlgo_t { data }).map(Some),
+            Choice::Library(data) => {
+                let product = Product::new(gemm, sys::cublasLtMatmulAlgo_t { data })?;
+                // The library loads an algorithm's code when it is first used: not where steps are recorded.
+                self.start(stream, &product, operands)?;
+                stream.wait()?;
+                Ok(Some(product))
+            }
             Choice::Own | Choice::Apart => Ok(None),
         }
     }
@@ -124,16 +135,22 @@ impl Products {
         Ok(self.chosen(key, faster)? == Choice::Apart)
     }
 
-    /// What was chosen before, in this process or another, or is now.
+    /// What was chosen before, in this process or another, or is now: of one product by one rank, while others choose for others.
     fn chosen(&self, key: String, choose: impl FnOnce() -> Result<Choice>) -> Result<Choice> {
-        let mut chosen = lock();
-        if chosen.is_empty() {
-            *chosen = load();
-        }
-        if let Some(choice) = chosen.get(&key) {
-            return Ok(*choice);
+        let turn = cache::turn(&key);
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = || {
+            let mut chosen = lock();
+            if chosen.is_empty() {
+                *chosen = load();
+            }
+            chosen.get(&key).copied()
+        };
+        if let Some(choice) = known() {
+            return Ok(choice);
         }
         let choice = choose()?;
+        let mut chosen = lock();
         chosen.insert(key, choice);
         save(&chosen);
         Ok(choice)
@@ -199,10 +216,11 @@ impl Products {
                 &mut count,
             );
             let _ = sys::cublasLtMatmulPreferenceDestroy(preference);
-            if status == sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED {
+            // Whatever it has against the product, dcc's own kernel computes it.
+            if status != sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
+                tracing::debug!(?status, ?gemm, "cuBLASLt has no algorithm");
                 return Ok(Vec::new());
             }
-            check(status, "no algorithm")?;
             let good = |result: &&sys::cublasLtMatmulHeuristicResult_t| {
                 result.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && result.workspaceSize <= WORKSPACE
             };
@@ -333,14 +351,19 @@ fn timed(stream: &Stream, start: &mut dyn FnMut() -> Result<()>) -> Result<Durat
         let graph = stream.end_graph();
         started?;
         let graph = graph?;
-        let began = Instant::now();
-        // SAFETY: what is timed works on memory that lives as long as the stream.
-        unsafe { stream.run(&graph)? };
-        stream.wait()?;
-        Ok(began.elapsed() / runs)
+        let run = || -> Result<Duration> {
+            let began = Instant::now();
+            // SAFETY: what is timed works on memory that lives as long as the stream.
+            unsafe { stream.run(&graph)? };
+            stream.wait()?;
+            Ok(began.elapsed() / runs)
+        };
+        // The first brings the graph to the GPU, and its clock up.
+        run()?;
+        run()
     };
     let once = round(1)?.max(Duration::from_micros(1));
-    let runs = (TIMING.as_secs_f64() / once.as_secs_f64()).clamp(1.0, 50.0) as u32;
+    let runs = (TIMING.as_secs_f64() / once.as_secs_f64()).clamp(1.0, MOST_RUNS) as u32;
     (0..ROUNDS).map(|_| round(runs)).try_fold(Duration::MAX, |least, took| Ok(least.min(took?)))
 }
 

@@ -146,9 +146,9 @@ impl Stream {
         Ok(())
     }
 
-    /// What is started from here on is recorded instead of done.
+    /// What is started from here on is recorded instead of done. A library may load its code meanwhile, which stricter modes refuse.
     pub fn begin_graph(&self) -> Result<()> {
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream lives as long as `self`.
         check(unsafe { sys::cuStreamBeginCapture_v2(self.raw, mode) }, "a graph")
     }

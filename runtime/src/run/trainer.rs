@@ -126,7 +126,11 @@ impl<'a, 'w> Trainer<'a, 'w> {
         let fresh = if cfg!(debug_assertions) { Fresh::Poisoned } else { Fresh::AsIs };
         let began = now_ns();
         let mut executor = |program| Executor::new(&mut rank.device, rank.world, program, rank.rank, fresh);
+        // On GPUs that takes a while; others wait meanwhile.
+        let compiles = Place { label: Label::new("compile kernels"), ..Place::default() };
+        rank.comm.mark(&compiles);
         let mut train = executor(&job.artifact.train[stage])?;
+        rank.comm.mark(&compiles);
         let mut eval = settings.eval.as_ref().map(|_| executor(&job.artifact.eval[stage])).transpose()?;
         let prepare_ms = (now_ns() - began) as f64 / 1e6;
         // In this order, what preparing took and the arena are never held together.
@@ -451,6 +455,8 @@ impl<'a, 'w> Trainer<'a, 'w> {
     }
 
     fn finish(mut self, outcome: Outcome, outside: &mut Outside<'_>) -> Result<Outcome> {
+        // A GPU may still be at the last update, and may fail there.
+        self.rank.device.wait()?;
         self.report(outside)?;
         if let Some(text) = self.rank.device.summary() {
             (outside.tell)(&Message::Note(format!("rank {}: {text}", self.rank.rank)))?;
