@@ -27,7 +27,7 @@ use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
 use cranelift_jit::JITModule;
 use cranelift_module::Module;
 use dcc_program::kernel::{BinaryOp, DimId, Expr, ExprId, Stmt, StoreMode, VarId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Where a computed value is.
 #[derive(Clone, Copy, Debug)]
@@ -100,6 +100,8 @@ pub(super) struct Emitter<'a, 'b> {
     target: Option<(ExprId, Val)>,
     /// Variables that lie in outputs.
     placed: BTreeMap<VarId, u8>,
+    /// Inputs whose memory a pass asks for.
+    fetched: BTreeSet<usize>,
 }
 
 /// What the emitted code needs and how much of it there is.
@@ -160,6 +162,7 @@ pub(super) fn emit(module: &mut JITModule, function: &mut Function, source: &Sou
         calls: 0,
         target: None,
         placed: BTreeMap::new(),
+        fetched: BTreeSet::new(),
     };
     emitter.passes = emitter.in_passes();
     emitter.take_rows();

@@ -12,6 +12,8 @@ const OUTSIDE: i64 = i64::MIN / 2;
 
 /// Bytes of an operand that no cache near the core keeps.
 const FAR: usize = 256 << 10;
+/// Bytes that rows are asked for ahead of a pass that sums them up, or finds their maximum.
+const AHEAD: i64 = 4 << 10;
 
 /// How the elements of an access lie along the tile.
 pub(super) struct Walk {
@@ -71,13 +73,17 @@ impl Emitter<'_, '_> {
     }
 
     /// Asks for the memory behind a tile of an operand that the loops walk through from end to end, since the next tile lies there: it
-    /// arrives while this one is computed. Where there is little to compute, the memory is busy all the time by itself.
+    /// arrives while this one is computed. Where there is little to compute, the memory is busy all the time by itself, unless nothing but
+    /// rows is read: one stream by itself does not keep it busy. What several passes read is near after the first.
     pub(super) fn fetch_next(&mut self, array: &Array, index: &[Index], pointer: Value) {
         let (plan, dims, kernel) = (self.plan, self.nest.extents.len(), &self.nest.kernel);
         let computes = |expr: &&Expr| matches!(expr, Expr::Unary(..) | Expr::Binary(..) | Expr::Select(..));
         let operations = kernel.exprs.iter().filter(computes).count();
         let passes_once = kernel.body.iter().all(|stmt| matches!(stmt, Stmt::Store { .. }));
-        if !passes_once || operations <= kernel.inputs.len() + kernel.outputs.len() {
+        let input = self.nest.inputs.iter().position(|other| std::ptr::eq(other, array));
+        let is_first = input.is_some_and(|input| self.fetched.insert(input));
+        let is_worth_it = if passes_once { operations > kernel.inputs.len() + kernel.outputs.len() } else { is_first };
+        if !is_worth_it {
             return;
         }
         let bytes = array.dtype.bytes() as usize;
@@ -93,7 +99,8 @@ impl Emitter<'_, '_> {
         }
         let count = self.count(Shape::Tile);
         let (count, zero) = (self.builder.ins().imul_imm_s(count, bytes as i64), self.integer(0));
-        let next = self.builder.ins().iadd(pointer, count);
+        let ahead = if passes_once { count } else { self.integer(AHEAD) };
+        let next = self.builder.ins().iadd(pointer, ahead);
         self.call(tiles::fetch(self.isa), [zero, next, zero, zero], count);
     }
 
