@@ -19,6 +19,15 @@ use std::fmt::Write;
 
 /// Steps of a long sum that are added up before they join the total, for accuracy.
 const STRETCH: usize = 64;
+/// Steps of a loop over single elements that are read together.
+const UNROLLED: usize = 4;
+/// What the last block counts up to behind the last element, at most.
+const BEHIND: usize = 1 << 14;
+
+/// Whether offsets up to so many elements are numbers of 32 bits.
+pub(super) fn is_narrow(most: usize) -> bool {
+    most < (1 << 31) - BEHIND
+}
 
 /// Which of a kernel's entries.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -110,7 +119,7 @@ fn emit_by<'a>(
         keeping: None,
         parameters: BTreeSet::new(),
         names: 0,
-        narrow_index: most < 1 << 31,
+        narrow_index: is_narrow(most),
     };
     body(&mut emitter);
     (emitter.text, emitter.parameters)
@@ -350,6 +359,11 @@ impl Emitter<'_> {
             self.open(format!("for ({i} t = first + {lane}; t < end; t += {step})"));
             self.join(join, &format!("(t - first) / {step}"));
         } else {
+            // Single elements: what is read of several steps is under way together. Stores may be to what is read.
+            let stores = pass.iter().any(|j| matches!(self.nest.kernel.body[*j], Stmt::Store { .. }));
+            if vector == 1 && !stores {
+                self.line(format!("#pragma unroll {UNROLLED}"));
+            }
             self.open(format!("for ({i} t = {lane}; t < {count}; t += {step})"));
             self.join(join, &format!("t / {step}"));
         }

@@ -32,6 +32,13 @@ __device__ inline long long widen(unsigned short x) { return x; }
 __device__ inline long long widen(unsigned int x) { return x; }
 __device__ inline long long widen(unsigned long long x) { return (long long)x; }
 __device__ inline float widen(bf16 x) { return __int_as_float((int)((unsigned)x.bits << 16)); }
+#ifndef DCC_EMULATED
+__device__ inline float widen(f16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+#else
 __device__ inline float widen(f16 x) {
     const unsigned sign = (x.bits & 0x8000u) << 16, exponent = x.bits >> 10 & 31, mantissa = x.bits & 1023;
     if (exponent == 0) {
@@ -40,6 +47,7 @@ __device__ inline float widen(f16 x) {
     }
     return __int_as_float((int)(sign | (exponent == 31 ? 0x7f800000u : exponent + 112 << 23) | mantissa << 13));
 }
+#endif
 
 // Computed to stored: integers wrap, floats round to nearest even.
 template <class T>
@@ -47,6 +55,24 @@ struct Narrow {
     template <class X>
     __device__ static T of(X x) { return (T)x; }
 };
+#ifndef DCC_EMULATED
+template <>
+struct Narrow<bf16> {
+    __device__ static bf16 of(float x) {
+        unsigned short bits;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+        return bf16{bits};
+    }
+};
+template <>
+struct Narrow<f16> {
+    __device__ static f16 of(float x) {
+        unsigned short bits;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+        return f16{bits};
+    }
+};
+#else
 template <>
 struct Narrow<bf16> {
     __device__ static bf16 of(float x) {
@@ -68,6 +94,7 @@ struct Narrow<f16> {
         return f16{(unsigned short)(sign | magnitude)};
     }
 };
+#endif
 template <class T, class X>
 __device__ inline T narrow(X x) { return Narrow<T>::of(x); }
 

@@ -80,7 +80,7 @@ impl Reduction {
             }
             for n in 1..self.members {
                 let combined = self.combined("sum.x[i]", &format!("next{n}.x[i]"));
-                steps += &format!("            for (int i = 0; i < {count}; ++i) sum.x[i] = {combined};\n");
+                steps += &format!("#pragma unroll\n            for (int i = 0; i < {count}; ++i) sum.x[i] = {combined};\n");
             }
             let body = format!(
                 "    for (long long o = blockIdx.y; o < outer; o += gridDim.y)\n        for (long long i = (long long)blockIdx.x \

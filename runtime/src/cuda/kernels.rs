@@ -2,6 +2,7 @@
 
 use super::cache;
 use super::driver::{Gpu, Kernel};
+use super::{Target, nvrtc};
 use crate::error::{Error, Result};
 use dcc_kernels::cuda::{PRELUDE, Source};
 use std::ops::Range;
@@ -31,7 +32,14 @@ impl Kernels {
             rest = others;
             let launches = || part.iter().flat_map(|source| &source.launches);
             let names: Vec<&str> = launches().map(|launch| launch.entry.as_str()).collect();
-            let entries = gpu.load(&image, &names)?;
+            let entries = match gpu.load(&image, &names) {
+                // What was shipped may be of a newer NVRTC than the driver takes: the one that is here may suit it.
+                Err(error) if !gpu.shipped().targets().is_empty() && nvrtc::is_there() => {
+                    let made = cache::compiled(&Kernels::text(part), Target::Code(gpu.arch()), cache::folder().as_deref())?;
+                    gpu.load(&made, &names).map_err(|_| error)?
+                }
+                loaded => loaded?,
+            };
             entries.iter().zip(launches()).try_for_each(|(entry, launch)| gpu.allow_shared(entry, launch.shared))?;
             let mut entries = entries.into_iter();
             all.extend(part.iter().map(|source| Compiled {

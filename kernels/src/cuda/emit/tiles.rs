@@ -7,6 +7,9 @@ use crate::tile::{Access, reachable, value_of};
 use dcc_program::kernel::{DimId, Expr, ExprId, Index, Outside};
 use std::collections::BTreeMap;
 
+/// Bytes of shared memory that tiles take at most, of the 48 KiB that a block has without being asked.
+const MOST_BYTES: usize = 40 << 10;
+
 impl Emitter<'_> {
     /// The body, of a block for each tile. Operands lie along `across`, results along the last dim.
     pub(super) fn tiled(&mut self, across: DimId) {
@@ -23,7 +26,15 @@ impl Emitter<'_> {
             self.decode("others", &others);
         }
         self.line(format!("const int column = threadIdx.x % {SIDE}, row = threadIdx.x / {SIDE};"));
-        let loads = self.loads_across(along, across);
+        let mut loads = self.loads_across(along, across);
+        // Those that there is no room for are read across.
+        let mut room = MOST_BYTES;
+        loads.retain(|(_, input, _)| {
+            let bytes = SIDE * (SIDE + 1) * self.nest.inputs[usize::from(*input)].dtype.bytes() as usize;
+            let fits = bytes <= room;
+            room -= if fits { bytes } else { 0 };
+            fits
+        });
         let mut tiles = Vec::new();
         for (id, input, _) in &loads {
             let (name, ty) = (self.name("tile"), stored(self.nest.inputs[usize::from(*input)].dtype));

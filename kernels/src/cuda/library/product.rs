@@ -5,8 +5,8 @@
 
 use super::gemm::{Gemm, Plain as Matrices};
 use super::{THREADS, entry, entry_of, source};
-use crate::cuda::emit::stored;
 use crate::cuda::emit::tail::Pointwise;
+use crate::cuda::emit::{is_narrow, stored};
 use crate::cuda::group::Argument;
 use crate::cuda::{Meaning, Source, arguments};
 use crate::library::convolution::{Form, IMAGE, KERNEL, OUTPUT, Plain, Spatial};
@@ -14,6 +14,7 @@ use crate::library::matmul::Factor;
 use crate::tile::{Array, Nest};
 use dcc_program::kernel::StoreMode;
 use dcc_program::types::DType;
+use std::cmp::Reverse;
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -184,22 +185,25 @@ impl View {
         if evenly && !moved { most } else { 1 }
     }
 
-    /// The least step in memory of an operand along a group.
-    fn along(&self, operand: usize, group: usize) -> usize {
-        let steps = self.groups[group].iter().filter(|digit| digit.size > 1).map(|digit| match digit.window {
-            Some((w, _)) if self.moved.is_some_and(|(place, _)| place == operand) => {
-                self.windows[w].strides[self.moved.expect("it is moved").1]
-            }
-            _ => digit.strides[operand],
+    /// The least step in memory of an operand along a group; of equal ones, the one that is less goes on for longer.
+    fn along(&self, operand: usize, group: usize) -> (usize, Reverse<usize>) {
+        let steps = self.groups[group].iter().filter(|digit| digit.size > 1).map(|digit| {
+            let step = match digit.window {
+                Some((w, _)) if self.moved.is_some_and(|(place, _)| place == operand) => {
+                    self.windows[w].strides[self.moved.expect("it is moved").1]
+                }
+                _ => digit.strides[operand],
+            };
+            (step, Reverse(digit.size))
         });
-        steps.filter(|step| *step > 0).min().unwrap_or(usize::MAX)
+        steps.filter(|(step, _)| *step > 0).min().unwrap_or((usize::MAX, Reverse(0)))
     }
 
     /// The view as a C++ type.
     fn text(&self, name: &str) -> String {
         let most =
             self.bytes.iter().max().copied().unwrap_or(0).max(self.size(BATCH) * self.size(ROWS).max(self.size(COLUMNS)));
-        let index = if most < 1 << 31 { "int" } else { "long long" };
+        let index = if is_narrow(most) { "int" } else { "long long" };
         let [batch, m, n, k] = [BATCH, ROWS, COLUMNS, SUMS].map(|group| self.size(group));
         let mut text = format!("struct View_{name} {{\n    typedef {index} Index;\n");
         let _ = writeln!(text, "    static const Index BATCH = {batch}, M = {m}, N = {n}, K = {k};");
