@@ -8,7 +8,7 @@ pub(super) mod tail;
 mod tiles;
 mod value;
 
-use super::mapping::{Loops, Mapping};
+use super::mapping::{Loops, Mapping, is_narrow};
 use crate::library::vector::Ty;
 use crate::tile::{Access, Nest, Typing, bit, defines, over_of, pass_of, reachable, value_of};
 use dcc_program::kernel::{DimId, Expr, ExprId, Index, Kernel, Outside, Stmt, StoreMode, VarId};
@@ -21,13 +21,6 @@ use std::fmt::Write;
 const STRETCH: usize = 64;
 /// Steps of a loop over single elements that are read together.
 const UNROLLED: usize = 4;
-/// What the last block counts up to behind the last element, at most.
-const BEHIND: usize = 1 << 14;
-
-/// Whether offsets up to so many elements are numbers of 32 bits.
-pub(super) fn is_narrow(most: usize) -> bool {
-    most < (1 << 31) - BEHIND
-}
 
 /// Which of a kernel's entries.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -16,6 +16,8 @@ const EACH: usize = 16;
 const KEPT: usize = 32;
 /// Bytes of the elements that a thread moves in one step: all are in registers before any is stored.
 pub(super) const MOVED: usize = 384;
+/// What the last block counts up to behind the last element, at most.
+const BEHIND: usize = 1 << 14;
 /// Points of a tile along each of its two dims, and the fewest points for which there are tiles.
 pub(super) const SIDE: usize = 32;
 const TILED: usize = 1 << 12;
@@ -23,6 +25,11 @@ const TILED: usize = 1 << 12;
 const SECTOR: usize = 32;
 /// Most parts of a reduction.
 const PARTS: usize = 1024;
+
+/// Whether offsets up to so many elements are numbers of 32 bits.
+pub(super) fn is_narrow(most: usize) -> bool {
+    most < (1 << 31) - BEHIND
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mapping {

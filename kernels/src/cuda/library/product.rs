@@ -5,9 +5,10 @@
 
 use super::gemm::{Gemm, Plain as Matrices};
 use super::{THREADS, entry, entry_of, source};
+use crate::cuda::emit::stored;
 use crate::cuda::emit::tail::Pointwise;
-use crate::cuda::emit::{is_narrow, stored};
 use crate::cuda::group::Argument;
+use crate::cuda::mapping::is_narrow;
 use crate::cuda::{Meaning, Source, arguments};
 use crate::library::convolution::{Form, IMAGE, KERNEL, OUTPUT, Plain, Spatial};
 use crate::library::matmul::Factor;
