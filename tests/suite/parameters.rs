@@ -126,3 +126,28 @@ fn tied_weights_are_exported_under_each_name() {
     let told = dcc(again.split(' ')).ok().stderr;
     assert!(!told.contains("none of the model's"), "{told}");
 }
+
+/// What `--init-all` draws anew: weights, and no constant, which the model is nothing without.
+#[test]
+fn constants_are_not_drawn_anew() {
+    let folder = Folder::new();
+    let path = folder.at("m.onnx");
+    std::fs::write(&path, with_computed(mlp()).encode_to_vec()).expect("a file");
+    let arrays = |name: &str, more: &[&str]| {
+        let saved = folder.at(name);
+        let flags = "--data tests/models/data/mlp.npz --global-batch-size 32 --steps 1 --lr 1e-9 --init 1";
+        dcc(["run", &path, "--save-dir", &saved].iter().copied().chain(flags.split(' ')).chain(more.iter().copied())).ok();
+        let all = folder.at("all.safetensors");
+        dcc(["export", &saved, "--safetensors", &all]).ok();
+        let files = Files::open(&[all.into()], &[]).expect("safetensors");
+        let bytes: Vec<(String, Vec<u8>)> =
+            files.arrays.iter().map(|array| (array.name.clone(), array.bytes.to_vec())).collect();
+        bytes
+    };
+    let (given, drawn) = (arrays("given", &[]), arrays("drawn", &["--init-all"]));
+    let is_constant = |(name, _): &&(String, Vec<u8>)| name.starts_with("constant.");
+    assert!(given.iter().any(|array| is_constant(&array)) && given.len() == drawn.len());
+    for (given, drawn) in given.iter().zip(&drawn) {
+        assert_eq!(given == drawn, is_constant(&given), "{}", given.0);
+    }
+}

@@ -45,6 +45,8 @@ pub struct Parameter {
     pub tensor: Tensor,
     /// By default; flags of the command line override it.
     pub trained: bool,
+    /// A run that begins anew draws it: a weight or a running statistic, no constant or table of the model.
+    pub drawn: bool,
     /// It scales a normalised value: `--init` makes it ones.
     pub gain: bool,
     /// Other names of it in the PyTorch module.
@@ -55,13 +57,13 @@ pub struct Parameter {
 
 impl Parameter {
     pub fn frozen(tensor: Tensor) -> Parameter {
-        Parameter { tensor, trained: false, gain: false, aliases: Vec::new(), transpose_of: None }
+        Parameter { tensor, trained: false, drawn: false, gain: false, aliases: Vec::new(), transpose_of: None }
     }
 
     /// What a run must know of it, which of the model's parameters `trained` or not.
     pub fn entry(&self, trained: bool) -> manifest::Parameter {
         let (aliases, transpose_of) = (self.aliases.clone(), self.transpose_of.clone());
-        manifest::Parameter { trained, gain: self.gain, aliases, transpose_of }
+        manifest::Parameter { trained, drawn: self.drawn, gain: self.gain, aliases, transpose_of }
     }
 
     /// Names in the PyTorch module, of whatever layout.
@@ -101,8 +103,10 @@ pub struct Classifier {
     notes: Vec<String>,
     /// What it folded into other tensors.
     fused: Fused,
-    /// Running statistics, which are never computed with while compiling: a training step moves them.
+    /// Running statistics, which are never computed with while compiling.
     statistics: BTreeSet<String>,
+    /// Those that a training step moves.
+    moved: BTreeSet<String>,
     /// Numbers of operators, such as the scales of a Resize.
     literals: BTreeSet<String>,
     /// What is only added to what a root is taken of.
@@ -119,16 +123,28 @@ impl Classifier {
         let trace = signature.as_ref().map_or_else(Trace::default, |signature| Trace::new(model, signature));
         let from_torch = model.proto.producer_name() == "pytorch";
         let from_torchscript = from_torch && model.graph().node.iter().any(|node| node.name().starts_with('/'));
-        let (gains, mut statistics, literals) = (gains::gains(model, flat), gains::statistics(flat), literals(flat));
+        let (gains, moved, literals) = (gains::gains(model, flat), gains::statistics(flat), literals(flat));
         let epsilons = epsilons(flat);
         let fused = Fused::of(model, signature.as_ref());
         let mut notes = model.notes.clone();
         // PyTorch's modules say what is a buffer.
-        let said = |name: &String| signature.is_some() || from_torch && is_of_module(name) || statistics.contains(name);
+        let said = |name: &String| signature.is_some() || from_torch && is_of_module(name) || moved.contains(name);
         let written: Vec<String> = moments(model, flat).into_iter().filter(|name| !said(name)).collect();
         notes.extend(warnings::written_out(&written));
-        statistics.extend(written);
-        Classifier { signature, trace, gains, notes, fused, statistics, literals, epsilons, from_torch, from_torchscript }
+        let statistics = moved.iter().cloned().chain(written).collect();
+        Classifier {
+            signature,
+            trace,
+            gains,
+            notes,
+            fused,
+            statistics,
+            moved,
+            literals,
+            epsilons,
+            from_torch,
+            from_torchscript,
+        }
     }
 
     /// Whether PyTorch wrote the file.
@@ -184,7 +200,8 @@ impl Classifier {
                 let aliases = self.trace.aliases.get(&tensor.name).cloned().unwrap_or_default();
                 let transpose_of = self.trace.transposes.get(&tensor.name).cloned();
                 let (trained, gain) = (class == Class::Trained, self.gains.contains(&tensor.name));
-                Ok(build.parameter(Parameter { trained, gain, aliases, transpose_of, tensor })?.into())
+                let drawn = trained || self.moved.contains(&tensor.name);
+                Ok(build.parameter(Parameter { trained, drawn, gain, aliases, transpose_of, tensor })?.into())
             }
         }
     }

@@ -26,6 +26,9 @@ pub struct Manifest {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Parameter {
     pub trained: bool,
+    /// `--init-all` draws it: no constant or table of the model.
+    #[serde(default)]
+    pub drawn: bool,
     /// Scales a normalised value: `--init` makes it ones.
     pub gain: bool,
     /// Other names of it in the PyTorch module.

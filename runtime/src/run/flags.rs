@@ -63,7 +63,7 @@ pub struct Flags {
     /// Fill parameters that have no data from this seed
     #[arg(long, value_name = "SEED", help_heading = "Weights")]
     pub init: Option<u64>,
-    /// Fill all parameters from --init's seed
+    /// Fill all weights from --init's seed, those that have data too; constants and tables of the model stay
     #[arg(long, requires = "init", help_heading = "Weights")]
     pub init_all: bool,
     /// How matching parameters begin: GLOB=zeros, GLOB=ones or GLOB=std:S

@@ -94,7 +94,8 @@ impl<'a> Weights<'a> {
     /// Whether a tensor begins by `--init`, where that is given.
     fn is_drawn(&self, tensor: &Tensor) -> bool {
         let lacks = matches!(tensor.data, Data::Absent);
-        !self.given.contains_key(&tensor.name) && (lacks || self.all && tensor.dtype.is_float())
+        let is_weight = || self.job.manifest.parameters.get(&tensor.name).is_some_and(|parameter| parameter.drawn);
+        !self.given.contains_key(&tensor.name) && (lacks || self.all && is_weight())
     }
 
     /// Whether a pattern matches the tensor's name or another that it has.
