@@ -5,10 +5,18 @@ use crate::error::{Error, Result};
 use rustix::event::{PollFd, PollFlags};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A request that follows another so soon is the same: `timeout` asks its child and then the child's whole process group.
+const ECHO: Duration = Duration::from_millis(100);
 
 /// Receives the requests to stop that this process gets from now on.
 #[derive(Debug)]
-pub struct StopSignals(OwnedFd);
+pub struct StopSignals {
+    signals: OwnedFd,
+    last: Mutex<Option<Instant>>,
+}
 
 impl StopSignals {
     /// Call before any thread is started: threads inherit what is blocked. Children start with nothing blocked.
@@ -32,16 +40,22 @@ impl StopSignals {
             return Err(failed("watch signals"));
         }
         // SAFETY: the kernel just made this descriptor, and nobody else has it.
-        Ok(StopSignals(unsafe { OwnedFd::from_raw_fd(fd) }))
+        Ok(StopSignals::of(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    fn of(signals: OwnedFd) -> StopSignals {
+        StopSignals { signals, last: Mutex::new(None) }
     }
 
     /// Whether a request came since the last call; never waits.
     pub fn take(&self) -> Stop {
         let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
-        match rustix::io::read(&self.0, &mut info) {
-            Ok(bytes) if bytes > 0 => Stop::Requested,
-            _ => Stop::Continue,
+        if !rustix::io::read(&self.signals, &mut info).is_ok_and(|bytes| bytes > 0) {
+            return Stop::Continue;
         }
+        let now = Instant::now();
+        let before = self.last.lock().unwrap_or_else(PoisonError::into_inner).replace(now);
+        if before.is_some_and(|before| now - before < ECHO) { Stop::Continue } else { Stop::Requested }
     }
 }
 
@@ -94,7 +108,7 @@ impl StopSignals {
 
 impl AsFd for StopSignals {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.signals.as_fd()
     }
 }
 
@@ -103,6 +117,24 @@ impl StopSignals {
     /// A request is a byte written to the first result: tests cannot block the signals of their whole process.
     pub fn pipe() -> (OwnedFd, StopSignals) {
         let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).expect("a pipe");
-        (write, StopSignals(read))
+        (write, StopSignals::of(read))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_and_its_echo_are_one() {
+        let (write, signals) = StopSignals::pipe();
+        let ask = || rustix::io::write(&write, &[1; 128]).map(drop).unwrap();
+        assert_eq!(signals.take(), Stop::Continue);
+        ask();
+        ask();
+        assert_eq!([signals.take(), signals.take(), signals.take()], [Stop::Requested, Stop::Continue, Stop::Continue]);
+        std::thread::sleep(2 * ECHO);
+        ask();
+        assert_eq!(signals.take(), Stop::Requested);
     }
 }

@@ -200,7 +200,7 @@ fn one_rank_stops_when_it_is_asked() {
     let long = "run samples/gpt/model.onnx --data samples/gpt/tokens.npy --global-batch-size 16 --init 1 --threads 1 --steps 9";
     let child = alone(&folder, long, 1);
     signal("INT", child.id());
-    std::thread::sleep(Duration::from_millis(50));
+    std::thread::sleep(Duration::from_millis(150));
     signal("INT", child.id());
     let output = finish(child);
     assert_eq!(output.code, Some(6), "{}", output.stderr);

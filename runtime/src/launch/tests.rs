@@ -168,7 +168,7 @@ fn a_rank_killed_at_any_moment_leaves_whole_checkpoints_only() {
             std::thread::sleep(Duration::from_micros(60_000 + 7_300 * moment));
             for _ in 0..2 {
                 rustix::io::write(&write, &[1; 128]).unwrap();
-                std::thread::sleep(Duration::from_millis(2));
+                std::thread::sleep(Duration::from_millis(150));
             }
             write
         });
