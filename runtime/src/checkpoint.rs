@@ -196,14 +196,15 @@ pub fn save(comm: &mut dyn Comm, options: &Options, state: &RunState, shards: &[
         comm.mark(&Place { step: state.step, microbatch: 0, label: Label::new(&format!("save {name}")) });
     };
     let written = write::shards(&mut mark, &partial, rank, shards);
-    together(comm, written)?;
-    let finished = if first { write::finish(&partial, &path, world, state, options.keep_last) } else { Ok(()) };
-    if finished.is_err() {
-        // Best effort: the space of a checkpoint that did not come to be.
+    let saved = together(comm, written).and_then(|()| {
+        let finished = if first { write::finish(&partial, &path, world, state, options.keep_last) } else { Ok(()) };
+        together(comm, finished)
+    });
+    if saved.is_err() && first {
+        // Best effort: the space of a checkpoint that did not come to be, to which no rank writes any more.
         let _ = std::fs::remove_dir_all(&partial);
     }
-    together(comm, finished)?;
-    Ok(path)
+    saved.map(|()| path)
 }
 
 /// All ranks succeed, or all fail: the one that failed with its own error.

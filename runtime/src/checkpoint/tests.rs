@@ -286,6 +286,28 @@ fn a_save_that_fails_fails_on_all_ranks_and_leaves_the_old_ones() {
     read_all(&folder.0.join("step-00000001")).unwrap();
 }
 
+#[test]
+fn a_save_that_ends_while_it_writes_leaves_no_part() {
+    let folder = Folder::new("part");
+    let no_space = |_: u64, _: &mut [u8]| Err(Error::data_option("no space"));
+    let layout = Layout::new(vec![Group(vec![0, 1])], vec![4096; 2]);
+    let on = |mut peer: Peer| {
+        let (key, dtype, shape) = tensors().swap_remove(0);
+        let shard = Shard { key, dtype, slice: Slice::whole(&shape), read: &no_space };
+        let shards = if peer.rank() == 1 { vec![shard] } else { Vec::new() };
+        let result = save(&mut peer, &options(&folder), &RunState::default(), &shards);
+        peer.finish();
+        result
+    };
+    let peers = local::world(&layout, Patience::default()).unwrap();
+    let results: Vec<Result<PathBuf>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = peers.into_iter().map(|peer| scope.spawn(|| on(peer))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(results.iter().all(|result| result.is_err()), "{results:?}");
+    assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 0);
+}
+
 /// Changes the index and writes its hash again: what only another writer than ours would write.
 fn forged(path: &Path, change: impl Fn(&mut Vec<Tensor>)) -> Error {
     let read = |name: &str| std::fs::read(path.join(name)).unwrap();
