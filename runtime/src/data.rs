@@ -16,7 +16,7 @@ use dcc_program::DType;
 use std::ops::Range;
 use std::path::PathBuf;
 
-pub use convert::Convert;
+pub use convert::{Convert, not_finite};
 pub use file::{Array, Files};
 pub use order::Order;
 

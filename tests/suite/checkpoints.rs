@@ -157,8 +157,15 @@ fn what_a_resumed_run_leaves_out_is_told() {
     }
     let new = run(&folder, &again("--init-all --resume auto --save-dir @/new")).ok().stderr;
     assert!(new.contains("step 1/4") && !new.contains("is not used"), "{new}");
-    let plain = run(&folder, &again("--resume @/saved")).ok().stderr;
-    assert!(!plain.contains("note: "), "{plain}");
+    for more in ["", "--dtype f64"] {
+        let plain = run(&folder, &again(&format!("--resume @/saved {more}"))).ok().stderr;
+        assert!(!plain.contains("note: "), "{plain}");
+    }
+    let back = run(&folder, &again("--resume @/saved/step-00000001 --save-dir @/saved")).ok().stderr;
+    assert!(
+        back.contains("note: --save-dir has checkpoints of another run, up to step 3, and this one goes on from step 1"),
+        "{back}"
+    );
     let other = run(&folder, &again("--resume @/saved --seed 9 --order sequential")).ok().stderr;
     let note = "note: the data are those of the checkpoint, but with --seed 9 in place of 0 and --order sequential in place of \
                 shuffled";
@@ -182,6 +189,22 @@ fn what_training_changes_is_finite() {
     run(&folder, "checkpoint verify @/saved --finite").ok();
     run(&folder, &format!("{train} --freeze w --save-dir @/changed")).ok();
     refused(&folder, "checkpoint verify @/changed --finite", 9, &["1 of the values of `mask`", "are not finite"]);
+}
+
+/// A step that leaves a weight without a number is not saved, and the loss that it had tells nothing of that.
+#[test]
+fn weights_that_are_no_longer_finite_are_not_saved() {
+    let folder = Folder::new();
+    for mesh in ["", "--dp 2 --zero 3", "--pp 2"] {
+        let line = format!("{RUN} {mesh} --steps 2 --save-every 1 --optimizer sgd --save-dir @/saved");
+        let schedule = "--lr 1e-3 --lr-schedule @@/rates";
+        put(&folder, "rates", b"1e-3\n1e300\n");
+        refused(&folder, &format!("{line} {schedule}"), 9, &["not finite after step 2: it is not saved", "--grad-clip"]);
+        let left: Vec<_> =
+            std::fs::read_dir(folder.path().join("saved")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["step-00000001"], "{mesh}");
+        std::fs::remove_dir_all(folder.path().join("saved")).unwrap();
+    }
 }
 
 /// What can be resumed in place of what cannot.

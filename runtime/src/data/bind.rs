@@ -264,7 +264,7 @@ pub fn fingerprint(feeds: &[Feed], layout: Layout, order: Order, seed: u64) -> u
     let mut hasher = blake3::Hasher::new();
     hasher.update(format!("{layout:?} {order:?} {seed}").as_bytes());
     for feed in feeds {
-        hasher.update(format!("{:?} {:?} {} {}", feed.kind, feed.convert, feed.outer, feed.inner).as_bytes());
+        hasher.update(format!("{:?} {} {} {}", feed.kind, feed.convert.source.name(), feed.outer, feed.inner).as_bytes());
         for (first, part) in &feed.parts {
             let end = part.len().min(4096);
             hasher

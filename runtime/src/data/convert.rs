@@ -227,6 +227,21 @@ fn overflows_not(value: f64, target: DType) -> bool {
     }
 }
 
+/// How many of the values are not finite; of floats.
+pub fn not_finite(dtype: DType, bytes: &[u8]) -> usize {
+    /// Values whose exponent has all bits.
+    fn count<const N: usize>(bytes: &[u8], is: impl Fn([u8; N]) -> bool) -> usize {
+        bytes.as_chunks::<N>().0.iter().filter(|value| is(**value)).count()
+    }
+    match dtype {
+        DType::F64 => count(bytes, |value| !f64::from_ne_bytes(value).is_finite()),
+        DType::F32 => count(bytes, |value| !f32::from_ne_bytes(value).is_finite()),
+        DType::F16 => count(bytes, |value| !f16::from_ne_bytes(value).is_finite()),
+        DType::BF16 => count(bytes, |value| !bf16::from_ne_bytes(value).is_finite()),
+        _ => 0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,7 +6,7 @@ use super::{Job, RankReport};
 use crate::checkpoint::{self, Checkpoint, Key, RunState, Shard};
 use crate::comm::{Comm, Hello, Label, Place, Stop};
 use crate::cpu;
-use crate::data::{Order, Position};
+use crate::data::{Order, Position, not_finite};
 use crate::error::{Error, Result};
 use crate::exec::ranks::Rank;
 use crate::exec::{Executor, Fresh, Io, Parameter, Scalars};
@@ -113,6 +113,8 @@ pub(super) struct Trainer<'a, 'w> {
     reports: bool,
     /// The norm is computed on a stage without loss.
     norm_is_elsewhere: bool,
+    /// Trained weights that are not finite from the start, as masks may be.
+    infinite: BTreeSet<String>,
 }
 
 impl<'a, 'w> Trainer<'a, 'w> {
@@ -165,8 +167,12 @@ impl<'a, 'w> Trainer<'a, 'w> {
             next_look_ns: 0,
             reports,
             norm_is_elsewhere,
+            infinite: BTreeSet::new(),
         };
         trainer.load(outside)?;
+        if trainer.job.flags.checkpoints().is_some() {
+            trainer.infinite = trainer.not_finite_weights();
+        }
         trainer.train.put_parameters(&mut trainer.rank.device)?;
         if let Some(eval) = &trainer.eval {
             eval.put_parameters(&mut trainer.rank.device)?;
@@ -199,7 +205,7 @@ impl<'a, 'w> Trainer<'a, 'w> {
                 let note = format!("note: of the checkpoint, {unused} is not used: this run's optimizer does not keep it");
                 (outside.tell)(&Message::Note(note))?;
             }
-            let notes = [self.other_data(state), self.weights_left_out(state)];
+            let notes = [self.other_data(state), self.weights_left_out(state), self.later_ones(state)?];
             for note in notes.into_iter().flatten().filter(|_| self.rank.rank == 0) {
                 (outside.tell)(&Message::Note(note))?;
             }
@@ -242,6 +248,19 @@ impl<'a, 'w> Trainer<'a, 'w> {
     fn weights_left_out(&self, state: &RunState) -> Option<String> {
         let flag = self.job.flags.beginning()?;
         Some(format!("note: {flag} is not used: training goes on from step {} of the checkpoint", state.step))
+    }
+
+    /// That `--save-dir` has later checkpoints than the one that this run begins with: another run's, which goes on from there.
+    fn later_ones(&self, state: &RunState) -> Result<Option<String>> {
+        let Some(options) = self.job.flags.checkpoints() else { return Ok(None) };
+        let newest = checkpoint::steps(&options.dir)?.pop().filter(|(step, _)| *step > state.step);
+        Ok(newest.map(|(newest, _)| {
+            format!(
+                "note: --save-dir has checkpoints of another run, up to step {newest}, and this one goes on from step {}: until it has \
+                 saved a later one, --resume auto and exports take that run's; another --save-dir keeps them apart",
+                state.step
+            )
+        }))
     }
 
     /// What a checkpoint holds beside weights and no rank of this run does.
@@ -388,11 +407,37 @@ impl<'a, 'w> Trainer<'a, 'w> {
         mesh.space().all(|axis| mesh.name(axis) == "pp" || at.get(axis) == 0)
     }
 
+    /// Trained weights of which this rank has values that are not finite.
+    fn not_finite_weights(&mut self) -> BTreeSet<String> {
+        let programs = &self.job.artifact.train;
+        let params = programs.iter().flat_map(|program| &program.params).filter(|param| param.trained);
+        let trained: BTreeSet<&str> = params.map(|param| &param.name[..]).collect();
+        let memory = self.rank.device.memory_mut();
+        let is_trained = |p: &&Parameter| p.kind == ParamKind::Weight && trained.contains(&p.name[..]);
+        let weights = self.train.parameters().iter().filter(is_trained);
+        let bad = weights.filter(|p| memory.with(p.range.clone(), |bytes| not_finite(p.dtype, bytes)) > 0);
+        bad.map(|p| p.name.clone()).collect()
+    }
+
+    /// Errors, on every rank: a trained weight that is no longer finite, which is not worth an earlier checkpoint.
+    fn check_finite(&mut self, step: u64) -> Result<()> {
+        let bad = self.not_finite_weights().into_iter().find(|name| !self.infinite.contains(name));
+        let some = self.rank.comm.agree(u64::from(bad.is_some()))? != 0;
+        let what = match bad {
+            Some(name) => format!("`{name}` is not finite after step {step}: it is not saved"),
+            None if some => format!("a weight on another rank is not finite after step {step}: it is not saved"),
+            None => return Ok(()),
+        };
+        let place = format!("rank {} at step {step}", self.rank.rank);
+        Err(Error::numerical(what).at(place).help("a smaller --lr, --warmup or --grad-clip may keep it finite"))
+    }
+
     fn save(&mut self, step: u64, outside: &mut Outside<'_>) -> Result<()> {
         let Some(options) = self.job.flags.checkpoints() else { return Ok(()) };
+        self.train.get_parameters(&mut self.rank.device)?;
+        self.check_finite(step)?;
         let Rank { comm, device, rank, world } = &mut *self.rank;
         let stage = world.stage(*rank) as usize;
-        self.train.get_parameters(device)?;
         let memory = device.memory();
         let earlier = |p: &Parameter| self.job.artifact.train[..stage].iter().any(|program| holds(program, p));
         let mine: Vec<&Parameter> = self.train.parameters().iter().filter(|p| p.is_first_replica && !earlier(p)).collect();

@@ -5,7 +5,7 @@ use crate::cli::failure::Outcome;
 use crate::cli::output;
 use dcc_program::DType;
 use dcc_runtime::checkpoint::{Checkpoint, Condition, Tensor, survey};
-use dcc_runtime::data::Convert;
+use dcc_runtime::data::not_finite;
 use dcc_runtime::error::Error as RuntimeError;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -62,9 +62,6 @@ pub fn run(args: &Args) -> Outcome<i32> {
     Ok(0)
 }
 
-/// Elements that are converted at a time.
-const CHUNK: usize = 1 << 14;
-
 /// Errors: the first tensor with a value that is not finite. A mask may be infinite from the start.
 fn finite(checkpoint: &mut Checkpoint, path: &Path) -> Outcome<()> {
     let constants = &checkpoint.run().constants;
@@ -74,7 +71,7 @@ fn finite(checkpoint: &mut Checkpoint, path: &Path) -> Outcome<()> {
         let Some(dtype) = DType::parse(&tensor.dtype).filter(|dtype| dtype.is_float()) else { continue };
         for piece in &tensor.slices {
             let bytes = checkpoint.block(piece, dtype)?;
-            let count = not_finite(&bytes, dtype);
+            let count = not_finite(dtype, &bytes);
             if count > 0 {
                 let what = format!("{count} of the values of {} in {} are not finite", tensor.key, piece.file);
                 return Err(RuntimeError::numerical(what)
@@ -87,18 +84,6 @@ fn finite(checkpoint: &mut Checkpoint, path: &Path) -> Outcome<()> {
     Ok(())
 }
 
-fn not_finite(bytes: &[u8], dtype: DType) -> usize {
-    let convert = Convert::new(dtype, DType::F64);
-    let mut wide = vec![0; CHUNK * 8];
-    let chunks = bytes.chunks(CHUNK * dtype.bytes() as usize).map(|chunk| {
-        let wide = &mut wide[..chunk.len() / dtype.bytes() as usize * 8];
-        convert.run(chunk, wide);
-        let (values, _) = wide.as_chunks::<8>();
-        values.iter().filter(|value| !f64::from_ne_bytes(**value).is_finite()).count()
-    });
-    chunks.sum()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -106,8 +91,8 @@ mod tests {
     #[test]
     fn values_that_are_not_finite_count() {
         let bytes: Vec<u8> = [1.0f32, f32::NAN, -2.0, f32::INFINITY].iter().flat_map(|x| x.to_ne_bytes()).collect();
-        assert_eq!(not_finite(&bytes, DType::F32), 2);
-        assert_eq!(not_finite(&[0x00, 0x7c, 0x00, 0x3c], DType::F16), 1);
-        assert_eq!(not_finite(&[0x80, 0x7f, 0x80, 0x3f], DType::BF16), 1);
+        assert_eq!(not_finite(DType::F32, &bytes), 2);
+        assert_eq!(not_finite(DType::F16, &[0x00, 0x7c, 0x00, 0x3c]), 1);
+        assert_eq!(not_finite(DType::BF16, &[0x80, 0x7f, 0x80, 0x3f]), 1);
     }
 }
