@@ -2,10 +2,10 @@
 //! parameters do not.
 
 use crate::command::{Folder, dcc};
-use crate::onnx_model::{model, node, tensor, with_tensor};
+use crate::onnx_model::{external, model, node, tensor, with_tensor};
 use crate::tidy::root;
 use crate::tolerance::numbers;
-use dcc::import::proto::NodeProto;
+use dcc::import::proto::{ModelProto, NodeProto, TensorProto};
 use dcc::import::{BatchNorm, Model, Options, onnx};
 use prost::Message;
 use serde_json::Value;
@@ -16,10 +16,13 @@ fn path(name: &str) -> String {
 
 /// Losses of five steps of SGD in float64.
 fn losses(module: &str, exporter: &str, flags: &[&str]) -> Vec<f64> {
+    losses_of(&path(&format!("{module}_{exporter}.onnx")), module, flags)
+}
+
+fn losses_of(model: &str, module: &str, flags: &[&str]) -> Vec<f64> {
     let folder = Folder::new();
-    let (metrics, model, data) =
-        (folder.at("metrics.jsonl"), path(&format!("{module}_{exporter}.onnx")), path(&format!("{module}.npz")));
-    let words = ["run", &model, "--data", &data, "--loss", "mse", "--steps", "5", "--order", "sequential", "--dtype", "f64"];
+    let (metrics, data) = (folder.at("metrics.jsonl"), path(&format!("{module}.npz")));
+    let words = ["run", model, "--data", &data, "--loss", "mse", "--steps", "5", "--order", "sequential", "--dtype", "f64"];
     let words = words.into_iter().chain(["--optimizer", "sgd", "--lr", "0.05", "--metrics-file", &metrics]);
     dcc(words.chain(flags.iter().copied())).ok();
     let text = std::fs::read_to_string(&metrics).expect("metrics");
@@ -75,6 +78,62 @@ fn copies_of_tied_tables_are_computed() {
     for (module, exporter) in [("tied", "eval"), ("tied_turned", "dynamo"), ("tied_part", "dynamo"), ("tied_part", "eval")] {
         check(module, exporter, "emb.weight");
     }
+}
+
+/// A module's file as if another tool had written it, which gives folded tensors names of its own.
+fn by_tool(module: &str, producer: &str) -> ModelProto {
+    let bytes = std::fs::read(path(&format!("{module}_eval.onnx"))).expect("a model");
+    let mut file = ModelProto::decode(&bytes[..]).expect("ONNX");
+    file.producer_name = Some(producer.to_owned());
+    let graph = file.graph.as_mut().expect("a graph");
+    let names = graph.initializer.iter_mut().filter_map(|tensor| tensor.name.as_mut());
+    let values = graph.node.iter_mut().flat_map(|node| node.input.iter_mut().chain(&mut node.output));
+    names.chain(values).for_each(|name| *name = name.replace("onnx::", "const_fold_opt__"));
+    file
+}
+
+/// Names of what trains, and all warnings.
+fn imported(model: &Model) -> (Vec<String>, String) {
+    let imported = onnx(model, &Options::default()).expect("imports");
+    let trained = imported.parameters.iter().filter(|parameter| parameter.trained);
+    (trained.map(|parameter| parameter.tensor.name.clone()).collect(), imported.warnings.join("\n"))
+}
+
+/// Other tools store a table that is read both ways twice, too, under names that say nothing.
+#[test]
+fn copies_of_tied_tables_are_known_by_their_elements() {
+    let folder = Folder::new();
+    let (file, model) = (by_tool("tied", "tf2onnx"), folder.at("model.onnx"));
+    std::fs::write(&model, file.encode_to_vec()).expect("a file");
+    let near = distance("tied", &losses_of(&model, "tied", &[]));
+    let far = distance("tied", &losses_of(&model, "tied", &["--freeze", "emb.weight"]));
+    assert!(near <= LIMIT && far > LIMIT, "{near:e} {far:e}");
+    let with = |change: &dyn Fn(&mut TensorProto)| {
+        let mut file = file.clone();
+        let tensors = &mut file.graph.as_mut().expect("a graph").initializer;
+        tensors.iter_mut().filter(|tensor| tensor.name() == "const_fold_opt__MatMul_13").for_each(change);
+        Model::decode(file.encode_to_vec().into()).expect("decodes")
+    };
+    let tied = ["emb.weight", "fc.bias", "const_fold_opt__MatMul_12"];
+    assert_eq!(imported(&with(&|_| {})).0, tied);
+    // The control: another number, and there are two weights.
+    let apart = with(&|tensor| {
+        let mut raw = tensor.raw_data.take().expect("raw data").to_vec();
+        raw[0] ^= 1;
+        tensor.raw_data = Some(raw.into());
+    });
+    assert_eq!(imported(&apart).0, [&tied[..], &["const_fold_opt__MatMul_13"]].concat());
+    // In another file: only that one tells.
+    let graph = file.graph.as_ref().expect("a graph");
+    let raw = graph.initializer.iter().find(|tensor| tensor.dims == [8, 13]).and_then(|tensor| tensor.raw_data.clone());
+    let beside = with(&|tensor| *tensor = external(tensor.name(), &tensor.dims, "weights"));
+    let doubt = "`const_fold_opt__MatMul_13` may be the transposed copy of `emb.weight`";
+    assert!(imported(&beside).1.contains(doubt));
+    let (trained, told) = imported(&beside.with_file("weights", raw.expect("raw data")).tied());
+    assert!(
+        trained == tied && !told.contains(doubt) && told.contains("`const_fold_opt__MatMul_13` in the file: by its elements"),
+        "{told}"
+    );
 }
 
 /// Warnings of a compilation, or the error's notes.

@@ -22,7 +22,9 @@ pub struct Model {
     bytes: Bytes,
     files: BTreeMap<String, Bytes>,
     /// What was undone without proof, for the user to know.
-    pub(super) notes: Vec<String>,
+    notes: Vec<String>,
+    /// What may be a copy of a parameter, as far as the files given so far tell.
+    open: Vec<String>,
 }
 
 impl Model {
@@ -44,9 +46,15 @@ impl Model {
     /// With copies of parameters computed from them again. Some are known by their elements only: for the files given so far.
     #[must_use]
     pub fn tied(mut self) -> Model {
-        let notes = copies::tie(&mut self);
-        self.notes.extend(notes);
+        let copies::Told { tied, open } = copies::tie(&mut self);
+        self.notes.extend(tied);
+        self.open = open;
         self
+    }
+
+    /// What reading it found, for the user to know.
+    pub(super) fn notes(&self) -> impl Iterator<Item = &String> {
+        self.notes.iter().chain(&self.open)
     }
 
     /// The same, its parameters as the exporter left them.
@@ -64,7 +72,7 @@ impl Model {
         if proto.graph.is_none() {
             return Err(Error::not_onnx(format!("the {size} bytes hold no ONNX graph")).help("pass an .onnx file"));
         }
-        let model = Model { proto, bytes, files: BTreeMap::new(), notes: Vec::new() };
+        let model = Model { proto, bytes, files: BTreeMap::new(), notes: Vec::new(), open: Vec::new() };
         model.check_opset()?;
         Ok(model)
     }

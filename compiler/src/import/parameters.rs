@@ -126,7 +126,7 @@ impl Classifier {
         let (gains, moved, literals) = (gains::gains(model, flat), gains::statistics(flat), literals(flat));
         let epsilons = epsilons(flat);
         let fused = Fused::of(model, signature.as_ref());
-        let mut notes = model.notes.clone();
+        let mut notes: Vec<String> = model.notes().cloned().collect();
         // PyTorch's modules say what is a buffer.
         let said = |name: &String| signature.is_some() || from_torch && is_of_module(name) || moved.contains(name);
         let written: Vec<String> = moments(model, flat).into_iter().filter(|name| !said(name)).collect();
@@ -254,7 +254,7 @@ impl Classifier {
 }
 
 /// Whether a TorchScript file calls a parameter or buffer so, not a value of its nodes: `/layer/Add_output_0`, `onnx::Mul_12`.
-fn is_of_module(name: &str) -> bool {
+pub(super) fn is_of_module(name: &str) -> bool {
     !name.contains("::") && !name.starts_with('/')
 }
 

@@ -1,10 +1,14 @@
 //! Constants that an exporter computed of parameters which are in the file too, found by their elements: a tied table that is read as
 //! `h @ table.T`, or a part of it. As they are in the file, the copy would be held constant or train on its own.
 //!
+//! PyTorch's files say by names what an exporter made. In those of other tools any matrix of a product may be a copy of a table that rows
+//! are looked up in.
+//!
 //! Weights are not read to compile; these few are, where they are there, since nothing else tells.
 
 use super::{elements, ints, made, transpose};
 use crate::import::model::Model;
+use crate::import::parameters::is_of_module;
 use crate::import::parameters::signature::Signature;
 use crate::import::parameters::trace::{Trace, is_transpose};
 use crate::import::parameters::warnings::{ADVICE, listed};
@@ -21,6 +25,9 @@ const COMPARED: usize = 1 << 20;
 const DISTINCT: usize = 4;
 /// Since when Slice takes its bounds as inputs.
 const SLICE_OPSET: i64 = 10;
+
+/// What to do about files of other tools.
+const LATER: &str = "export it after a step of training, when they differ";
 
 /// A matrix: rows, columns, elements and the bytes of one.
 struct Matrix {
@@ -39,27 +46,39 @@ struct Part {
     turned: bool,
 }
 
-/// Makes the copies computed. Returns what is not sure, for the user to know.
-pub fn tie(model: &mut Model) -> Vec<String> {
+/// What was found, for the user to know.
+#[derive(Default)]
+pub struct Told {
+    /// Copies that are computed now.
+    pub tied: Vec<String>,
+    /// What may be copies, as far as the data at hand tell.
+    pub open: Vec<String>,
+}
+
+/// Makes the copies computed.
+pub fn tie(model: &mut Model) -> Told {
+    let mut notes = Told::default();
     let signature = Signature::of(model);
-    let copies = copies(model, signature.as_ref());
+    let from_torch = model.proto.producer_name() == "pytorch";
+    let advice = if signature.is_some() || from_torch { ADVICE } else { LATER };
+    let tables = tables(model.graph());
+    let copies = copies(model, signature.as_ref(), &tables);
     if copies.is_empty() {
-        return Vec::new();
+        return notes;
     }
     let is_source = |tensor: &&TensorProto| match &signature {
         Some(signature) => signature.is_parameter(tensor.name()) == Some(true),
-        None => !tensor.name().contains("::"),
+        None if from_torch => is_of_module(tensor.name()),
+        None => tables.contains(tensor.name()),
     };
     let sources: Vec<Matrix> = model.graph().initializer.iter().filter(is_source).filter_map(|t| matrix(model, t)).collect();
-    let tables = tables(model.graph());
-    let mut notes = Vec::new();
     for copy in copies {
         let opset = model.opset();
         let fits = |part: &Part, source: &Matrix| opset >= SLICE_OPSET || copy.is_whole(*part, source);
         let found: Vec<(&Matrix, Part)> = sources.iter().filter_map(|source| Some((source, copy.find(source)?))).collect();
         if let [(source, part)] = found[..] {
             if fits(&part, source) {
-                notes.push(told(&copy, source, part));
+                notes.tied.push(told(&copy, source, part, advice));
                 compute(model.proto.graph.as_mut().expect("decode checked that there is a graph"), &copy, source, part);
             }
         } else if found.is_empty() && copy.bytes.is_none() {
@@ -68,27 +87,32 @@ pub fn tie(model: &mut Model) -> Vec<String> {
             match tables[..] {
                 [source] if seems => {
                     let part = Part { row: 0, column: 0, turned: true };
-                    notes.push(told(&copy, source, part));
+                    notes.tied.push(told(&copy, source, part, advice));
                     compute(model.proto.graph.as_mut().expect("decode checked that there is a graph"), &copy, source, part);
                 }
-                [source, ..] if signature.is_none() => notes.push(format!(
+                [source, ..] if signature.is_none() => notes.open.push(format!(
                     "`{}` may be the transposed copy of `{}`, which the file without its data does not tell: trained apart; if the module has \
-                     them tied, {ADVICE}",
+                     them tied, put its data beside the model",
                     copy.name, source.name
                 )),
                 _ => {}
             }
+        } else if advice == LATER && found.len() > 1 {
+            let names: Vec<&str> = found.iter().map(|(source, _)| &source.name[..]).collect();
+            notes.open.push(format!("`{}` has the elements of {}, and is trained apart from them", copy.name, listed(&names)));
         }
     }
     notes
 }
 
 /// What may be a copy.
-fn copies(model: &Model, signature: Option<&Signature>) -> Vec<Matrix> {
+fn copies(model: &Model, signature: Option<&Signature>, tables: &BTreeSet<String>) -> Vec<Matrix> {
     let from_torch = model.proto.producer_name() == "pytorch";
+    let factors = if signature.is_none() && !from_torch { factors(model.graph(), tables) } else { BTreeSet::new() };
     let made = |tensor: &&TensorProto| match signature {
         Some(signature) => signature.is_parameter(tensor.name()).is_none(),
-        None => from_torch && tensor.name().contains("::"),
+        None if from_torch => !is_of_module(tensor.name()),
+        None => factors.contains(tensor.name()),
     };
     let is_float = |tensor: &&TensorProto| crate::import::dtype(tensor.data_type()).is_ok_and(|dtype| dtype.is_float());
     let found: Vec<&TensorProto> =
@@ -105,6 +129,15 @@ fn copies(model: &Model, signature: Option<&Signature>) -> Vec<Matrix> {
 /// Initializers that rows are looked up in.
 fn tables(graph: &GraphProto) -> BTreeSet<String> {
     graph.node.iter().filter(|node| node.op_type() == "Gather").filter_map(|node| node.input.first().cloned()).collect()
+}
+
+/// Initializers that are factors of products, as large as one of the `tables`; these themselves are none.
+fn factors<'g>(graph: &'g GraphProto, tables: &BTreeSet<String>) -> BTreeSet<&'g str> {
+    let sizes: BTreeSet<i64> = graph.initializer.iter().filter(|tensor| tables.contains(tensor.name())).map(elements).collect();
+    let products = graph.node.iter().filter(|node| matches!(node.op_type(), "MatMul" | "Gemm" | "FusedMatMul" | "FusedGemm"));
+    let read: BTreeSet<&str> = products.flat_map(|node| node.input.iter().take(2)).map(String::as_str).collect();
+    let matrices = graph.initializer.iter().filter(|tensor| tensor.dims.len() > 1 && sizes.contains(&elements(tensor)));
+    matrices.map(TensorProto::name).filter(|name| read.contains(name) && !tables.contains(*name)).collect()
 }
 
 fn matrix(model: &Model, proto: &TensorProto) -> Option<Matrix> {
@@ -178,7 +211,7 @@ impl Matrix {
     }
 }
 
-fn told(copy: &Matrix, source: &Matrix, part: Part) -> String {
+fn told(copy: &Matrix, source: &Matrix, part: Part, advice: &str) -> String {
     let what = match (copy.is_whole(part, source), part.turned) {
         (true, true) => "the transposed copy of",
         (true, false) => "a copy of",
@@ -186,7 +219,7 @@ fn told(copy: &Matrix, source: &Matrix, part: Part) -> String {
     };
     let by = if copy.bytes.is_some() { "by its elements" } else { "by its name and shape, without the data" };
     format!(
-        "{} in the file: {by} {what} {}, and computed from it again; if the module has them apart, {ADVICE}",
+        "{} in the file: {by} {what} {}, and computed from it again; if the module has them apart, {advice}",
         listed(&[&copy.name]),
         listed(&[&source.name])
     )
