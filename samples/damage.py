@@ -98,6 +98,18 @@ def detached():
     return Module(forward, a=nn.Linear(8, 8), b=nn.Linear(8, 4))
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer whose second bias is zero, as Keras' cells have none; `trained` or not."""
+
+    def __init__(self, cell, trained):
+        super().__init__()
+        self.cell, self.fc = cell(8, 6, batch_first=True), nn.Linear(6, 4)
+        nn.init.zeros_(self.cell.bias_hh_l0).requires_grad_(trained)
+
+    def forward(self, x):
+        return self.fc(self.cell(x)[0])
+
+
 VECTORS, ROWS, IMAGES, TOKENS = (8,), (5, 8), (3, 6, 6), (5,)
 # The module, a sample of its input, its exporters.
 MODULES = {
@@ -111,6 +123,8 @@ MODULES = {
     "tied": (lambda: tied(F.linear), TOKENS, [EVAL]),
     "tied_turned": (lambda: tied(lambda h, w: h @ w.T), TOKENS, [DYNAMO]),
     "tied_part": (lambda: tied(lambda h, w: h @ w[2:9].T), TOKENS, [DYNAMO, EVAL]),
+    "one_bias": (lambda: Recurrent(nn.LSTM, False), ROWS, [EVAL]),
+    "two_biases": (lambda: Recurrent(nn.GRU, True), ROWS, [EVAL]),
     # What cannot be undone, or not by every exporter.
     "detached": (detached, VECTORS, [DYNAMO, KEPT]),
         "gammas": (gammas, VECTORS, [DYNAMO, EVAL]),

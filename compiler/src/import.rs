@@ -7,6 +7,7 @@
 mod build;
 mod contract;
 mod control;
+mod fillers;
 mod flatten;
 mod fold;
 mod fx;

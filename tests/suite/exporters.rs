@@ -136,6 +136,42 @@ fn copies_of_tied_tables_are_known_by_their_elements() {
     );
 }
 
+/// Keras' recurrent cells have one bias, ONNX' two: tf2onnx writes zeros for the other, and for what sequences begin with.
+#[test]
+fn zeros_that_keras_has_not_do_not_train() {
+    let folder = Folder::new();
+    let off = |module: &str, file: &ModelProto| {
+        let model = folder.at("model.onnx");
+        std::fs::write(&model, file.encode_to_vec()).expect("a file");
+        distance(module, &losses_of(&model, module, &[]))
+    };
+    let cell = |module: &str, change: &dyn Fn(&mut NodeProto)| {
+        let mut file = by_tool(module, "tf2onnx");
+        let nodes = &mut file.graph.as_mut().expect("a graph").node;
+        change(nodes.iter_mut().find(|node| ["GRU", "LSTM"].contains(&node.op_type())).expect("a cell"));
+        file
+    };
+    let begun = |module: &str, state: f32| {
+        let file = cell(module, &|cell| cell.input[5..].fill("state".to_owned()));
+        with_tensor(file, tensor("state", &[1, 6, 6], &[state; 36].map(f32::to_le_bytes).concat()))
+    };
+    // A GRU's reset gate scales its second bias alone, which Keras has too.
+    for module in ["one_bias", "two_biases"] {
+        for file in [cell(module, &|cell| cell.input.truncate(4)), begun(module, 0.0)] {
+            assert!(off(module, &file) <= LIMIT, "{module}");
+        }
+    }
+    let import = |file: &ModelProto| imported(&Model::decode(file.encode_to_vec().into()).expect("decodes"));
+    let told = import(&begun("one_bias", 0.0)).1;
+    for line in ["`const_fold_opt__LSTM_119`: biases of recurrent layers", "`state`: zeros and ones that the converter wrote"] {
+        assert!(told.contains(line), "{told}");
+    }
+    // The controls: PyTorch trains both, and what is not zero.
+    assert!(off("two_biases", &by_tool("two_biases", "pytorch")) <= LIMIT);
+    assert!(off("one_bias", &by_tool("one_bias", "pytorch")) > LIMIT);
+    assert!(import(&begun("one_bias", 0.5)).0.contains(&"state".to_owned()));
+}
+
 /// Warnings of a compilation, or the error's notes.
 fn told(module: &str, exporter: &str) -> Vec<String> {
     let folder = Folder::new();

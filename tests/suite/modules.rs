@@ -221,6 +221,45 @@ fn moments_of_written_norms_do_not_train() {
     assert_eq!(trained(&apart, ["mean", "variance"]), (all.to_vec(), false));
 }
 
+fn filled(name: &str, size: usize, value: f32) -> TensorProto {
+    tensor(name, &[size as i64], &vec![value.to_le_bytes(); size].concat())
+}
+
+/// A group norm as Paddle writes it: an instance norm of groups by ones and zeros, and its own gain behind. The controls: an instance
+/// norm, and one by other numbers.
+#[test]
+fn inner_gains_of_group_norms_do_not_train() {
+    let trained = |nodes: &[NodeProto], gain: f32| {
+        let tensors = vec![
+            weight("w", &[4, 2, 3, 3]),
+            filled("ones", 2, gain),
+            filled("zeros", 2, 0.0),
+            tensor("gain", &[4, 1, 1], &[1.5_f32; 4].map(f32::to_le_bytes).concat()),
+            int_tensor("split", &[3], &[0, 2, -1]),
+            int_tensor("whole", &[4], &[8, 4, 4, 4]),
+        ];
+        let nodes = [&[node("Conv", &["x", "w"], &["h"])], nodes].concat();
+        Case { nodes: &nodes, x: &[8, 2, 6, 6], tensors, producer: "" }.alone().training.trained.join(" ")
+    };
+    let norm = |from: &str, to: &str| node("InstanceNormalization", &[from, "ones", "zeros"], &[to]);
+    let groups = [
+        node("Reshape", &["h", "split"], &["g"]),
+        norm("g", "n"),
+        node("Reshape", &["n", "whole"], &["r"]),
+        node("Mul", &["r", "gain"], &["y"]),
+    ];
+    assert_eq!(trained(&groups, 1.0), "gain w");
+    assert_eq!(trained(&groups, 0.5), "gain ones w zeros");
+    let plain = [
+        node("Split", &["h"], &["g", "rest"]),
+        norm("g", "n"),
+        node("Concat", &["n", "rest"], &["r"]),
+        node("Mul", &["r", "gain"], &["y"]),
+    ];
+    let plain = plain.map(|node| if ["Split", "Concat"].contains(&node.op_type()) { with_int(node, "axis", 1) } else { node });
+    assert_eq!(trained(&plain, 1.0), "gain ones w zeros");
+}
+
 /// The numbers that OneHot writes are the operator's.
 #[test]
 fn what_one_hot_writes_does_not_train() {

@@ -69,12 +69,12 @@ impl<'f, 'm> Producers<'f, 'm> {
         Producers { model, flat, node_of, tensors: flat.initializers.iter().map(|(id, tensor)| (*id, tensor)).collect() }
     }
 
-    fn node(&self, id: ValueId) -> Option<&Node<'m>> {
+    pub fn node(&self, id: ValueId) -> Option<&Node<'m>> {
         self.node_of.get(&id).map(|&position| &self.flat.nodes[position])
     }
 
     /// The value before operators in `through`.
-    fn source(&self, mut id: ValueId, through: &[&str]) -> ValueId {
+    pub fn source(&self, mut id: ValueId, through: &[&str]) -> ValueId {
         while let Some(node) = self.node(id).filter(|node| through.contains(&node.op)) {
             match node.inputs.first().copied().flatten() {
                 Some(input) => id = input,
@@ -110,18 +110,23 @@ impl<'f, 'm> Producers<'f, 'm> {
         }
     }
 
+    /// The tensor of an initializer or a Constant node.
+    pub fn tensor(&self, id: ValueId) -> Option<Tensor> {
+        match self.node(id) {
+            Some(node) if node.op == "Constant" => Tensor::new(self.model, "value", node.tensor("value").ok()??).ok(),
+            Some(_) => None,
+            None => self.tensors.get(&id).map(|tensor| (*tensor).clone()),
+        }
+    }
+
     /// The value of a constant of one element.
     pub fn number(&self, id: ValueId) -> Option<f64> {
-        let tensor = match self.node(id) {
-            Some(node) if node.op == "Constant" => {
-                if let Ok(Some(float)) = node.float("value_float") {
-                    return Some(float);
-                }
-                Tensor::new(self.model, "value", node.tensor("value").ok()??).ok()?
-            }
-            Some(_) => return None,
-            None => (*self.tensors.get(&id)?).clone(),
-        };
+        if let Some(node) = self.node(id).filter(|node| node.op == "Constant")
+            && let Ok(Some(float)) = node.float("value_float")
+        {
+            return Some(float);
+        }
+        let tensor = self.tensor(id)?;
         let bytes = tensor.bytes(self.model).ok()?;
         Known::read(&tensor, &bytes).ok()?.uniform()
     }

@@ -16,12 +16,14 @@ use dcc_program::kernel::UnaryOp;
 use dcc_program::manifest;
 
 use super::build::Build;
+use super::fillers::Fillers;
 use super::flatten::Flat;
 use super::gains;
 use super::known::Known;
 use super::literals::{epsilons, literals};
 use super::model::Model;
 use super::moments::moments;
+use super::node::ValueId;
 use super::tensor::{Tensor, TensorData};
 use super::value::Value;
 use crate::error::Result;
@@ -111,6 +113,8 @@ pub struct Classifier {
     literals: BTreeSet<String>,
     /// What is only added to what a root is taken of.
     epsilons: BTreeSet<String>,
+    /// What stands for operands that a framework has not.
+    fillers: Fillers,
     /// PyTorch wrote the file: module parameters are initializers, and tensors in Constant nodes are not weights.
     from_torch: bool,
     /// By its older exporter, which names nodes after modules; its scalar initializers are the module's.
@@ -125,12 +129,14 @@ impl Classifier {
         let from_torchscript = from_torch && model.graph().node.iter().any(|node| node.name().starts_with('/'));
         let (gains, moved, literals) = (gains::gains(model, flat), gains::statistics(flat), literals(flat));
         let epsilons = epsilons(flat);
+        let fillers = if signature.is_some() || from_torch { Fillers::default() } else { Fillers::of(model, flat) };
         let fused = Fused::of(model, signature.as_ref());
         let mut notes: Vec<String> = model.notes().cloned().collect();
         // PyTorch's modules say what is a buffer.
         let said = |name: &String| signature.is_some() || from_torch && is_of_module(name) || moved.contains(name);
         let written: Vec<String> = moments(model, flat).into_iter().filter(|name| !said(name)).collect();
         notes.extend(warnings::written_out(&written));
+        notes.extend(warnings::filled(&fillers));
         let statistics = moved.iter().cloned().chain(written).collect();
         Classifier {
             signature,
@@ -142,6 +148,7 @@ impl Classifier {
             moved,
             literals,
             epsilons,
+            fillers,
             from_torch,
             from_torchscript,
         }
@@ -150,6 +157,11 @@ impl Classifier {
     /// Whether PyTorch wrote the file.
     pub fn is_from_torch(&self) -> bool {
         self.from_torch
+    }
+
+    /// Whether the second half of a recurrent layer's biases is held constant.
+    pub fn holds_half(&self, biases: Option<ValueId>) -> bool {
+        self.fillers.has_half(biases)
     }
 
     /// What the exporter did to parameters, and what of the module the file leaves out, for the user to know; `initializers` are those
@@ -186,6 +198,9 @@ impl Classifier {
 
     /// The tensor as a value of the graph: known, or a parameter.
     pub fn value(&self, build: &mut Build, model: &Model, tensor: Tensor, origin: Origin) -> Result<Value> {
+        if let Some(&number) = self.fillers.whole.get(&tensor.name) {
+            return Ok(Known::scalar(tensor.dtype, number).broadcast(&tensor.shape).into());
+        }
         let at_hand = match &tensor.data {
             TensorData::External { location, .. } => model.file(location).is_some(),
             TensorData::Inline { .. } | TensorData::Owned(_) => true,

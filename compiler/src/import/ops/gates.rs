@@ -137,7 +137,11 @@ impl<'a> Gates<'a> {
                 if both.shape(build)?.as_slice() != [2 * rows] {
                     return Err(Error::shape(format!("biases {:?} for {rows} gates", biases.shape(build)?.as_slice())));
                 }
-                Some((build.narrow(&both, 0, 0, rows)?, build.narrow(&both, 0, rows, rows)?))
+                let (input, mut state) = (build.narrow(&both, 0, 0, rows)?, build.narrow(&both, 0, rows, rows)?);
+                if call.classifier.holds_half(call.node.inputs[3]) {
+                    state = build.stop_gradient(&state)?;
+                }
+                Some((input, state))
             }
         };
         let peepholes = match call.optional(7).filter(|_| cell == Cell::Lstm) {

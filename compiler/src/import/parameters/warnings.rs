@@ -1,6 +1,7 @@
 //! What became of parameters, for the user to know. Every line names all that it is about.
 
 use super::trace::Trace;
+use crate::import::fillers::Fillers;
 
 /// What to do about an export that changed parameters.
 pub const ADVICE: &str =
@@ -30,6 +31,16 @@ pub fn written_out(moments: &[String]) -> Option<String> {
              and training normalises by them"
         )
     })
+}
+
+/// Of what converters wrote for operands that their frameworks have not.
+pub fn filled(fillers: &Fillers) -> impl Iterator<Item = String> {
+    let about = |names: Vec<&String>, text: &str| (!names.is_empty()).then(|| format!("{}: {text}", listed(&names)));
+    let halves =
+        "biases of recurrent layers, of which ONNX has two where Keras has one: the second half, zeros, is held constant";
+    let whole = "zeros and ones that the converter wrote where ONNX' operators have more operands than the framework's: what recurrent \
+                 layers begin with, gains and biases inside of group norms; they are held constant";
+    [about(fillers.halves.iter().collect(), halves), about(fillers.whole.keys().collect(), whole)].into_iter().flatten()
 }
 
 /// Of parameters that no gradient reaches.
