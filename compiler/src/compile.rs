@@ -111,8 +111,8 @@ const MAYBE_BUFFERS: [&str; 2] = [
     "by their names may be buffers of the module, which PyTorch does not train",
 ];
 const MAYBE_NUMBERS: [&str; 2] = [
-    "is one number, as exporters also write constants of the graph",
-    "are one number each, as exporters also write constants of the graph",
+    "is one number, alone or repeated, as exporters also write constants of the graph",
+    "are one number each, alone or repeated, as exporters also write constants of the graph",
 ];
 
 /// Tells of what trains although it may be something else: what one of them is, and several are.

@@ -128,7 +128,7 @@ pub struct Imported {
     pub parameters: Vec<Parameter>,
     /// Those that train and that, by their names, may be buffers of the module: the file does not tell.
     pub buffers: Vec<String>,
-    /// Those that train and are one number, which may be a constant of the graph: the file does not tell.
+    /// Those that train and are one number, alone or repeated, which may be a constant of the graph: the file does not tell.
     pub numbers: Vec<String>,
     /// Samples of one optimizer step; `None` if no input counts samples.
     pub batch: Option<u64>,
@@ -465,7 +465,7 @@ impl Importer<'_, '_> {
         let trained = || parameters.iter().filter(|parameter| parameter.trained).map(|parameter| &parameter.tensor);
         let names = |tensor: &Tensor| tensor.name.clone();
         let buffers = trained().filter(|tensor| self.classifier.may_be_buffer(&tensor.name)).map(names).collect();
-        let numbers = trained().filter(|tensor| self.classifier.may_be_number(tensor)).map(names).collect();
+        let numbers = trained().filter(|tensor| self.classifier.may_be_number(self.model, tensor)).map(names).collect();
         Ok(Imported {
             graph,
             inputs,

@@ -225,6 +225,36 @@ fn filled(name: &str, size: usize, value: f32) -> TensorProto {
     tensor(name, &[size as i64], &vec![value.to_le_bytes(); size].concat())
 }
 
+/// Rows that inputs are standardised by are no weights. The controls: what is subtracted alone, or further on.
+#[test]
+fn what_standardises_inputs_does_not_train() {
+    let trained = |nodes: &[NodeProto]| {
+        let tensors = vec![weight("w", &[6, 5]), filled("mean", 6, 0.25), filled("deviation", 6, 0.75), filled("b", 5, 0.0)];
+        let nodes = [nodes, &[node("Add", &["h", "b"], &["y"])]].concat();
+        let compiled = Case { nodes: &nodes, x: &[8, 6], tensors, producer: "tf2onnx" }.alone();
+        let told = compiled.imported.warnings.iter().any(|text| text.starts_with("`deviation`, `mean`: means and deviations"));
+        (compiled.training.trained.join(" "), told)
+    };
+    let centred = node("Sub", &["x", "mean"], &["d"]);
+    let product = |from: &str| node("MatMul", &[from, "w"], &["h"]);
+    let ways = [
+        vec![centred.clone(), node("Div", &["d", "deviation"], &["n"]), product("n")],
+        vec![node("Reciprocal", &["deviation"], &["s"]), centred.clone(), node("Mul", &["s", "d"], &["n"]), product("n")],
+    ];
+    for way in ways {
+        assert_eq!(trained(&way), ("b w".to_owned(), true));
+    }
+    let alone = [centred, node("Mul", &["x", "deviation"], &["m"]), node("Add", &["m", "d"], &["n"]), product("n")];
+    assert_eq!(trained(&alone), ("b deviation mean w".to_owned(), false));
+    let further = [
+        node("Abs", &["x"], &["a"]),
+        node("Sub", &["a", "mean"], &["d"]),
+        node("Div", &["d", "deviation"], &["n"]),
+        product("n"),
+    ];
+    assert_eq!(trained(&further), ("b deviation mean w".to_owned(), false));
+}
+
 /// A group norm as Paddle writes it: an instance norm of groups by ones and zeros, and its own gain behind. The controls: an instance
 /// norm, and one by other numbers.
 #[test]
@@ -446,14 +476,31 @@ fn a_weight_that_is_read_in_part_trains_whole() {
     halves(&[node("Sign", &["right"], &["signs"]), node("Mul", &["left", "signs"], &["y"])]);
 }
 
-/// Other tools make weights and numbers of the graph initializers alike.
+/// Other tools make weights and numbers of the graph initializers alike, and repeat these along dims. Zeros and ones are what biases and
+/// gains begin as.
 #[test]
 fn numbers_that_train_are_told() {
     let nodes = [node("MatMul", &["x", "w"], &["h"]), node("Add", &["h", "three"], &["y"])];
-    let told = |producer: &str, dims: &[i64]| {
-        let tensors = vec![weight("w", &[6, 4]), number("three", dims, 3.0)];
-        let warnings = Case { nodes: &nodes, x: &[8, 6], tensors, producer }.alone().imported.warnings;
+    let told = |producer: &str, dims: &[i64], value: f32| {
+        let count = dims.iter().product::<i64>() as usize;
+        let three = tensor("three", dims, &vec![value.to_le_bytes(); count].concat());
+        let warnings =
+            Case { nodes: &nodes, x: &[8, 6], tensors: vec![weight("w", &[6, 4]), three], producer }.alone().imported.warnings;
         warnings.iter().any(|text| text.starts_with("`three` trains, and is one number"))
     };
-    assert_eq!([told("tf2onnx", &[1, 1]), told("tf2onnx", &[]), told("pytorch", &[1, 1])], [true, false, false]);
+    assert!(told("tf2onnx", &[1, 1], 3.0) && told("tf2onnx", &[4], 3.0));
+    assert!(!told("tf2onnx", &[], 3.0) && !told("pytorch", &[1, 1], 3.0) && !told("tf2onnx", &[4], 0.0));
+}
+
+/// A batch norm whose running mean has moved and whose gain has not may have none.
+#[test]
+fn gains_of_trained_norms_that_are_ones_are_told() {
+    let nodes = [node("MatMul", &["x", "w"], &["h"]), node("BatchNormalization", &["h", "s", "b", "mean", "variance"], &["y"])];
+    let told = |mean: f32| {
+        let rows = [("s", 1.0), ("b", 0.5), ("mean", mean), ("variance", 1.0)];
+        let tensors = rows.map(|(name, value)| filled(name, 4, value)).into_iter().chain([weight("w", &[6, 4])]).collect();
+        let compiled = Case { nodes: &nodes, x: &[8, 6], tensors, producer: "tf2onnx" }.alone();
+        compiled.imported.warnings.iter().any(|text| text.starts_with("`s`, `b` train, and are one number each"))
+    };
+    assert!(told(0.25) && !told(0.0));
 }

@@ -2,7 +2,8 @@
 //! in the file, they would train.
 //!
 //! A recurrent cell of Keras has one bias, ONNX' two: tf2onnx makes the second one zeros, and writes the zeros that sequences begin with.
-//! A group norm of Paddle is an instance norm by ones and zeros, and then a product with its own gain.
+//! A group norm of Paddle is an instance norm by ones and zeros, and then a product with its own gain. A batch norm without gain has ones,
+//! as a fresh one has; where its running mean has moved, a gain would have, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,6 +23,8 @@ const MOVING: &[&str] = &["Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze"]
 pub struct Fillers {
     /// Tensors that are nothing else, and the number that they repeat.
     pub whole: BTreeMap<String, f64>,
+    /// Those that may be one.
+    pub perhaps: BTreeSet<String>,
     /// Biases of recurrent layers of which the second half is one, and the values that are these.
     pub halves: BTreeSet<String>,
     biases: BTreeSet<ValueId>,
@@ -35,7 +38,8 @@ impl Fillers {
             readers.entry(id).or_default().push(node);
         }
         let seen = Seen { model, flat, producers: Producers::of(model, flat), readers };
-        let mut fillers = Fillers { whole: seen.whole(), ..Fillers::default() };
+        let perhaps = flat.nodes.iter().flat_map(|node| seen.idle(node)).collect();
+        let mut fillers = Fillers { whole: seen.whole(), perhaps, ..Fillers::default() };
         if ONE_BIAS.contains(&model.proto.producer_name()) {
             for bias in flat.nodes.iter().filter(|node| adds_twice(node)).filter_map(|node| *node.inputs.get(3)?) {
                 if seen.has_zero_half(bias) {
@@ -111,6 +115,19 @@ impl<'m> Seen<'_, 'm> {
         !is_output && readers.is_some_and(|readers| readers.iter().all(|node| is_so(node)))
     }
 
+    /// Gain and bias of a batch norm that are as fresh ones, though its running mean is not.
+    fn idle(&self, node: &Node<'m>) -> Vec<String> {
+        let has_moved = || {
+            let mean = self.producers.tensor(self.producers.source((*node.inputs.get(3)?)?, MOVING))?;
+            Some(!Known::read(&mean, &mean.bytes(self.model).ok()?).ok()?.numbers().all(|number| number == 0.0))
+        };
+        if node.op != "BatchNormalization" || has_moved() != Some(true) {
+            return Vec::new();
+        }
+        let fresh = [(1, 1.0), (2, 0.0)].into_iter().filter(|&(position, fresh)| self.number(node, position) == Some(fresh));
+        fresh.filter_map(|(position, _)| Some(self.name(node.inputs[position]?))).collect()
+    }
+
     /// Tensors that every node which reads them reads as the same filler.
     fn whole(&self) -> BTreeMap<String, f64> {
         let mut read: BTreeMap<ValueId, Vec<Option<f64>>> = BTreeMap::new();
@@ -143,6 +160,6 @@ impl<'m> Seen<'_, 'm> {
 }
 
 /// The number that all elements of a tensor are; none where its data are not there.
-fn uniform(tensor: &Tensor, model: &Model) -> Option<f64> {
+pub(super) fn uniform(tensor: &Tensor, model: &Model) -> Option<f64> {
     Known::read(tensor, &tensor.bytes(model).ok()?).ok()?.uniform()
 }

@@ -3,6 +3,9 @@
 //! A variance is what one is divided by a root of, plus epsilon: `s = gain / sqrt(variance + epsilon)`. A mean is what is subtracted
 //! before a product with `s`, or the product with `s` that is: `(x - mean) s`, `x s - mean s`, `x s + (bias - mean s)`. Both are rows of
 //! one length. Shapes and casts may stand between.
+//!
+//! And what inputs are standardised by, as Keras' Normalization does it: `(x - mean) / deviation`, or a product with what is computed of
+//! the deviation.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,17 +16,27 @@ use super::model::Model;
 use super::node::{Node, ValueId};
 use super::parameters::LARGEST_EPSILON;
 
-/// Names of initializers that are such means and variances, and read as nothing else.
-pub(super) fn moments(model: &Model, flat: &Flat) -> BTreeSet<String> {
+/// Names of initializers that are means and variances, and read as nothing else.
+pub(super) struct Moments {
+    /// Of batch norms.
+    pub norms: BTreeSet<String>,
+    /// Of inputs.
+    pub inputs: BTreeSet<String>,
+}
+
+pub(super) fn moments(model: &Model, flat: &Flat) -> Moments {
     let reads = Reads::of(model, flat);
     let (variances, others): (Vec<ValueId>, Vec<ValueId>) = reads.rows.keys().partition(|&&id| reads.is_variance(id));
     let scales = reads.scales(&variances);
-    let pairs = others.into_iter().filter_map(|mean| Some((mean, reads.variance_of(mean, &scales)?)));
+    let pairs = others.iter().filter_map(|&mean| Some((mean, reads.variance_of(mean, &scales)?)));
     let pairs = pairs.filter(|(mean, variance)| reads.rows[mean] == reads.rows[variance]);
-    pairs.flat_map(|(mean, variance)| [mean, variance]).map(|id| flat.values[id.0 as usize].clone()).collect()
+    let names = |ids: Vec<ValueId>| ids.into_iter().map(|id| flat.values[id.0 as usize].clone()).collect();
+    let norms = names(pairs.flat_map(|(mean, variance)| [mean, variance]).collect());
+    Moments { norms, inputs: names(reads.standardising()) }
 }
 
 struct Reads<'f, 'm> {
+    inputs: BTreeSet<ValueId>,
     producers: Producers<'f, 'm>,
     /// By value, the nodes that read it and at which position; outputs and inner graphs are no such node.
     by: BTreeMap<ValueId, Vec<(&'f Node<'m>, usize)>>,
@@ -54,7 +67,8 @@ impl<'f, 'm> Reads<'f, 'm> {
                 constant.extend(node.outputs.iter().flatten());
             }
         }
-        Reads { producers: Producers::of(model, flat), by, elsewhere, rows, constant }
+        let inputs = flat.inputs.iter().map(|(id, _)| *id).collect();
+        Reads { inputs, producers: Producers::of(model, flat), by, elsewhere, rows, constant }
     }
 
     /// Who reads a value at which position, whatever its shape; none where that is not all.
@@ -81,6 +95,52 @@ impl<'f, 'm> Reads<'f, 'm> {
             let readers = self.readers(id);
             !readers.is_empty() && readers.iter().all(|&(node, position)| is_so(node, position))
         })
+    }
+
+    /// Means and deviations of inputs.
+    fn standardising(&self) -> Vec<ValueId> {
+        let mut found = Vec::new();
+        for (&mean, length) in &self.rows {
+            let centred = self.centred(mean);
+            if centred.is_empty() {
+                continue;
+            }
+            let others = self.rows.iter().filter(|(id, other)| **id != mean && *other == length).map(|(&id, _)| id);
+            let deviations: Vec<ValueId> = others.filter(|&id| self.divides(id, &centred)).collect();
+            if !deviations.is_empty() {
+                found.push(mean);
+                found.extend(deviations);
+            }
+        }
+        found
+    }
+
+    /// Inputs less `mean`, where it is read for nothing else.
+    fn centred(&self, mean: ValueId) -> BTreeSet<ValueId> {
+        let is_input = |id: ValueId| self.inputs.contains(&self.producers.source(id, PASSING));
+        let readers = self.readers(mean);
+        let is_mean = |&(node, position): &(&Node, usize)| {
+            node.op == "Sub" && position == 1 && other(node, position).is_some_and(is_input)
+        };
+        if !readers.iter().all(is_mean) {
+            return BTreeSet::new();
+        }
+        readers.into_iter().flat_map(|(node, _)| node.outputs.iter().flatten().copied()).collect()
+    }
+
+    /// Whether `id`, or what is computed of it alone, scales those values and nothing else.
+    fn divides(&self, id: ValueId, centred: &BTreeSet<ValueId>) -> bool {
+        let mut made: BTreeSet<ValueId> = self.scales(&[id]).into_keys().collect();
+        made.insert(id);
+        let reads = made.iter().flat_map(|id| self.by.get(id).into_iter().flatten());
+        let outside = reads.filter(|(node, _)| !node.outputs.iter().flatten().all(|id| made.contains(id)));
+        let outside: Vec<&(&Node, usize)> = outside.collect();
+        let scales = |(node, position): &&(&Node, usize)| {
+            let scaled = other(node, *position).map(|id| self.producers.source(id, PASSING));
+            (node.op == "Mul" || node.op == "Div" && *position == 1) && scaled.is_some_and(|id| centred.contains(&id))
+        };
+        let apart = made.iter().all(|id| !self.elsewhere.contains(id));
+        apart && !outside.is_empty() && outside.iter().all(scales)
     }
 
     fn is_variance(&self, id: ValueId) -> bool {

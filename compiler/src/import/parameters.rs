@@ -16,13 +16,13 @@ use dcc_program::kernel::UnaryOp;
 use dcc_program::manifest;
 
 use super::build::Build;
-use super::fillers::Fillers;
+use super::fillers::{self, Fillers};
 use super::flatten::Flat;
 use super::gains;
 use super::known::Known;
 use super::literals::{epsilons, literals};
 use super::model::Model;
-use super::moments::moments;
+use super::moments::{Moments, moments};
 use super::node::ValueId;
 use super::tensor::{Tensor, TensorData};
 use super::value::Value;
@@ -134,10 +134,13 @@ impl Classifier {
         let mut notes: Vec<String> = model.notes().cloned().collect();
         // PyTorch's modules say what is a buffer.
         let said = |name: &String| signature.is_some() || from_torch && is_of_module(name) || moved.contains(name);
-        let written: Vec<String> = moments(model, flat).into_iter().filter(|name| !said(name)).collect();
-        notes.extend(warnings::written_out(&written));
+        let Moments { norms, inputs } = moments(model, flat);
+        let open = |names: BTreeSet<String>| names.into_iter().filter(|name| !said(name)).collect::<Vec<_>>();
+        let (norms, inputs) = (open(norms), open(inputs));
+        notes.extend(warnings::written_out(&norms));
+        notes.extend(warnings::standardising(&inputs));
         notes.extend(warnings::filled(&fillers));
-        let statistics = moved.iter().cloned().chain(written).collect();
+        let statistics = moved.iter().cloned().chain(norms).chain(inputs).collect();
         Classifier {
             signature,
             trace,
@@ -191,9 +194,12 @@ impl Classifier {
         self.signature.is_none() && self.from_torch && buffers::may_be_buffer(name)
     }
 
-    /// Whether it may as well be a number of the graph, which an exporter gave dims.
-    pub fn may_be_number(&self, tensor: &Tensor) -> bool {
-        self.signature.is_none() && !self.from_torch && tensor.elements() == 1
+    /// Whether it may as well be a number of the graph, which an exporter gave dims and may have repeated along these. Zeros and ones
+    /// are what biases and gains begin as.
+    pub fn may_be_number(&self, model: &Model, tensor: &Tensor) -> bool {
+        let repeats = || fillers::uniform(tensor, model).is_some_and(|number| number != 0.0 && number != 1.0);
+        let is_number = || tensor.elements() == 1 || tensor.elements() <= FOLDED && repeats();
+        self.signature.is_none() && !self.from_torch && (self.fillers.perhaps.contains(&tensor.name) || is_number())
     }
 
     /// The tensor as a value of the graph: known, or a parameter.

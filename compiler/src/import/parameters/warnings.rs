@@ -33,6 +33,14 @@ pub fn written_out(moments: &[String]) -> Option<String> {
     })
 }
 
+/// Of means and deviations of inputs.
+pub fn standardising(rows: &[String]) -> Option<String> {
+    (!rows.is_empty()).then(|| {
+        let names = listed(rows);
+        format!("{names}: means and deviations that inputs are standardised by, as a Normalization layer does; they are held constant")
+    })
+}
+
 /// Of what converters wrote for operands that their frameworks have not.
 pub fn filled(fillers: &Fillers) -> impl Iterator<Item = String> {
     let about = |names: Vec<&String>, text: &str| (!names.is_empty()).then(|| format!("{}: {text}", listed(&names)));
