@@ -221,6 +221,33 @@ fn moments_of_written_norms_do_not_train() {
     assert_eq!(trained(&apart, ["mean", "variance"]), (all.to_vec(), false));
 }
 
+/// `torch.stack([x, |x|]).flatten(0, 1)`: a microbatch has both of its samples.
+#[test]
+fn stacked_samples_are_microbatches() {
+    let nodes = [
+        node("Abs", &["x"], &["size"]),
+        node("Unsqueeze", &["x", "first"], &["a"]),
+        node("Unsqueeze", &["size", "first"], &["b"]),
+        with_int(node("Concat", &["a", "b"], &["stack"]), "axis", 0),
+        node("Reshape", &["stack", "flat"], &["both"]),
+        node("MatMul", &["both", "w"], &["h"]),
+        node("Relu", &["h"], &["r"]),
+        node("Reshape", &["r", "apart"], &["parts"]),
+        with_int(with_int(node("Split", &["parts"], &["p", "q"]), "axis", 0), "num_outputs", 2),
+        node("Sub", &["p", "q"], &["d"]),
+        node("Squeeze", &["d", "first"], &["y"]),
+    ];
+    let tensors = vec![
+        weight("w", &[6, 4]),
+        int_tensor("first", &[1], &[0]),
+        int_tensor("flat", &[2], &[-1, 6]),
+        int_tensor("apart", &[3], &[2, -1, 4]),
+    ];
+    let case = Case { nodes: &nodes, x: &[8, 6], tensors, producer: "pytorch" };
+    let compiled = case.compiled(Parallel { dp: 2, ..Parallel::default() }, 2);
+    Instance::of(&compiled).and_then(|instance| instance.check()).unwrap_or_else(|error| panic!("{error}"));
+}
+
 fn filled(name: &str, size: usize, value: f32) -> TensorProto {
     tensor(name, &[size as i64], &vec![value.to_le_bytes(); size].concat())
 }

@@ -77,6 +77,10 @@ impl Pass<'_> {
             (Op::Concatenate(op), true) if self.joins_samples(node, usize::from(op.dim)) => {
                 Some(joined(out, node, operands, usize::from(op.dim))?)
             }
+            (Op::Reshape(_), true) if let Some((stack, dim)) = self.flattens_stack(node) => {
+                let parts: Vec<NodeId> = stack.operands.iter().map(|part| self.made[part.0 as usize]).collect();
+                Some(joined(out, node, &parts, dim)?)
+            }
             (_, true) => return Ok(out.add_typed(node.op.clone(), operands, node.ty.clone())),
             (Op::Slice(op), false) => self.sliced(out, node, op, operands[0])?,
             (Op::Reshape(_), false) => self.reshaped(out, node, operands[0])?,
@@ -98,6 +102,21 @@ impl Pass<'_> {
         let first = node.operands[0];
         let are_samples = |id: &NodeId| of_samples(id) && shape(*id) == shape(first);
         node.operands.len() > 1 && self.graph.ty(first).elements() > 0 && node.operands.iter().all(are_samples)
+    }
+
+    /// Where a reshape makes one dim of samples and the dim before it, along which parts were stacked: these and the dim.
+    fn flattens_stack(&self, node: &Node) -> Option<(&Node, usize)> {
+        let stack = &self.graph[node.operands[0]];
+        let Op::Concatenate(op) = &stack.op else { return None };
+        let dim = usize::from(op.dim);
+        let &[parts, samples, ref rest @ ..] = &stack.ty.shape[dim..] else { return None };
+        let flat: Shape = [&stack.ty.shape[..dim], &[parts * samples], rest].concat().into();
+        let is_part = |id: &NodeId| {
+            let own = &self.turned[id.0 as usize];
+            own.is_empty() && self.graph.ty(*id).shape[dim] == 1 && self.batch[id.0 as usize].contains(&(op.dim + 1))
+        };
+        let is_stack = node.ty.shape == flat && stack.ty.elements() > 0 && parts > 1 && stack.operands.iter().all(is_part);
+        is_stack.then_some((stack, dim))
     }
 
     /// A slice that takes some of the parts, or nothing of a dim that is turned.
@@ -208,12 +227,13 @@ impl Pass<'_> {
     }
 }
 
-/// Parts side by side behind the dim of their samples, which is then both.
+/// Parts side by side behind the dim of their samples, which is then both; each has the samples at `dim` or, stacked, behind it.
 fn joined(out: &mut Graph, node: &Node, operands: &[NodeId], dim: usize) -> Result<(NodeId, AllTurned)> {
     let mut parts = Vec::with_capacity(operands.len());
     for &operand in operands {
-        let shape = out.ty(operand).shape.clone();
-        parts.push(out.reshape(operand, &[&shape[..=dim], &[1], &shape[dim + 1..]].concat())?);
+        let whole = &node.ty.shape;
+        let samples = whole[dim] / operands.len() as u64;
+        parts.push(out.reshape(operand, &[&whole[..dim], &[samples, 1], &whole[dim + 1..]].concat())?);
     }
     let side_by_side = out.add(Concatenate { dim: dim as u8 + 1 }, &parts)?;
     let turned = Turned { dim, parts: parts.len() as u64, inner: 1 };

@@ -43,8 +43,9 @@ fn towers(between: impl Fn(&mut Graph, NodeId) -> NodeId) -> Graph {
 /// Whether samples are interleaved, with which all values stay the same.
 fn interleaves(graph: &Graph) -> bool {
     let Some(after) = interleave::interleave(graph).unwrap() else { return false };
-    let along_samples = |node: &crate::graph::Node| matches!(&node.op, Op::Concatenate(op) if op.dim == 0);
-    assert!(!after.nodes.iter().any(along_samples), "{after}");
+    let live = after.live();
+    let along_samples = |id: NodeId| live[id.0 as usize] && matches!(&after[id].op, Op::Concatenate(op) if op.dim == 0);
+    assert!(!after.ids().any(along_samples), "{after}");
     let bindings = bind(graph);
     let values = |graph: &Graph| outputs(graph, &bindings, Precision::Exact).unwrap();
     for ((name, a), (_, b)) in values(graph).iter().zip(&values(&after)) {
@@ -96,6 +97,31 @@ fn parts_are_taken_in_other_ways() {
     let y = g.binary(BinaryOp::Mul, one, other).unwrap();
     g.outputs.push(("y".to_owned(), y));
     assert!(interleaves(&g));
+}
+
+/// `torch.stack([a, b], 0).flatten(0, 1)`. The control: stacked again behind the samples, they are neighbours already.
+#[test]
+fn stacked_parts_are_interleaved() {
+    let stacked = |dim: u8, flat: [u64; 2]| {
+        let mut g = Graph::new();
+        let parts = ["a", "b"].map(|name| {
+            let op = Input { name: name.into(), dtype: DType::F64, shape: Shape::from_slice(&[4, 3]), batch_dim: Some(0) };
+            let part = g.add(op, &[]).unwrap();
+            g.reshape(part, if dim == 0 { &[1, 4, 3] } else { &[4, 1, 3] }).unwrap()
+        });
+        let stack = g.add(Concatenate { dim }, &parts).unwrap();
+        let (x, w) = (g.reshape(stack, &flat).unwrap(), input(&mut g, "w", &[flat[1], 40]));
+        let h = g.dot("m k, k n -> m n", x, w).unwrap();
+        let h = g.unary(UnaryOp::Tanh, h).unwrap();
+        let apart = g.reshape(h, &[2, flat[0] / 2, 40]).unwrap();
+        let (a, b) = (rows(&mut g, apart, 0, 1), rows(&mut g, apart, 1, 2));
+        let y = g.binary(BinaryOp::Sub, a, b).unwrap();
+        g.outputs.push(("y".to_owned(), y));
+        g
+    };
+    assert!(interleaves(&stacked(0, [8, 3])));
+    assert!(!interleaves(&stacked(1, [8, 3])));
+    assert!(!interleaves(&stacked(0, [2, 12])), "another dim");
 }
 
 /// Scores of all against all without each one's own: small beside what computes them, they get their order back.
