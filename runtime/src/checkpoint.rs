@@ -196,20 +196,29 @@ pub fn save(comm: &mut dyn Comm, options: &Options, state: &RunState, shards: &[
         comm.mark(&Place { step: state.step, microbatch: 0, label: Label::new(&format!("save {name}")) });
     };
     let written = write::shards(&mut mark, &partial, rank, shards);
-    let saved = together(comm, written).and_then(|()| {
-        let finished = if first { write::finish(&partial, &path, world, state, options.keep_last) } else { Ok(()) };
-        together(comm, finished)
-    });
-    if saved.is_err() && first {
-        // Best effort: the space of a checkpoint that did not come to be, to which no rank writes any more.
-        let _ = std::fs::remove_dir_all(&partial);
+    let failed = comm.agree(u64::from(written.is_err()));
+    // Best effort: the space of a checkpoint that did not come to be, to which no rank writes any more.
+    let remove = || drop(std::fs::remove_dir_all(&partial));
+    if first && matches!(failed, Ok(1..)) {
+        remove();
     }
-    saved.map(|()| path)
+    settled(written, failed)?;
+    let finished = if first { write::finish(&partial, &path, world, state, options.keep_last) } else { Ok(()) };
+    if finished.is_err() {
+        remove();
+    }
+    together(comm, finished)?;
+    Ok(path)
 }
 
 /// All ranks succeed, or all fail: the one that failed with its own error.
 fn together(comm: &mut dyn Comm, result: Result<()>) -> Result<()> {
-    let failed = comm.agree(result.is_err() as u64);
+    let failed = comm.agree(u64::from(result.is_err()));
+    settled(result, failed)
+}
+
+/// What a rank's own result is where all have said how theirs is.
+fn settled(result: Result<()>, failed: Result<u64>) -> Result<()> {
     // A peer that has heard of the failure may be gone before this rank's own barrier ends.
     result?;
     match failed? {

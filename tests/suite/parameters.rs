@@ -148,6 +148,7 @@ fn constants_are_not_drawn_anew() {
     let is_constant = |(name, _): &&(String, Vec<u8>)| name.starts_with("constant.");
     assert!(given.iter().any(|array| is_constant(&array)) && given.len() == drawn.len());
     for (given, drawn) in given.iter().zip(&drawn) {
+        assert_eq!(given.0, drawn.0, "tensors in the order of the file");
         assert_eq!(given == drawn, is_constant(&given), "{}", given.0);
     }
 }

@@ -239,7 +239,10 @@ fn safetensors(bytes: Bytes, path: &Path) -> Result<Vec<Array>> {
         let shape = view.shape().iter().map(|&dim| dim as u64).collect();
         array(name, dtype, shape, bytes.slice_ref(view.data()), path)
     };
-    tensors.tensors().into_iter().map(array_of).collect()
+    // As they lie in the file: the crate has them in an order of chance.
+    let mut all = tensors.tensors();
+    all.sort_by_key(|(name, view)| (view.data().as_ptr().addr(), name.clone()));
+    all.into_iter().map(array_of).collect()
 }
 
 fn token_file(bytes: Bytes, path: &Path) -> Result<Array> {
