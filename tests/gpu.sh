@@ -122,7 +122,7 @@ kernels() { # model data flags
 both() { # model data flags: every instruction, by dcc's own kernels, on GPU and CPU
     # shellcheck disable=SC2046
     artifact "$1" "$3" && "$DCC" run "$scratch/art.dcc" $(feed "$2") --init 1 --lr 0.01 --steps 2 --device both --gemm own \
-        >"$scratch/out" 2>&1 || {
+        --attention own >"$scratch/out" 2>&1 || {
         cat "$scratch/out"
         return 1
     }
@@ -158,7 +158,7 @@ sanitized() { # tool model data flags
     artifact "$2" "$4" || return 1
     # shellcheck disable=SC2046
     compute-sanitizer --tool "$1" --error-exitcode 9 "$DCC" run "$scratch/art.dcc" $(feed "$3") --init 1 --lr 0.01 --steps 2 \
-        --device cuda --gemm own --timeout 300
+        --device cuda --gemm own --attention own --timeout 300
 }
 
 each() { # part function list

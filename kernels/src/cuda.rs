@@ -35,7 +35,7 @@ pub struct Source {
     /// Of inputs, then outputs.
     pub operand_bytes: Vec<usize>,
     /// What it computes, where a vendor's library can too.
-    pub gemm: Option<library::gemm::Gemm>,
+    pub terms: Option<library::Terms>,
     pub meaning: Meaning,
     /// Of a generated kernel, what each launch does; empty where launches stay by themselves.
     pub bodies: Vec<Body>,

@@ -1,8 +1,11 @@
 //! NVIDIA GPUs: the driver, NVRTC and what they make of kernels' texts, opened at run time. Without them all else works, and opening a
 //! GPU is an error that says what is missing.
 
+mod attentions;
 mod cache;
+mod choices;
 mod copies;
+mod cudnn;
 mod device;
 mod direct;
 mod driver;
@@ -15,7 +18,9 @@ mod products;
 mod queue;
 mod shipped;
 mod tails;
+mod vendor;
 
+pub use attentions::{Planned, planned};
 pub use cache::images;
 pub use device::{Call, Cuda, Texts};
 pub use direct::Together;
@@ -27,6 +32,7 @@ pub use nvrtc::{Image, Usage};
 pub use queue::Graph;
 pub use shipped::{Shipped, code};
 pub use tails::Tailed;
+pub use vendor::Own;
 
 use crate::error::{Error, Result};
 

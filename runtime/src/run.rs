@@ -30,7 +30,7 @@ pub use weights::{initial_weights, whole_weights};
 use crate::checkpoint::{self, Lock, Resume};
 use crate::comm::{Comm, Patience, Peer, Stop};
 use crate::cpu::{Cpu, Memory};
-use crate::cuda::{Cuda, Gpu, Shipped, Together, UniqueIds};
+use crate::cuda::{Cuda, Gpu, Own, Shipped, Together, UniqueIds};
 use crate::device::{Both, Device};
 use crate::error::{Error, Result};
 use crate::exec::ranks::{Rank, local_ranks, ranks_on};
@@ -226,7 +226,8 @@ fn cpu(comm: &Peer, job: &Job, world: &World) -> Result<Cpu> {
 
 /// Of rank r GPU r, counted round.
 fn gpu(comm: &mut Peer, job: &Job, world: &World, together: &Together, ids: &UniqueIds) -> Result<Device> {
-    let (gpus, timeout, own) = (Gpu::count()?.max(1), job.flags.timeout()?, job.flags.gemm == "own");
+    let (gpus, timeout) = (Gpu::count()?.max(1), job.flags.timeout()?);
+    let own = Own { products: job.flags.gemm == "own", attention: job.flags.attention == "own" };
     let gpu = Cuda::new(comm.rank() % gpus, Memory::new(comm.arena()), timeout, own, Shipped::of(&job.artifact))?;
     if job.flags.device == "both" {
         return Ok(Device::Both(Box::new(Both::new(cpu(comm, job, world)?, gpu))));

@@ -251,8 +251,44 @@ fn the_vendor_s_products_are_taken_where_they_are_faster() {
         assert_ne!(run(&[], "1.1"), first, "the control of {model} {flags}");
         assert_eq!(run(&["--gemm", "own"], "1.1"), run(&["--gemm", "own"], "1"));
     }
-    let kept = std::fs::read_to_string(folder.path().join("cache/dcc/kernels/products")).expect("choices");
+    let kept = std::fs::read_to_string(folder.path().join("cache/dcc/kernels/choices")).expect("choices");
     assert!(kept.lines().count() > 20 && kept.contains(" with tail "), "{kept}");
+}
+
+/// Attention by the vendor's library: several query heads of a key head, on ranks and without. The controls: its results are used, and where
+/// it computes another attention it is left out.
+#[test]
+fn the_vendor_s_attention_is_taken_where_it_is_faster() {
+    let folder = Folder::new();
+    let path = StandIns::get().with_more();
+    for (number, (model, flags)) in
+        [("gpt2_tiny", "--dtype bf16"), ("gpt2_tiny", "--dtype f16 --tp 2"), ("llama_tiny", "--dtype bf16 --grad-accum 2")]
+            .into_iter()
+            .enumerate()
+    {
+        let flags = format!("--global-batch-size 4 --optimizer sgd {flags}");
+        let artifact = compiled(&folder, &format!("tests/models/{model}.onnx"), &flags);
+        let run = |more: &[&str], scale: &str, cache: &str| {
+            let cache = folder.at(&format!("{cache}-{number}"));
+            let environment =
+                [("LD_LIBRARY_PATH", path.as_str()), ("XDG_CACHE_HOME", &cache), ("DCC_STAND_IN_ATTENTION", scale)];
+            let on = |words: &[&str]| on_gpu(&[words, &["--device", "cuda", "--gemm", "own"], more].concat(), &environment);
+            steps(&on, &artifact, "gpt2_tiny_next", &["--steps", "3"])
+        };
+        let cpu = steps(&on_cpu, &artifact, "gpt2_tiny_next", &["--steps", "3"]);
+        let first = run(&[], "1", "kept");
+        let found = difference(&cpu, &first);
+        assert!(found <= 5e-3, "{model} {flags}: {found:e}");
+        assert_eq!(run(&[], "1", "kept"), first, "the same choices in the second run");
+        assert_ne!(run(&[], "1.02", "kept"), first, "the control of {model} {flags}");
+        let own = run(&["--attention", "own"], "1.02", "kept");
+        assert_eq!(own, run(&["--attention", "own"], "1", "kept"));
+        assert_eq!(own, run(&[], "1.1", "other"), "{model} {flags}: another attention is left out");
+        let kept = std::fs::read_to_string(folder.path().join(format!("kept-{number}/dcc/kernels/choices"))).expect("choices");
+        let chosen =
+            kept.lines().filter(|line| line.contains(" attention ") && (line.starts_with("1 ") || line.starts_with("2 ")));
+        assert_eq!(chosen.count(), 2, "{kept}");
+    }
 }
 
 /// Every instruction on both devices; a wrong one is named.

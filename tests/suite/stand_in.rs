@@ -61,6 +61,7 @@ fn build(folder: &Path) {
         ("cuda.cpp", "libcuda.so", &shared[..], &["-ldl", "-pthread"][..]),
         ("nvrtc.cpp", "libnvrtc.so", &shared, &[]),
         ("cublaslt.cpp", "more/libcublasLt.so", &shared, &["-ldl"]),
+        ("cudnn.cpp", "more/libcudnn.so", &shared, &["-ldl"]),
         ("nccl.cpp", "more/libnccl.so", &shared, &["-ldl", "-pthread"]),
         // Flags as kernels have them, else it would not be taken.
         ("device.h", "device.h.gch", &[FLAGS, "-w", "-x", "c++-header"], &[]),

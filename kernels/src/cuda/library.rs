@@ -4,6 +4,7 @@
 
 pub mod attention;
 pub mod gemm;
+pub mod heads;
 pub mod pool;
 pub mod product;
 pub mod rows;
@@ -12,6 +13,13 @@ pub mod scatter;
 pub mod top_k;
 
 use super::{Launch, Source};
+
+/// What a vendor's library computes, in its terms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Terms {
+    Product(gemm::Gemm),
+    Attention(heads::Heads),
+}
 
 /// Threads of a block where nothing asks for others.
 const THREADS: usize = 256;

@@ -3,15 +3,16 @@
 //! Instructions are prepared as texts; `finish` compiles all new ones at once. A call is a kernel's number, its operands and what
 //! microbatches add to its parameters.
 
+use super::attentions::Trial;
 use super::direct::{self, Together};
 use super::driver::{Buffer, Gpu, Pinned, is_abandoned};
 use super::groups::{AsOne, Launched, Member, Row, Step};
 use super::kernels::Kernels;
 use super::nccl::{self, UniqueIds};
-use super::products::{Product, Products};
 use super::queue::Graph;
 use super::shipped::Shipped;
 use super::tails::{Pair, Tail};
+use super::vendor::{Chosen, Own, Vendor};
 use crate::comm::{Label, Peer};
 use crate::cpu::Memory;
 use crate::error::{Error, Result};
@@ -47,9 +48,9 @@ pub struct Cuda {
     compiled: Vec<Kernels>,
     /// The set and the place in it, by kernel; `None`: it was not wanted so far.
     places: Vec<Option<(usize, usize)>>,
-    /// The vendor's products, where they may be used, and by kernel the one in its place.
-    products: Option<Products>,
-    chosen: Vec<Option<Product>>,
+    /// The vendor's libraries, and by kernel what they compute in its place.
+    vendor: Vendor,
+    chosen: Vec<Option<Chosen>>,
     /// By kernel, of products with tails: those that are slower than one after the other.
     apart: BTreeSet<usize>,
     words: Vec<u64>,
@@ -113,14 +114,14 @@ impl Call {
 }
 
 impl Cuda {
-    /// GPU `ordinal`, with memory for all of the host's arena and with machine code that was `shipped`; `own`: without the vendor's libraries; work that stands still for `limit` is an error. Errors: no such GPU, or one
+    /// GPU `ordinal`, with memory for all of the host's arena and with machine code that was `shipped`; `own`: what the vendor's libraries leave alone; work that stands still for `limit` is an error. Errors: no such GPU, or one
     /// without so much memory.
-    pub fn new(ordinal: u32, memory: Memory, limit: Duration, own: bool, shipped: Shipped) -> Result<Cuda> {
+    pub fn new(ordinal: u32, memory: Memory, limit: Duration, own: Own, shipped: Shipped) -> Result<Cuda> {
         let gpu = Arc::new(Gpu::open(ordinal, shipped)?);
         gpu.stream().set_limit(limit);
         let arena = Arc::new(gpu.allocate(memory.bytes())?);
         let staging = gpu.pinned(STAGING)?;
-        let products = if own { None } else { Products::open(&gpu)? };
+        let vendor = Vendor::open(&gpu, own)?;
         let (compiled, places, chosen, apart, words) = (Vec::new(), Vec::new(), Vec::new(), BTreeSet::new(), Vec::new());
         Ok(Cuda {
             gpu,
@@ -131,7 +132,7 @@ impl Cuda {
             texts: Texts::default(),
             compiled,
             places,
-            products,
+            vendor,
             chosen,
             apart,
             words,
@@ -216,23 +217,28 @@ impl Cuda {
         Ok(())
     }
 
-    /// The vendor's product in place of a kernel, where it is faster: operands lie at the arena's begin meanwhile, before it has contents.
-    fn choose(&self, kernel: usize) -> Result<Option<Product>> {
-        let Cuda { gpu, texts, products, .. } = self;
-        let (Some(products), Some(gemm)) = (products, &texts.sources[kernel].gemm) else { return Ok(None) };
+    /// What a library of the vendor's computes in place of a kernel, where it is faster: operands lie at the arena's begin meanwhile, before it
+    /// has contents.
+    fn choose(&mut self, kernel: usize) -> Result<Option<Chosen>> {
+        let Some(terms) = self.texts.sources[kernel].terms.filter(|terms| self.vendor.has(terms)) else { return Ok(None) };
         let (words, end) = self.laid_out(kernel);
-        let ([lhs, rhs, out, ..], true) = (&words[..], self.has_room(end)) else { return Ok(None) };
-        let operands = [*lhs, *rhs, *out];
-        let mut words = words.clone();
-        let mut own = || self.try_out(kernel, &mut words);
-        products.choose(gpu.stream(), gemm, operands, &mut own)
+        if !self.has_room(end) {
+            return Ok(None);
+        }
+        let Cuda { gpu, arena, texts, compiled, places, vendor, .. } = self;
+        let bytes = &texts.sources[kernel].operand_bytes;
+        let (set, place) = places[kernel].expect("it was made ready before");
+        let mut own = words.clone();
+        // SAFETY: operands lie one after the other inside of the arena, the workspace is as large as that of any kernel.
+        let mut own = || unsafe { compiled[set].start(gpu, place, &mut own) };
+        vendor.choose(&terms, Trial { gpu, arena, at: &words[..bytes.len()], bytes, own: &mut own })
     }
 
     /// Whether a product, the vendor's where that was chosen, and the kernel behind it take less time than the own product with its tail. Without
     /// the vendor's library nothing is timed.
     fn is_better_apart(&self, kernel: usize, pair: Pair) -> Result<bool> {
-        let Cuda { gpu, texts, products, chosen, .. } = self;
-        let Some(products) = products else { return Ok(false) };
+        let Cuda { gpu, texts, vendor, chosen, .. } = self;
+        let Some(products) = vendor.products() else { return Ok(false) };
         let (mut words, end) = self.laid_out(kernel);
         let operands = texts.sources[kernel].operand_bytes.len();
         let (result, end) = match pair.beside {
@@ -250,7 +256,7 @@ impl Cuda {
         let mut as_one = || self.try_out(kernel, &mut words);
         let mut apart = || {
             match &chosen[pair.product] {
-                Some(product) => products.start(gpu.stream(), product, [of_product[0], of_product[1], result])?,
+                Some(chosen) => vendor.start(gpu.stream(), chosen, &of_product[..3])?,
                 None => self.try_out(pair.product, &mut of_product)?,
             }
             self.try_out(pair.nest, &mut of_nest)
@@ -334,13 +340,13 @@ impl Cuda {
 
     /// Starts the launches that `member` says.
     fn start(&mut self, call: &Call, member: &Member, (bases, microbatch): (&Bases, u32)) -> Result<()> {
-        let Cuda { gpu, arena, workspaces, texts, compiled, places, products, chosen, apart, words, .. } = self;
+        let Cuda { gpu, arena, workspaces, texts, compiled, places, vendor, chosen, apart, words, .. } = self;
         let place = Place { arena, bases, microbatch, workspace: workspaces.last(), member };
         words.clear();
         words.extend((0..call.operands.len()).map(|n| place.word(call, Argument::Operand(n))));
         let own = call.tail.get().is_some_and(|kernel| !apart.contains(&kernel));
-        if let (Some(products), Some(product), false) = (&products, &chosen[call.kernel], own) {
-            return products.start(gpu.stream(), product, [words[0], words[1], words[2]]);
+        if let (Some(chosen), false) = (&chosen[call.kernel], own) {
+            return vendor.start(gpu.stream(), chosen, words);
         }
         words.extend((texts.sources[call.kernel].workspace > 0).then(|| place.word(call, Argument::Workspace)));
         words.extend((0..call.parameters.len()).map(|n| place.word(call, Argument::Parameter(n))));

@@ -1,21 +1,16 @@
 //! Matrix products by cuBLASLt, where it is installed and faster than dcc's own kernels.
 //!
-//! For each product the library's algorithms and the own kernel are timed once, before anything is loaded; what won is kept beside the
-//! machine code, so that later runs, and all ranks of one process, take the same and repeat to the bit. Without a folder to keep it in, the
-//! library's first choice is taken. Products of f32 stay in f32: never TF32.
+//! For each product the library's algorithms and the own kernel are timed once (`choices`). Without a folder to keep that in, the library's first
+//! choice is taken. Products of f32 stay in f32: never TF32.
 
-use super::cache;
+use super::choices::{self, Choice, timed};
 use super::driver::{Buffer, Gpu};
 use super::queue::Stream;
 use crate::error::{Error, Result};
 use cudarc::cublaslt::sys;
 use dcc_kernels::cuda::library::gemm::{Gemm, Matrix};
 use dcc_program::types::DType;
-use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 /// What the library may use beside operands and result.
 const WORKSPACE: usize = 32 << 20;
@@ -23,27 +18,6 @@ const WORKSPACE: usize = 32 << 20;
 const ALIGN: u32 = 16;
 /// Algorithms that are timed.
 const CANDIDATES: usize = 8;
-/// A timing takes about so long.
-const TIMING: Duration = Duration::from_millis(3);
-const ROUNDS: usize = 3;
-/// Runs of a round at most.
-const MOST_RUNS: f64 = 200.0;
-
-/// An algorithm of the library, as it may be kept.
-type Algorithm = [u64; 8];
-
-/// What computes a product.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Choice {
-    /// dcc's kernel; of a product with a tail, that of both.
-    Own,
-    Library(Algorithm),
-    /// Of a product with a tail: one after the other.
-    Apart,
-}
-
-/// What is chosen, by product, in all of this process.
-static CHOSEN: Mutex<BTreeMap<String, Choice>> = Mutex::new(BTreeMap::new());
 
 /// The library on one GPU.
 pub struct Products {
@@ -107,7 +81,7 @@ impl Products {
         own: &mut dyn FnMut() -> Result<()>,
     ) -> Result<Option<Product>> {
         let key = format!("{} {gemm:?}", self.place);
-        match self.chosen(key, || self.fastest(stream, gemm, operands, own))? {
+        match choices::chosen(key, || self.fastest(stream, gemm, operands, own))? {
             Choice::Library(data) => {
                 let product = Product::new(gemm, sys::cublasLtMatmulAlgo_t { data })?;
                 // The library loads an algorithm's code when it is first used: not where steps are recorded.
@@ -127,38 +101,17 @@ impl Products {
         as_one: &mut dyn FnMut() -> Result<()>,
         apart: &mut dyn FnMut() -> Result<()>,
     ) -> Result<bool> {
-        if file().is_none() {
+        if !choices::are_kept() {
             return Ok(true);
         }
         let key = format!("{} with tail {name}", self.place);
         let faster = || Ok(if timed(stream, apart)? < timed(stream, as_one)? { Choice::Apart } else { Choice::Own });
-        Ok(self.chosen(key, faster)? == Choice::Apart)
-    }
-
-    /// What was chosen before, in this process or another, or is now: of one product by one rank, while others choose for others.
-    fn chosen(&self, key: String, choose: impl FnOnce() -> Result<Choice>) -> Result<Choice> {
-        let turn = cache::turn(&key);
-        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = || {
-            let mut chosen = lock();
-            if chosen.is_empty() {
-                *chosen = load();
-            }
-            chosen.get(&key).copied()
-        };
-        if let Some(choice) = known() {
-            return Ok(choice);
-        }
-        let choice = choose()?;
-        let mut chosen = lock();
-        chosen.insert(key, choice);
-        save(&chosen);
-        Ok(choice)
+        Ok(choices::chosen(key, faster)? == Choice::Apart)
     }
 
     fn fastest(&self, stream: &Stream, gemm: &Gemm, operands: [u64; 3], own: &mut dyn FnMut() -> Result<()>) -> Result<Choice> {
         let candidates = self.candidates(gemm)?;
-        if file().is_none() {
+        if !choices::are_kept() {
             return Ok(candidates.first().map_or(Choice::Own, |algorithm| Choice::Library(algorithm.data)));
         }
         let mut best = (timed(stream, own)?, Choice::Own);
@@ -338,90 +291,5 @@ impl Drop for Products {
             let _ = unsafe { sys::cublasLtDestroy(self.handle) };
             cudarc::driver::sys::CUresult::CUDA_SUCCESS
         });
-    }
-}
-
-/// The time of one of many runs, the least of a few rounds; as steps run, without the host's part.
-fn timed(stream: &Stream, start: &mut dyn FnMut() -> Result<()>) -> Result<Duration> {
-    start()?;
-    stream.wait()?;
-    let mut round = |runs: u32| -> Result<Duration> {
-        stream.begin_graph()?;
-        let started = (0..runs).try_for_each(|_| start());
-        let graph = stream.end_graph();
-        started?;
-        let graph = graph?;
-        let run = || -> Result<Duration> {
-            let began = Instant::now();
-            // SAFETY: what is timed works on memory that lives as long as the stream.
-            unsafe { stream.run(&graph)? };
-            stream.wait()?;
-            Ok(began.elapsed() / runs)
-        };
-        // The first brings the graph to the GPU, and its clock up.
-        run()?;
-        run()
-    };
-    let once = round(1)?.max(Duration::from_micros(1));
-    let runs = (TIMING.as_secs_f64() / once.as_secs_f64()).clamp(1.0, MOST_RUNS) as u32;
-    (0..ROUNDS).map(|_| round(runs)).try_fold(Duration::MAX, |least, took| Ok(least.min(took?)))
-}
-
-fn lock() -> MutexGuard<'static, BTreeMap<String, Choice>> {
-    CHOSEN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Where choices are kept.
-fn file() -> Option<PathBuf> {
-    Some(cache::folder()?.join("products"))
-}
-
-/// A line for each: the algorithm's words, `own` or `apart`, then the product. Lines of another form are none.
-fn load() -> BTreeMap<String, Choice> {
-    let text = file().and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
-    text.lines().filter_map(parse).collect()
-}
-
-fn parse(line: &str) -> Option<(String, Choice)> {
-    let (choice, key) = line.split_once('\t')?;
-    let words = || choice.split(' ').map(|word| u64::from_str_radix(word, 16).ok()).collect::<Option<Vec<u64>>>();
-    let choice = match choice {
-        "own" => Choice::Own,
-        "apart" => Choice::Apart,
-        _ => Choice::Library(words()?.try_into().ok()?),
-    };
-    Some((key.to_owned(), choice))
-}
-
-fn line(key: &str, choice: &Choice) -> String {
-    let choice = match choice {
-        Choice::Own => "own".to_owned(),
-        Choice::Apart => "apart".to_owned(),
-        Choice::Library(words) => words.map(|word| format!("{word:x}")).join(" "),
-    };
-    format!("{choice}\t{key}\n")
-}
-
-fn save(chosen: &BTreeMap<String, Choice>) {
-    let Some(file) = file() else { return };
-    let text: String = chosen.iter().map(|(key, choice)| line(key, choice)).collect();
-    if let Err(error) = cache::replace(&file, &[text.as_bytes()]) {
-        tracing::debug!(file = %file.display(), %error, "choices of products are not kept");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn choices_are_read_as_they_were_kept() {
-        for choice in [Choice::Own, Choice::Apart, Choice::Library([1, 2, 3, u64::MAX, 0, 6, 7, 8])] {
-            let kept = line("GPU x Gemm { rows: 3 }", &choice);
-            assert_eq!(parse(kept.trim_end()), Some(("GPU x Gemm { rows: 3 }".to_owned(), choice)));
-        }
-        for damaged in ["", "own", "1 2 3\tx", "1 2 3 4 5 6 7 g\tx"] {
-            assert_eq!(parse(damaged), None, "{damaged}");
-        }
     }
 }

@@ -102,6 +102,9 @@ pub struct Flags {
     /// Products on GPUs: fastest, dcc's own kernels or cuBLASLt's, as timed once; own, dcc's alone
     #[arg(long, value_name = "WHICH", value_parser = ["fastest", "own"], default_value = "fastest", help_heading = "Execution")]
     pub gemm: String,
+    /// Attention on GPUs: fastest, dcc's own kernels or cuDNN's, as timed once; own, dcc's alone
+    #[arg(long, value_name = "WHICH", value_parser = ["fastest", "own"], default_value = "fastest", help_heading = "Execution")]
+    pub attention: String,
     /// How ranks on GPUs exchange: auto, direct where GPUs reach each other and through the hosts else; nccl; host
     #[arg(long, value_name = "HOW", value_parser = ["auto", "nccl", "host"], default_value = "auto", help_heading = "Execution")]
     pub gpu_comm: String,

@@ -67,6 +67,8 @@ pub enum Found {
         spilled_bytes: u32,
         /// Of a training step of the rank with the most of them.
         launches: cuda::Launched,
+        /// Where cuDNN is installed, the attentions that it has plans for.
+        attentions: Option<cuda::Planned>,
         /// Those that spill, the most first.
         spills: Vec<Spill>,
         seconds: f64,
@@ -124,7 +126,7 @@ pub fn check(artifact: &Artifact, device: Device) -> Outcome<Found> {
 fn compiled(artifact: &Artifact, arch: Arch) -> Outcome<Found> {
     let world = World::new(&[&artifact.train, &artifact.eval])?;
     let (mut seen, mut usage, mut kernels, mut seconds) = (HashSet::new(), cuda::Usage::default(), 0, [0.0; 2]);
-    let (mut spills, mut launches) = (Vec::new(), cuda::Launched::default());
+    let (mut spills, mut launches, mut attentions) = (Vec::new(), cuda::Launched::default(), None);
     let folder = std::env::temp_dir().join(format!("dcc-kernels-{}", std::process::id()));
     for rank in 0..world.ranks() {
         let stage = world.stage(rank) as usize;
@@ -147,6 +149,7 @@ fn compiled(artifact: &Artifact, arch: Arch) -> Outcome<Found> {
         }
         let entries: Vec<(&str, cuda::Usage)> = images.iter().flat_map(|(image, _)| image.entries()).collect();
         usage = entries.iter().fold(usage, |usage, (_, own)| usage.and(*own));
+        attentions = cuda::planned(&sources, arch)?.map(|own| own.and(attentions.unwrap_or_default()));
         spills.extend(spilling(&sources, &texts, &entries));
         kernels += sources.len();
     }
@@ -154,7 +157,7 @@ fn compiled(artifact: &Artifact, arch: Arch) -> Outcome<Found> {
     let _ = std::fs::remove_dir_all(&folder);
     let (cuda::Usage { registers, spilled_bytes }, [seconds, kept_seconds]) = (usage, seconds);
     spills.sort_by_key(|spill| std::cmp::Reverse(spill.bytes));
-    Ok(Found::Compiled { arch, kernels, registers, spilled_bytes, launches, spills, seconds, kept_seconds })
+    Ok(Found::Compiled { arch, kernels, registers, spilled_bytes, launches, attentions, spills, seconds, kept_seconds })
 }
 
 /// Those of `entries` that spill, with what they are parts of.
@@ -191,14 +194,18 @@ pub fn text(found: &Found) -> String {
             };
             format!("{kernels} kernels by themselves on {on} are within {worst:.2} of what is allowed{large}{tails}\n")
         }
-        Found::Compiled { arch, kernels, registers, spilled_bytes, launches, spills, seconds, kept_seconds } => {
+        Found::Compiled { arch, kernels, registers, spilled_bytes, launches, attentions, spills, seconds, kept_seconds } => {
+            let attentions = attentions.filter(|found| found.asked > 0).map_or(String::new(), |found| {
+                let version = [found.version / 10_000, found.version / 100 % 100, found.version % 100].map(|n| n.to_string());
+                format!("  cuDNN {} has plans for {} of {} attentions\n", version.join("."), found.planned, found.asked)
+            });
             let named =
                 spills.iter().take(NAMED).map(|Spill { name, bytes, origin }| format!("  {bytes} bytes: {name}, {origin}\n"));
             let more = spills.len().saturating_sub(NAMED);
             let more = if more > 0 { format!("  and {more} more\n") } else { String::new() };
             format!(
                 "{kernels} kernels compile for {} in {seconds:.1} s, once kept in {kept_seconds:.2} s: at most {registers} registers, \
-                 {spilled_bytes} bytes spilled\n{}{more}  a training step has {} launches, {} without groups and tails; {} products have a tail\n",
+                 {spilled_bytes} bytes spilled\n{}{more}  a training step has {} launches, {} without groups and tails; {} products have a tail\n{attentions}",
                 arch.name(),
                 named.collect::<String>(),
                 launches.in_rows,
@@ -215,13 +222,16 @@ pub fn json(found: &Found) -> Value {
             json!({"device": on, "kernels": kernels, "too_large": too_large, "worst": worst, "tails": tails.tails,
                 "tails_too_large": tails.too_large})
         }
-        Found::Compiled { arch, kernels, registers, spilled_bytes, launches, spills, seconds, kept_seconds } => json!({
-            "arch": arch.name(), "kernels": kernels, "registers": registers, "spilled_bytes": spilled_bytes, "launches": launches.in_rows,
-            "launches_without_groups": launches.alone, "tails": launches.tails, "seconds": seconds,
-            "kept_seconds": kept_seconds, "spills": spills.iter().map(|Spill { name, bytes, origin }| {
-                json!({"kernel": name, "bytes": bytes, "origin": origin})
-            }).collect::<Vec<_>>(),
-        }),
+        Found::Compiled { arch, kernels, registers, spilled_bytes, launches, attentions, spills, seconds, kept_seconds } => {
+            json!({
+                "arch": arch.name(), "kernels": kernels, "registers": registers, "spilled_bytes": spilled_bytes, "launches": launches.in_rows,
+                "cudnn": attentions.map(|found| json!({"version": found.version, "attentions": found.asked, "planned": found.planned})),
+                "launches_without_groups": launches.alone, "tails": launches.tails, "seconds": seconds,
+                "kept_seconds": kept_seconds, "spills": spills.iter().map(|Spill { name, bytes, origin }| {
+                    json!({"kernel": name, "bytes": bytes, "origin": origin})
+                }).collect::<Vec<_>>(),
+            })
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Attention and its gradient: half floats by tensor cores (`attention_tensor.cuh`), others by plain threads (`attention.cuh`).
 
-use super::{THREADS, entry, source};
+use super::heads::Heads;
+use super::{THREADS, Terms, entry, source};
 use crate::cuda::emit::stored;
 use crate::cuda::{Launch, Source};
 use crate::library::attention::{Shape, Strides};
@@ -31,7 +32,8 @@ pub fn forward(shape: &Shape, dtype: DType, mask: MaskKind, name: &str) -> Resul
     let launched = entry(name, &arguments, &body, ([blocks, 1], threads, shared))?;
     let bytes = attending.bytes();
     let operands = [bytes.q, bytes.k, bytes.v].into_iter().chain(bytes.mask).chain([bytes.o, bytes.lse]);
-    Ok(source(attending.text(name), vec![launched], 0, operands.collect()))
+    let terms = Heads::new(shape, dtype, mask, false).map(Terms::Attention);
+    Ok(Source { terms, ..source(attending.text(name), vec![launched], 0, operands.collect()) })
 }
 
 /// dQ, dK and dV, laid out as Q, K and V, from dO, Q, K, V, O, Lse and the mask. dO is laid out as O.
@@ -63,7 +65,9 @@ pub fn backward(shape: &Shape, dtype: DType, mask: MaskKind, name: &str) -> Resu
     let bytes = attending.bytes();
     let read = [bytes.o, bytes.q, bytes.k, bytes.v, bytes.o, bytes.lse].into_iter().chain(bytes.mask);
     let operands = read.chain([bytes.q, bytes.k, bytes.v]);
-    Ok(source(attending.text(name), launches, rows.max(1) * attending.computed_bytes, operands.collect()))
+    let terms = Heads::new(shape, dtype, mask, true).map(Terms::Attention);
+    let workspace = rows.max(1) * attending.computed_bytes;
+    Ok(Source { terms, ..source(attending.text(name), launches, workspace, operands.collect()) })
 }
 
 /// Bytes of each operand.

@@ -4,7 +4,7 @@
 //! windows move through is zero where they leave it (implicit GEMM: nothing is copied).
 
 use super::gemm::{Gemm, Plain as Matrices};
-use super::{THREADS, entry, entry_of, source};
+use super::{THREADS, Terms, entry, entry_of, source};
 use crate::cuda::emit::stored;
 use crate::cuda::emit::tail::Pointwise;
 use crate::cuda::group::Argument;
@@ -310,9 +310,9 @@ impl Product {
             numbers: Vec::new(),
             vector: 1,
         };
-        let gemm = view.plain().and_then(|plain| Gemm::new(&plain, types));
+        let terms = view.plain().and_then(|plain| Gemm::new(&plain, types)).map(Terms::Product);
         let source = self.written(&out, view.bytes.to_vec(), name)?;
-        Ok(Source { gemm, meaning: Meaning::Product(Arc::new(self.clone())), ..source })
+        Ok(Source { terms, meaning: Meaning::Product(Arc::new(self.clone())), ..source })
     }
 
     /// The product with a tail: its result is rounded as it would be stored and goes through the statements of `nest`, which reads it as input
