@@ -84,10 +84,12 @@ impl Job {
         self.flags.keep_apart(&tensors.chain(own).collect::<Vec<_>>())
     }
 
+    /// Of the programs that run: those of evaluation where there are data for it, or nothing trains.
     pub fn world(&self) -> Result<World> {
-        let sets: Vec<&[Program]> =
-            [&self.artifact.train[..], &self.artifact.eval[..]].into_iter().filter(|set| !set.is_empty()).collect();
-        World::new(&sets)
+        let Artifact { train, eval, .. } = &self.artifact;
+        let evaluates = !self.flags.eval_data.is_empty() || train.is_empty();
+        let sets = [&train[..], if evaluates { &eval[..] } else { &[] }];
+        World::new(&sets.into_iter().filter(|set: &&[Program]| !set.is_empty()).collect::<Vec<_>>())
     }
 
     /// Shape of the tensor that a parameter is, or is a piece of.
