@@ -54,8 +54,12 @@ impl StopSignals {
             return Stop::Continue;
         }
         let now = Instant::now();
-        let before = self.last.lock().unwrap_or_else(PoisonError::into_inner).replace(now);
-        if before.is_some_and(|before| now - before < ECHO) { Stop::Continue } else { Stop::Requested }
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_some_and(|last| now - last < ECHO) {
+            return Stop::Continue;
+        }
+        *last = Some(now);
+        Stop::Requested
     }
 }
 

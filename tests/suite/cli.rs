@@ -548,13 +548,16 @@ fn losses_that_are_no_numbers() {
     let vast = "run @/linear.onnx --data @/targets --global-batch-size 8 --steps 1 --loss mse --init 1 --init-all --init-rule *=std:1e30";
     let output = refused(&folder, vast, 9, "DCC0901", &["the loss of step 1 is inf", "no step was made yet", "--dtype f64"]);
     assert!(!output.stderr.contains("--lr"), "{}", output.stderr);
-    let mut values = floats(48);
-    values[..4].copy_from_slice(&f32::NAN.to_le_bytes());
-    put(&folder, "data/x.npy", npy("<f4", "16, 3", &values));
     let run = "run @/linear.onnx --data @/data --global-batch-size 16 --steps 9";
-    let words = ["the loss of step 1 is NaN: input `x` has NaN in its batch", "rank 0 at step 1", "out of the data"];
-    let output = refused(&folder, run, 9, "DCC0901", &words);
-    assert!(!output.stderr.contains("--lr"), "{}", output.stderr);
+    for (value, what) in [(f32::NAN, "NaN"), (f32::INFINITY, "an infinity")] {
+        let mut values = floats(48);
+        values[..4].copy_from_slice(&value.to_le_bytes());
+        put(&folder, "data/x.npy", npy("<f4", "16, 3", &values));
+        let input = format!("input `x` has {what} in its batch");
+        let output =
+            refused(&folder, run, 9, "DCC0901", &["the loss of step 1 is", &input, "rank 0 at step 1", "out of the data"]);
+        assert!(!output.stderr.contains("--lr"), "{}", output.stderr);
+    }
     put(&folder, "data/x.npy", npy("<f4", "16, 3", &floats(48)));
     put(&folder, "data/labels.npy", npy("<i8", "16,", &integers([-100; 16])));
     refused(&folder, run, 9, "DCC0901", &["is NaN: all `labels` of its batch are -100, which does not count"]);

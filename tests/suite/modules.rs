@@ -230,18 +230,18 @@ fn stacked_samples_are_microbatches() {
         node("Unsqueeze", &["size", "first"], &["b"]),
         with_int(node("Concat", &["a", "b"], &["stack"]), "axis", 0),
         node("Reshape", &["stack", "flat"], &["both"]),
-        node("MatMul", &["both", "w"], &["h"]),
-        node("Relu", &["h"], &["r"]),
+        node("Mul", &["both", "w"], &["h"]),
+        node("Tanh", &["h"], &["r"]),
         node("Reshape", &["r", "apart"], &["parts"]),
         with_int(with_int(node("Split", &["parts"], &["p", "q"]), "axis", 0), "num_outputs", 2),
         node("Sub", &["p", "q"], &["d"]),
         node("Squeeze", &["d", "first"], &["y"]),
     ];
     let tensors = vec![
-        weight("w", &[6, 4]),
+        weight("w", &[6]),
         int_tensor("first", &[1], &[0]),
         int_tensor("flat", &[2], &[-1, 6]),
-        int_tensor("apart", &[3], &[2, -1, 4]),
+        int_tensor("apart", &[3], &[2, -1, 6]),
     ];
     let case = Case { nodes: &nodes, x: &[8, 6], tensors, producer: "pytorch" };
     let compiled = case.compiled(Parallel { dp: 2, ..Parallel::default() }, 2);

@@ -130,21 +130,13 @@ impl Build {
         Ok(out.iter().flat_map(parts).collect())
     }
 
-    /// Whether parts were stacked in front of samples: one dim of both is interleaved later, so that ranks and microbatches have whole samples.
-    fn is_stack_of_samples(&self, id: NodeId) -> bool {
-        let node = &self.graph[id];
-        let stacks = matches!(&node.op, Op::Concatenate(op) if op.dim == 0);
-        stacks && node.ty.shape[0] == node.operands.len() as u64 && self.has_samples(&id.into())
-    }
-
     /// The dims of the operand that a reshape merged from several, with their sizes.
     fn splits(&self, term: &Term) -> Splits {
         let node = &self.graph[term.id];
         let Op::Reshape(_) = node.op else { return Splits::new() };
         let from = &self.graph.ty(node.operands[0]).shape;
         let Some(groups) = merged(from, &node.ty.shape) else { return Splits::new() };
-        let stacked = self.is_stack_of_samples(node.operands[0]);
-        let named = term.factors.iter().zip(groups).filter(|(_, group)| group.len() > 1 && !(stacked && group.start == 0));
+        let named = term.factors.iter().zip(groups).filter(|(_, group)| group.len() > 1);
         named.map(|(name, group)| (name.clone(), from[group].to_vec())).collect()
     }
 }

@@ -27,7 +27,7 @@ pub struct Manifest {
 pub struct Parameter {
     pub trained: bool,
     /// `--init-all` draws it: no constant or table of the model.
-    #[serde(default)]
+    #[serde(default = "yes", skip_serializing_if = "Clone::clone")]
     pub drawn: bool,
     /// Scales a normalised value: `--init` makes it ones.
     pub gain: bool,
@@ -36,6 +36,11 @@ pub struct Parameter {
     /// The module's parameter that it is the transposed copy of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transpose_of: Option<String>,
+}
+
+/// Where an artifact does not say it.
+fn yes() -> bool {
+    true
 }
 
 impl Parameter {

@@ -15,6 +15,8 @@ use dcc_kernels::cuda::library::heads::Heads;
 use dcc_program::types::DType;
 use half::{bf16, f16};
 
+/// The number of the graphs that are made below: choices are of plans for them. To be raised when they change.
+const GRAPHS: u32 = 1;
 /// Plans that are timed.
 const CANDIDATES: usize = 4;
 /// The library may use so much memory beside the arena: a share of that.
@@ -58,7 +60,7 @@ impl Attentions {
     /// `None` where the library is not installed, is too old, or does not fit the driver.
     pub fn open(gpu: &Gpu) -> Result<Option<Attentions>> {
         let attentions = |library: Library| {
-            let place = format!("{} {} attention {}", gpu.name(), gpu.arch().name(), library.version());
+            let place = format!("{} {} attention {} {GRAPHS}", gpu.name(), gpu.arch().name(), library.version());
             Attentions { library, workspaces: Vec::new(), place }
         };
         Ok(Library::open(gpu)?.map(attentions))
@@ -69,22 +71,35 @@ impl Attentions {
         let key = format!("{} {heads:?}", self.place);
         let choice = choices::chosen(key, || self.fastest(heads, &mut trial))?;
         let Choice::Library([number, ..]) = choice else { return Ok(None) };
-        let Some(attending) = self.made(heads, number as usize)? else { return Ok(None) };
-        self.make_room(trial.gpu, attending.plan.bytes())?;
         // The library loads a plan's code when it is first used: not where steps are recorded.
-        self.start(&attending, trial.at)?;
-        trial.gpu.wait()?;
-        Ok(Some(attending))
+        let ready = self.made(heads, number as usize, &trial).and_then(|attending| {
+            let started = attending.as_ref().map(|attending| self.start(attending, trial.at));
+            started.transpose().map(|_| attending)
+        });
+        match ready {
+            Ok(attending) => {
+                trial.gpu.wait()?;
+                Ok(attending)
+            }
+            Err(error) => {
+                tracing::warn!(%error, ?heads, "cuDNN no longer has the plan that was chosen: dcc's own kernel computes it");
+                Ok(None)
+            }
+        }
     }
 
-    /// The library's plan of that number, if it has so many.
-    fn made(&self, heads: &Heads, number: usize) -> Result<Option<Attending>> {
+    /// The library's plan of that number with memory for it; none where it has not so many, or it takes too much memory.
+    fn made(&mut self, heads: &Heads, number: usize, trial: &Trial<'_>) -> Result<Option<Attending>> {
         let (graph, operands) = graph(heads)?;
         let mut candidates = self.library.candidates(&graph)?;
         if number >= candidates.len() {
             return Ok(None);
         }
         let plan = self.library.plan(&graph, candidates.swap_remove(number))?;
+        if plan.bytes() > trial.arena.bytes() / SHARE {
+            return Ok(None);
+        }
+        self.make_room(trial.gpu, plan.bytes())?;
         Ok(Some(Attending { plan, _graph: graph, operands }))
     }
 
@@ -96,6 +111,14 @@ impl Attentions {
     }
 
     fn fastest(&mut self, heads: &Heads, trial: &mut Trial<'_>) -> Result<Choice> {
+        let kept = self.workspaces.len();
+        let choice = self.tried_out(heads, trial);
+        // Nothing that was recorded uses what only candidates needed.
+        self.workspaces.truncate(kept);
+        choice
+    }
+
+    fn tried_out(&mut self, heads: &Heads, trial: &mut Trial<'_>) -> Result<Choice> {
         // Whatever the library has against the attention, dcc's own kernel computes it.
         let count = match graph(heads).and_then(|(graph, _)| self.library.candidates(&graph)) {
             Ok(candidates) => candidates.len().min(CANDIDATES),
@@ -104,49 +127,53 @@ impl Attentions {
                 0
             }
         };
+        if count == 0 {
+            return Ok(Choice::Own);
+        }
         let stream = trial.gpu.stream();
+        trial.fill(heads)?;
+        (trial.own)()?;
+        let expected = trial.results(heads)?;
         let mut best = None;
         for number in 0..count {
-            let attending = match self.tried(heads, number, trial) {
-                Ok(Some(attending)) => attending,
-                Ok(None) => continue,
-                Err(error) => {
-                    tracing::debug!(%error, ?heads, number, "cuDNN refuses a plan of its own");
-                    continue;
+            let took = self.agreeing(heads, number, trial, &expected).and_then(|attending| {
+                let time = |attending: Attending| timed(stream, &mut || self.start(&attending, trial.at));
+                attending.map(time).transpose()
+            });
+            match took {
+                Ok(Some(took)) if best.is_none_or(|(least, _)| took < least) => {
+                    best = Some((took, Choice::Library([number as u64, 0, 0, 0, 0, 0, 0, 0])));
                 }
-            };
-            let choice = Choice::Library([number as u64, 0, 0, 0, 0, 0, 0, 0]);
-            if !choices::are_kept() {
-                return Ok(choice);
+                Ok(_) => {}
+                Err(error) => tracing::debug!(%error, ?heads, number, "cuDNN refuses a plan of its own"),
             }
-            let took = timed(stream, &mut || self.start(&attending, trial.at))?;
-            if best.is_none_or(|(least, _)| took < least) {
-                best = Some((took, choice));
+            // The first will do where nothing can be kept.
+            if let (Some((_, choice)), false) = (best, choices::are_kept()) {
+                return Ok(choice);
             }
         }
         let Some((took, choice)) = best else { return Ok(Choice::Own) };
         Ok(if took < timed(stream, trial.own)? { choice } else { Choice::Own })
     }
 
-    /// A plan, if it computes what the own kernel does. `None`: it takes too much memory, or computes something else.
-    fn tried(&mut self, heads: &Heads, number: usize, trial: &mut Trial<'_>) -> Result<Option<Attending>> {
-        let Some(attending) = self.made(heads, number)? else { return Ok(None) };
-        if attending.plan.bytes() > trial.arena.bytes() / SHARE {
-            return Ok(None);
-        }
-        self.make_room(trial.gpu, attending.plan.bytes())?;
-        trial.fill(heads)?;
-        (trial.own)()?;
-        let expected = trial.results(heads)?;
+    /// A plan, if it computes what is `expected`, and takes not too much memory for it.
+    fn agreeing(
+        &mut self,
+        heads: &Heads,
+        number: usize,
+        trial: &Trial<'_>,
+        expected: &[(DType, Vec<u8>)],
+    ) -> Result<Option<Attending>> {
+        let Some(attending) = self.made(heads, number, trial)? else { return Ok(None) };
         trial.fill(heads)?;
         self.start(&attending, trial.at)?;
         let found = trial.results(heads)?;
         let far: Vec<f64> = expected.iter().zip(&found).map(|((dtype, x), (_, y))| distance(*dtype, x, y)).collect();
-        if !far.iter().all(|far| *far <= AGREEMENT) {
+        let agrees = far.iter().all(|far| *far <= AGREEMENT);
+        if !agrees {
             tracing::warn!(?heads, ?far, "cuDNN computes another attention than dcc: it is left out");
-            return Ok(None);
         }
-        Ok(Some(attending))
+        Ok(agrees.then_some(attending))
     }
 
     /// Starts an attention on the own kernel's operands, behind all work of the stream so far.
@@ -160,9 +187,16 @@ impl Attentions {
 }
 
 impl Trial<'_> {
-    /// Makes up inputs, numbers from -1 to 1 and logarithms of as many keys as there are, and makes all results NaN.
+    /// Makes up inputs, numbers from -1 to 1 without a pattern and logarithms of as many keys as there are, and makes all results NaN.
     fn fill(&self, heads: &Heads) -> Result<()> {
-        let numbers = || (0..PATTERN).map(|i| (f64::from(i) * 0.7311).sin() as f32);
+        // Scores of some ones, whatever they are scaled by.
+        let scale = f32::from_bits(heads.scale).abs() * (heads.channels as f32).sqrt();
+        let most = (2.0 / scale.max(f32::MIN_POSITIVE)).sqrt().min(1.0);
+        let numbers = || {
+            (0..PATTERN).map(|i| {
+                most * (i.wrapping_mul(0x9e37_79b1).rotate_left(15).wrapping_mul(0x85eb_ca6b) as i32 as f32 / i32::MAX as f32)
+            })
+        };
         let pattern: Vec<u8> = match heads.dtype {
             DType::F16 => numbers().flat_map(|x| f16::from_f32(x).to_ne_bytes()).collect(),
             _ => numbers().flat_map(|x| bf16::from_f32(x).to_ne_bytes()).collect(),
@@ -243,26 +277,25 @@ impl Planned {
 }
 
 /// Plans all attentions of `sources` for GPUs of a generation. `None`: cuDNN is not installed or too old, or has not heard of them.
-pub fn planned(sources: &[Source], arch: Arch) -> Result<Option<Planned>> {
-    let Some(library) = properties(arch).map_or(Ok(None), |properties| Library::without_gpu(&properties))? else {
-        return Ok(None);
-    };
+pub fn planned(sources: &[Source], arch: Arch) -> Option<Planned> {
+    let opened = properties(arch).map_or(Ok(None), |properties| Library::without_gpu(&properties));
+    // It may want a driver even so.
+    let opened = opened.inspect_err(|error| tracing::debug!(%error, "cuDNN does not open"));
+    let Ok(Some(library)) = opened else { return None };
     let mut found = Planned { version: library.version(), ..Planned::default() };
     for source in sources {
         let Some(Terms::Attention(heads)) = &source.terms else { continue };
-        let (graph, _) = graph(heads)?;
-        let candidates = library.candidates(&graph)?;
-        let is_planned = candidates.into_iter().any(|candidate| match library.plan(&graph, candidate) {
-            Ok(_) => true,
-            Err(error) => {
-                tracing::debug!(%error, ?heads, "cuDNN refuses a plan of its own");
-                false
-            }
+        let is_planned = graph(heads).and_then(|(graph, _)| {
+            let mut candidates = library.candidates(&graph)?.into_iter();
+            Ok(candidates.any(|candidate| library.plan(&graph, candidate).is_ok()))
         });
         found.asked += 1;
-        found.planned += usize::from(is_planned);
+        match is_planned {
+            Ok(is_planned) => found.planned += usize::from(is_planned),
+            Err(error) => tracing::debug!(%error, ?heads, "cuDNN has no plan"),
+        }
     }
-    Ok(Some(found))
+    Some(found)
 }
 
 /// What cuDNN wants to know of a GPU: those of data centres.
@@ -347,9 +380,7 @@ fn gradient(heads: &Heads) -> Result<Graph> {
     let dots = graph.tensor(Place::Scratch, wide, dims.lse, dense(dims.lse))?;
     graph.pointwise(Pointwise::Mul, sums, Some(one), dots)?;
 
-    let scores = [(); 4].map(|()| graph.passing(wide, dims.scores));
-    let [products, scaled, shifted, p] = scores;
-    let [products, scaled, shifted, p] = [products?, scaled?, shifted?, p?];
+    let [products, scaled, shifted, p] = graph.several(wide, dims.scores)?;
     graph.matmul(q, k, products)?;
     graph.pointwise(Pointwise::Mul, products, Some(scale), scaled)?;
     graph.pointwise(Pointwise::Sub, scaled, Some(lse), shifted)?;
@@ -364,9 +395,7 @@ fn gradient(heads: &Heads) -> Result<Graph> {
     graph.pointwise(Pointwise::Exp, seen, None, p)?;
     transposed_product(&mut graph, heads, [p, dy, dv], dims.v)?;
 
-    let scores = [(); 4].map(|()| graph.passing(wide, dims.scores));
-    let [dp, centred, weighted, ds] = scores;
-    let [dp, centred, weighted, ds] = [dp?, centred?, weighted?, ds?];
+    let [dp, centred, weighted, ds] = graph.several(wide, dims.scores)?;
     graph.matmul(dy, v, dp)?;
     graph.pointwise(Pointwise::Sub, dp, Some(dots), centred)?;
     graph.pointwise(Pointwise::Mul, centred, Some(p), weighted)?;

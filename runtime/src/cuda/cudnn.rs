@@ -3,7 +3,7 @@
 //!
 //! The library is opened at run time. Its descriptors are made, given attributes and finished; whoever refers to one keeps it.
 
-use super::driver::Gpu;
+use super::driver::{Gpu, is_abandoned};
 use crate::error::{Error, Result};
 use cudarc::cudnn::sys::{
     self, cudnnBackendAttributeName_t as Name, cudnnBackendAttributeType_t as Type, cudnnBackendDescriptorType_t as Kind,
@@ -248,6 +248,13 @@ impl Graph {
     /// One of rows, densely laid out, between operations.
     pub fn passing(&mut self, dtype: DType, dims: [usize; 4]) -> Result<Tensor> {
         self.tensor(Place::Passing, dtype, dims, dense(dims))
+    }
+
+    /// Several of one kind.
+    pub fn several<const N: usize>(&mut self, dtype: DType, dims: [usize; 4]) -> Result<[Tensor; N]> {
+        let mut all = [Tensor(0); N];
+        all.iter_mut().try_for_each(|tensor| self.passing(dtype, dims).map(|made| *tensor = made))?;
+        Ok(all)
     }
 
     /// A number.
@@ -507,6 +514,10 @@ impl Descriptor {
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
+        // A plan's code may still run on a GPU that stands still, for which this would wait.
+        if is_abandoned() {
+            return;
+        }
         // SAFETY: the descriptor is this value's own.
         let _ = unsafe { sys::cudnnBackendDestroyDescriptor(self.0) };
     }

@@ -425,6 +425,9 @@ impl Drop for Cuda {
     fn drop(&mut self) {
         if !is_abandoned() {
             let _ = self.gpu.wait();
+            // Of libraries whose handles and stream are still there.
+            self.chosen.clear();
+            self.vendor = Vendor::none();
         }
     }
 }

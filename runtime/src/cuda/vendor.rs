@@ -16,8 +16,10 @@ pub struct Own {
 
 /// The libraries that are installed and may be used.
 pub struct Vendor {
+    own: Own,
     products: Option<Products>,
-    attentions: Option<Attentions>,
+    /// Opened for the first attention, which many programs do without; then `None` where it cannot be.
+    attentions: Option<Option<Attentions>>,
 }
 
 /// What a library computes in place of a kernel.
@@ -29,8 +31,12 @@ pub enum Chosen {
 impl Vendor {
     pub fn open(gpu: &Gpu, own: Own) -> Result<Vendor> {
         let products = if own.products { None } else { Products::open(gpu)? };
-        let attentions = if own.attention { None } else { Attentions::open(gpu)? };
-        Ok(Vendor { products, attentions })
+        Ok(Vendor { own, products, attentions: None })
+    }
+
+    /// Without libraries.
+    pub fn none() -> Vendor {
+        Vendor { own: Own { products: true, attention: true }, products: None, attentions: None }
     }
 
     /// Where products may be the library's.
@@ -38,11 +44,11 @@ impl Vendor {
         self.products.as_ref()
     }
 
-    /// Whether a library could compute it.
+    /// Whether a library could compute it, if it is installed.
     pub fn has(&self, terms: &Terms) -> bool {
         match terms {
             Terms::Product(_) => self.products.is_some(),
-            Terms::Attention(_) => self.attentions.is_some(),
+            Terms::Attention(_) => !self.own.attention,
         }
     }
 
@@ -54,10 +60,15 @@ impl Vendor {
                 let product = products.choose(trial.gpu.stream(), gemm, [*lhs, *rhs, *out], trial.own)?;
                 Ok(product.map(Chosen::Product))
             }
-            Terms::Attention(heads) => match &mut self.attentions {
-                Some(attentions) => Ok(attentions.choose(heads, trial)?.map(Chosen::Attention)),
-                None => Ok(None),
-            },
+            Terms::Attention(heads) => {
+                if self.attentions.is_none() {
+                    self.attentions = Some(Attentions::open(trial.gpu)?);
+                }
+                match self.attentions.as_mut().and_then(Option::as_mut) {
+                    Some(attentions) => Ok(attentions.choose(heads, trial)?.map(Chosen::Attention)),
+                    None => Ok(None),
+                }
+            }
         }
     }
 
@@ -67,7 +78,7 @@ impl Vendor {
             (Chosen::Product(product), Vendor { products: Some(products), .. }) => {
                 products.start(stream, product, [operands[0], operands[1], operands[2]])
             }
-            (Chosen::Attention(attending), Vendor { attentions: Some(attentions), .. }) => {
+            (Chosen::Attention(attending), Vendor { attentions: Some(Some(attentions)), .. }) => {
                 attentions.start(attending, operands)
             }
             _ => unreachable!("what was chosen is of a library that is there"),

@@ -87,7 +87,12 @@ impl Feed {
                 Some(format!("all `{name}` of its batch are {ignored}, which does not count"))
             }
             Some(_) => None,
-            None => numbers.any(f64::is_nan).then(|| format!("input `{name}` has NaN in its batch")),
+            // Masks have -∞.
+            None => {
+                let bad = numbers.find(|number| number.is_nan() || *number == f64::INFINITY)?;
+                let what = if bad.is_nan() { "NaN" } else { "an infinity" };
+                Some(format!("input `{name}` has {what} in its batch"))
+            }
         }
     }
 

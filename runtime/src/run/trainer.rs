@@ -422,10 +422,11 @@ impl<'a, 'w> Trainer<'a, 'w> {
     /// Errors, on every rank: a trained weight that is no longer finite, which is not worth an earlier checkpoint.
     fn check_finite(&mut self, step: u64) -> Result<()> {
         let bad = self.not_finite_weights().into_iter().find(|name| !self.infinite.contains(name));
-        let some = self.rank.comm.agree(u64::from(bad.is_some()))? != 0;
+        let agreed = self.rank.comm.agree(u64::from(bad.is_some()));
+        // A peer that has heard of it may be gone before this rank has.
         let what = match bad {
             Some(name) => format!("`{name}` is not finite after step {step}: it is not saved"),
-            None if some => format!("a weight on another rank is not finite after step {step}: it is not saved"),
+            None if agreed? != 0 => format!("a weight on another rank is not finite after step {step}: it is not saved"),
             None => return Ok(()),
         };
         let place = format!("rank {} at step {step}", self.rank.rank);
